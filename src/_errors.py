@@ -1,0 +1,77 @@
+"""Every exception that Penstock raises, in one flat hierarchy.
+
+All derive from `PenstockError`; those that mean "too late" are also the built-in `TimeoutError`,
+so that `except TimeoutError` works without knowing this module.
+"""
+
+
+class PenstockError(Exception):
+    """Base class of every error that Penstock itself raises."""
+
+
+class GraphTraceError(PenstockError):
+    """A graph function does something that a trace cannot represent; the message names file, line and remedy."""
+
+
+class PlanError(PenstockError):
+    """A traced graph cannot be run as asked, e.g. a value's type does not fit the parameter it is passed to."""
+
+
+class OptionsError(PenstockError):
+    """An execution option is unknown, contradictory, or does not apply here; the message lists those that do."""
+
+
+class EngineLoopError(PenstockError):
+    """An `Engine` is used on another event loop than the one it was first used on."""
+
+
+class EngineClosedError(PenstockError):
+    """An `Engine`, `Stream` or `Service` is used after it was closed."""
+
+
+class ChannelClosed(PenstockError):
+    """A channel is closed: a put is refused, or a get found it drained."""
+
+
+class ReentrantCallError(PenstockError):
+    """A deployment is called from inside one of its own nodes, which could wait for itself for ever."""
+
+
+class Overloaded(PenstockError):
+    """Admission is refused: every place and every queue place is taken.
+
+    Attributes:
+        retry_after_seconds: when a place is likely to be free, from the measured service rate; None before
+            anything has been measured.
+    """
+
+    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class NodeError(PenstockError):
+    """Stands for one item's error where the original exception object already belongs to another item.
+
+    The original is the `__cause__`.
+    """
+
+
+class NodeCancelledError(PenstockError):
+    """A node raised `CancelledError` although nobody cancelled its item: something it awaited was cancelled."""
+
+
+class NodeTimeoutError(PenstockError, TimeoutError):
+    """One attempt of a node took longer than its `timeout_seconds`."""
+
+
+class DeadlineExceeded(PenstockError, TimeoutError):
+    """A call did not finish within its `timeout_seconds`."""
+
+
+class IterationLimitError(PenstockError):
+    """A `while_loop` reached its `max_iterations` while its predicate was still true."""
+
+
+class WorkerDied(PenstockError):
+    """The worker process that ran this item died; only this item is affected."""
