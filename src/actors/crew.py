@@ -1,0 +1,409 @@
+"""Crew and Worker: the tasks that carry frames through actors.
+
+A crew is a group of workers (plain asyncio tasks) that share a context: all items of an unsampled stream have one
+crew, every call of a deployment and every `run` has its own. A worker runs a handler from its first step to its last,
+then carries the frame on into the next actor if that one has a free place, and otherwise leaves it there.
+
+How many workers are there? As many as there are handlers suspended at the same time, plus one. Nobody counts that:
+whoever leaves work in `ready` arms one callback. When it runs, the loop has control again, so every worker is
+suspended, and if work is still there, more workers are needed. A node that never suspends keeps one.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from typing import Any
+
+from .._errors import NodeCancelledError
+from . import current
+from .actor import ASYNC, INLINE, Actor
+from .frame import Frame
+
+# Hops that a worker makes before it lets the loop run others: about 0.1 ms of no-op handlers, long enough to make
+# the yield (2 us) vanish, short against any timer.
+BUDGET = 256
+_OWN_CANCEL = "penstock: the item is not wanted any more"
+
+
+class Crew:
+    """A group of workers with one queue of work.
+
+    Args:
+        context: where handlers run; each worker gets a copy of it.
+        on_empty: called when the crew is closed and its last worker has ended.
+        traced: the frames are sampled, so every node execution takes the general path, which opens spans.
+
+    Attributes:
+        ready: frames to run next, each with an actor whose place it already holds.
+        runnable: workers that will run without anybody's help.
+        armed: whether `_man` is due.
+        closed: whether workers end when nothing is left to do.
+    """
+
+    __slots__ = ("_idle", "armed", "closed", "context", "loop", "on_empty", "ready", "runnable", "traced", "workers")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, context: Context, on_empty: Callable[[], None], *, traced: bool = False
+    ) -> None:
+        self.loop = loop
+        self.context = context
+        self.on_empty = on_empty
+        self.traced = traced
+        self.ready: deque[tuple[Actor, Frame]] = deque()
+        self.workers: set[Worker] = set()
+        self._idle: list[asyncio.Future[None]] = []
+        self.runnable = 0
+        self.armed = False
+        self.closed = False
+
+    def enqueue(self, actor: Actor, frame: Frame) -> None:
+        """Have a frame run in an actor whose place it already holds."""
+        self.ready.append((actor, frame))
+        if not self.armed:
+            self.arm()
+
+    def arm(self) -> None:
+        """Look after the work in `ready` as soon as every worker is suspended."""
+        self.armed = True
+        self.loop.call_soon(self._man)
+
+    def start(self, frame: Frame, entries: tuple[Actor, ...]) -> list[Actor]:
+        """Let a new frame into the actors that wait for nothing; returns those whose inbox is full."""
+        return [actor for actor in entries if not self.enter(actor, frame)]
+
+    def enter(self, actor: Actor, frame: Frame) -> bool:
+        """Let a complete frame into an actor: it runs, or is queued; returns False if the inbox is full."""
+        places = actor.places
+        if places.free > 0:
+            places.free -= 1
+            self.enqueue(actor, frame)
+            return True
+        return actor.offer(frame)
+
+    def cancel(self, frame: Frame) -> int:
+        """Cancel every worker that is in `frame`; returns how many there are."""
+        current_task = asyncio.current_task(self.loop) if self.workers else None
+        count = 0
+        for worker in self.workers:
+            if worker.frame is frame:
+                count += 1
+                if worker.task is current_task:
+                    # A handler cancels its own item. A cancel() from inside could hit the next one: wait for its
+                    # next suspension.
+                    self.loop.call_soon(worker.cancel_if_in, frame)
+                else:
+                    worker.cancel_if_in(frame)
+        return count
+
+    def close(self) -> None:
+        """No more work will come: workers end when they find nothing to do."""
+        self.closed = True
+        for future in self._idle:
+            if not future.done():
+                self.runnable += 1
+                future.set_result(None)
+        self._idle.clear()
+        if not self.workers:
+            self.on_empty()
+
+    async def wait_for_work(self) -> None:
+        """Park the calling worker until there is something to do, or the crew is closed."""
+        future = self.loop.create_future()
+        self._idle.append(future)
+        try:
+            await future
+        except BaseException:
+            if future in self._idle:
+                self._idle.remove(future)
+            elif not future.cancelled():
+                self.runnable -= 1
+            raise
+        self.runnable -= 1
+
+    def _man(self) -> None:
+        """Find or make workers for what is ready."""
+        self.armed = False
+        wanted = len(self.ready)
+        if not wanted:
+            return
+        if self.runnable:  # somebody is about to run; look again after that
+            self.arm()
+            return
+        while wanted and self._idle:
+            future = self._idle.pop()
+            if not future.done():
+                self.runnable += 1
+                future.set_result(None)
+                wanted -= 1
+        if wanted:
+            # Doubling reaches any number in a few turns of the loop, and makes few too many where handlers suspend
+            # only at times.
+            for _ in range(min(wanted, max(1, len(self.workers)))):
+                self.hire()
+        self.arm()
+
+    def hire(self) -> None:
+        """Start one more worker."""
+        worker = Worker(self)
+        context = self.context.copy()
+        context.run(current.source.set, worker)
+        self.runnable += 1
+        worker.task = self.loop.create_task(worker.run(), context=context)
+
+
+class Worker:
+    """One task that runs handlers, one after the other.
+
+    Attributes:
+        frame: the frame whose handler runs now; None between two.
+        cancels: how often the engine has cancelled this task and not yet undone it.
+        place_lent: the place of the handler has passed to a thread that still runs.
+    """
+
+    __slots__ = ("_nested", "actor", "attempt", "attempt_deadline", "cancels", "crew", "frame", "place_lent", "task")
+
+    def __init__(self, crew: Crew, *, nested: bool = False) -> None:
+        self.crew = crew
+        self.task: asyncio.Task[Any] | None = asyncio.current_task() if nested else None
+        self.frame: Frame | None = None
+        self.actor: Actor | None = None
+        self.attempt = 1
+        self.attempt_deadline: float | None = None
+        self.cancels = 0
+        self.place_lent = False
+        self._nested = nested
+        crew.workers.add(self)
+
+    def frame_info(self) -> current.FrameInfo:
+        """Return where this worker is, for `penstock.current()`."""
+        frame, actor = self.frame, self.actor
+        if frame is None or actor is None:
+            raise RuntimeError("penstock.current() was called by something that outlived its handler")
+        deadline = frame.deadline
+        if self.attempt_deadline is not None:
+            deadline = self.attempt_deadline if deadline is None else min(deadline, self.attempt_deadline)
+        return current.FrameInfo(
+            actor.graph, actor.name, frame.item, self.attempt, deadline, self.crew.loop.time, frame
+        )
+
+    def cancel_if_in(self, frame: Frame) -> None:
+        """Cancel the task, provided that it still runs a handler of `frame`."""
+        if self.frame is frame and self.task is not None and not self.cancels:
+            self.cancels += 1
+            self.task.cancel(_OWN_CANCEL)
+
+    async def run(self) -> None:
+        """Work until the crew is closed and nothing is left."""
+        crew = self.crew
+        if not self._nested:
+            crew.runnable -= 1
+        try:
+            await self._work()
+        finally:
+            self.frame = None
+            crew.workers.discard(self)
+            if crew.ready and not crew.armed:
+                crew.arm()
+            if crew.closed and not crew.workers:
+                crew.on_empty()
+
+    async def _work(self) -> None:  # noqa: C901, PLR0912, PLR0915 - the hot path: every call out of it costs as much as a hop
+        crew = self.crew
+        ready = crew.ready
+        traced = crew.traced
+        task = self.task if self.task is not None else asyncio.current_task()
+        assert task is not None
+        self.task = task
+        cancelling = task.cancelling
+        undisturbed = cancelling()
+        budget = BUDGET
+        while True:
+            if not ready:
+                if crew.closed:
+                    return
+                await crew.wait_for_work()
+                budget = BUDGET
+                continue
+            following: Actor | None
+            following, frame = ready.popleft()
+            if ready and not crew.armed:
+                crew.arm()
+            while following is not None:
+                actor = following
+                if frame.state != "running":
+                    actor.places.release()
+                    break
+                self.frame = frame
+                self.actor = actor
+                failure: BaseException | None = None
+                value: Any = None
+                try:
+                    mode = actor.mode
+                    if mode == ASYNC and not traced:
+                        slot = actor.slot
+                        if slot >= 0:
+                            value = await actor.fn(frame.values[slot])
+                        elif actor.kwargs_of is None:
+                            value = await actor.fn(*actor.args_of(frame.values))
+                        else:
+                            value = await actor.fn(*actor.args_of(frame.values), **actor.kwargs_of(frame.values))
+                    elif mode == INLINE and not traced:
+                        value = actor.run_inline(frame.values)
+                    else:
+                        value = await actor.invoke(self, actor, frame)
+                except BaseException as error:  # whatever a handler raises is its item's outcome, and not the worker's
+                    failure = error
+                if cancelling() != undisturbed and self._is_stopped(undisturbed):
+                    self._leave(actor, frame, failure, stopped=True)
+                    failure = value = None
+                    if self._nested:
+                        raise asyncio.CancelledError
+                    return
+                if failure is not None or frame.state != "running":  # a late result is discarded
+                    self._leave(actor, frame, failure)
+                    failure = value = None
+                    break
+                actor.completed += 1
+                values = frame.values
+                values[actor.out] = value
+                value = None
+                # A link of a chain: the value has one reader, which waits for nothing else and takes over the slot.
+                following = actor.successor
+                if following is not None:
+                    places = following.places
+                    if places.free > 0:
+                        places.free -= 1
+                    elif following.offer(frame):
+                        following = None
+                    elif await self._queue((following,), frame, undisturbed):
+                        following = None
+                    else:
+                        actor.places.release()
+                        return
+                elif actor.consumers:
+                    following, full = self._distribute(actor, frame)
+                    if full and not await self._queue(full, frame, undisturbed):
+                        actor.places.release()
+                        return
+                else:
+                    for slot in actor.reads:
+                        frame.release(slot)
+                    frame.sinks_left -= 1
+                    if not frame.sinks_left:
+                        self.frame = None
+                        frame.finish()
+                places = actor.places
+                if places.waiting:
+                    places.release()
+                else:
+                    places.free += 1
+                budget -= 1
+                if budget <= 0:
+                    self.frame = None
+                    await self._let_others_run(following, frame)
+                    budget = BUDGET
+            self.frame = self.actor = None  # an idle worker holds no item
+            del frame
+            values = ()
+
+    def _distribute(self, actor: Actor, frame: Frame) -> tuple[Actor | None, tuple[Actor, ...]]:
+        """Count down the readers of a value that is ready.
+
+        Returns:
+            The complete one to carry the frame on into, and the complete ones whose inbox is full.
+        """
+        following: Actor | None = None
+        full: tuple[Actor, ...] = ()
+        for slot in actor.reads:
+            frame.release(slot)
+        for consumer in actor.consumers:
+            frame.missing[consumer.index] -= 1
+            if frame.missing[consumer.index]:
+                continue
+            places = consumer.places
+            if places.free > 0:
+                places.free -= 1
+                if following is None:
+                    following = consumer
+                else:
+                    self.crew.enqueue(consumer, frame)
+            elif not consumer.offer(frame):
+                full = (*full, consumer)
+        if full and following is not None:
+            # This worker is about to wait; what is ready must not wait with it.
+            self.crew.enqueue(following, frame)
+            following = None
+        return following, full
+
+    async def _queue(self, full: tuple[Actor, ...], frame: Frame, undisturbed: int) -> bool:
+        """Wait until the frame is in the inbox of each of `full`; returns False if this worker has to end."""
+        try:
+            for actor in full:
+                await actor.queue(frame)
+        except asyncio.CancelledError as error:
+            stopped = self._is_stopped(undisturbed)
+            self.frame = None
+            if frame.state != "running":
+                frame.leave()
+            elif stopped and self._nested:
+                frame.cancel()
+            else:
+                frame.fail(_foreign_cancel(error), full[0])
+            if stopped and self._nested:
+                raise
+            return not stopped
+        if frame.state != "running":
+            frame.leave()
+        return True
+
+    def _leave(self, actor: Actor, frame: Frame, failure: BaseException | None, *, stopped: bool = False) -> None:
+        """A handler ended without a result that counts: record its failure, or unwind from a frame that has ended."""
+        self.frame = None
+        if frame.state != "running":
+            if failure is not None and not isinstance(failure, asyncio.CancelledError):
+                frame.fail(failure, actor, self.attempt)  # too late to count: it is logged
+            frame.leave()
+        elif stopped and self._nested:
+            frame.cancel()
+        else:
+            actor.failed += 1
+            if failure is None or isinstance(failure, asyncio.CancelledError):
+                failure = _foreign_cancel(failure)
+            elif failure.__traceback__ is not None:
+                # The first entry is this worker's own loop. It would show the user nothing, and keep the worker alive.
+                failure.__traceback__ = failure.__traceback__.tb_next
+            frame.fail(failure, actor, self.attempt)
+        if self.place_lent:
+            self.place_lent = False  # a thread that nobody waits for still runs, and gives the place back itself
+        else:
+            actor.places.release()
+
+    def _is_stopped(self, undisturbed: int) -> bool:
+        """Undo exactly the cancels that the engine sent; whether others remain, which means that the worker ends."""
+        task = self.task
+        assert task is not None
+        while self.cancels:
+            self.cancels -= 1
+            task.uncancel()
+        return task.cancelling() > undisturbed
+
+    async def _let_others_run(self, following: Actor | None, frame: Frame) -> None:
+        crew = self.crew
+        crew.runnable += 1
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if following is not None:
+                crew.ready.appendleft((following, frame))
+            raise
+        finally:
+            crew.runnable -= 1
+
+
+def _foreign_cancel(cause: BaseException | None) -> NodeCancelledError:
+    error = NodeCancelledError(
+        "the handler was cancelled, but not by the engine: something that it awaited was cancelled, or its own task was"
+    )
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,202 @@
+"""Frame: the activation record of one invocation of a graph."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import structlog
+
+from .._errors import DeadlineExceeded, NodeError
+
+if TYPE_CHECKING:
+    from .actor import Actor
+    from .crew import Crew
+
+State = Literal["running", "done", "failed", "cancelled"]
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("penstock")
+_MARK = "__penstock_item__"
+
+
+class Layout(Protocol):
+    """What all frames of one plan have in common."""
+
+    name: str
+    width: int
+    countdown: list[int]
+    readers: list[int]
+    sinks: int
+
+    def result(self, values: list[Any]) -> Any:
+        """Build the result of the graph from the slots."""
+        ...
+
+
+class Listener(Protocol):
+    """Who is told how a frame ended."""
+
+    def frame_done(self, frame: "Frame") -> None:
+        """The outcome is known; called exactly once."""
+        ...
+
+    def frame_settled(self, frame: "Frame") -> None:
+        """No handler runs for the frame any more; called once, after `frame_done`."""
+        ...
+
+
+class Frame:
+    """One item on its way through a graph: slots for values, countdowns of missing inputs, and the outcome.
+
+    The outcome is claimed once; the first claim wins, and whatever comes later is discarded.
+
+    Attributes:
+        values: one slot for each live value; a slot is emptied when its last reader is done.
+        missing: inputs that each step still waits for.
+        readers: readers that each slot still has.
+        sinks_left: steps without readers that have not finished; 0 means that all steps have.
+        queued_at: the actors in whose inbox, or in the line before it, the frame is.
+    """
+
+    __slots__ = (
+        "_timer", "_unwinding", "crew", "deadline", "error", "item", "layout", "listener", "missing", "parent",
+        "priority", "queued_at", "readers", "result", "sinks_left", "span", "state", "values",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        layout: Layout,
+        inputs: tuple[Any, ...],
+        crew: "Crew",
+        listener: Listener,
+        *,
+        item: int = 0,
+        priority: int = 0,
+        parent: "Frame | None" = None,
+    ) -> None:
+        self.layout = layout
+        self.crew = crew
+        self.listener = listener
+        self.item = item
+        self.priority = priority
+        self.parent = parent
+        self.values: list[Any] = [*inputs, *(None,) * (layout.width - len(inputs))]
+        self.missing = layout.countdown.copy()
+        self.readers = layout.readers.copy()
+        self.sinks_left = layout.sinks
+        self.queued_at: list[Actor] = []
+        self.state: State = "running"
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.span: Any = None
+        self.deadline: float | None = parent.deadline if parent is not None else None
+        self._timer: asyncio.TimerHandle | None = None
+        self._unwinding = 0
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the result any more."""
+        return self.state != "running"
+
+    @property
+    def root(self) -> "Frame":
+        """The outermost frame that this one is part of."""
+        frame = self
+        while frame.parent is not None:
+            frame = frame.parent
+        return frame
+
+    def expire_at(self, deadline: float, timeout_seconds: float) -> None:
+        """Fail the frame at `deadline` (in the loop's time) with `DeadlineExceeded`, unless it ends before."""
+        if self.deadline is None or deadline < self.deadline:
+            self.deadline = deadline
+        self._timer = self.crew.loop.call_at(deadline, self._expire, timeout_seconds)
+
+    def _expire(self, timeout_seconds: float) -> None:
+        message = f"item {self.item} of graph {self.layout.name!r} did not finish within {timeout_seconds:g} s"
+        self.fail(DeadlineExceeded(message))
+
+    def release(self, slot: int) -> None:
+        """One reader of `slot` is done; the last one empties it."""
+        self.readers[slot] -= 1
+        if not self.readers[slot]:
+            self.values[slot] = None
+
+    def finish(self) -> None:
+        """All steps are done: build the result and claim the outcome "done"."""
+        try:
+            self.result = self.layout.result(self.values)
+        except Exception as error:  # user code: attribute access and item access on a result
+            error.add_note(f"while building the result of graph {self.layout.name!r}, item {self.item}")
+            self.fail(error)
+            return
+        self._end("done")
+
+    def fail(self, error: BaseException, actor: "Actor | None" = None, attempt: int = 1) -> None:
+        """Claim the outcome "failed", and cancel what else runs for this frame; a later failure is only logged."""
+        if self.state != "running":
+            if not isinstance(error, asyncio.CancelledError):
+                _log.warning(
+                    "frame.late_failure", graph=self.layout.name, node=actor.name if actor else None,
+                    item=self.item, error=repr(error),
+                )  # fmt: skip
+            return
+        self.error = error if actor is None else self._annotated(error, actor, attempt)
+        self._end("failed")
+
+    def cancel(self) -> None:
+        """Claim the outcome "cancelled": leave every queue at once, and cancel what runs."""
+        if self.state == "running":
+            self._end("cancelled")
+
+    def outcome(self) -> Any:
+        """Return the result, or raise what ended the frame."""
+        if self.state == "done":
+            return self.result
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                # The traceback of the error refers to this very call; without this the frame would keep itself alive.
+                self.error = None
+        raise asyncio.CancelledError(f"item {self.item} of graph {self.layout.name!r} was cancelled")
+
+    def leave(self) -> None:
+        """A worker that was in this frame when it ended has unwound."""
+        self._unwinding -= 1
+        if not self._unwinding:
+            self.listener.frame_settled(self)
+
+    def _end(self, state: State) -> None:
+        self.state = state
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.values = []  # a terminal frame holds nothing, whoever still refers to it
+        if state != "done":
+            for actor in list(self.queued_at):
+                actor.withdraw(self)
+            self._unwinding = self.crew.cancel(self)
+        self.listener.frame_done(self)
+        if not self._unwinding:
+            self.listener.frame_settled(self)
+
+    def _annotated(self, error: BaseException, actor: "Actor", attempt: int) -> BaseException:
+        """Add a note with graph, node, item and attempt, once per item.
+
+        A node may raise one and the same object for many items; the second gets a `NodeError` of its own, or the
+        object would collect the notes of all of them.
+        """
+        where = f"in node {actor.name!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
+        root = self.root
+        owner = getattr(error, _MARK, None)
+        if owner is not None and owner is not root.missing and isinstance(error, Exception):
+            wrapped = NodeError(f"{type(error).__name__}: {error}")
+            wrapped.__cause__ = error
+            error = wrapped
+        error.add_note(where)
+        try:
+            # A frame's own list of countdowns is its identity here: unlike the frame, it keeps nothing else alive.
+            setattr(error, _MARK, root.missing)
+        except AttributeError:  # an exception class with __slots__
+            pass
+        return error
+

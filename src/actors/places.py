@@ -1,0 +1,44 @@
+"""Places: how many items may be in flight in a node, and who comes next when one leaves."""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .actor import Actor
+
+# "No limit" is a number too, so that the hot path has one rule and no branch.
+UNLIMITED = 1 << 60
+
+
+class Places:
+    """The free places of one node, shared by all of its call sites that the limit covers.
+
+    Invariant: while a place is free, no inbox behind these places holds a frame. So whoever finds `free > 0` may
+    take a place without looking at any queue, and order is kept.
+    """
+
+    __slots__ = ("free", "limit", "waiting")
+
+    def __init__(self, limit: int = UNLIMITED) -> None:
+        self.limit = limit
+        self.free = limit
+        # The actors whose inbox is not empty, each once: they take turns item by item.
+        self.waiting: deque[Actor] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        """Places taken now."""
+        return self.limit - self.free
+
+    def release(self) -> None:
+        """Give a place back: the next queued frame gets it, if there is one."""
+        waiting = self.waiting
+        if not waiting:
+            self.free += 1
+            return
+        actor = waiting.popleft()
+        frame = actor.inbox.get_nowait()
+        if len(actor.inbox):
+            waiting.append(actor)
+        frame.queued_at.remove(actor)
+        frame.crew.enqueue(actor, frame)

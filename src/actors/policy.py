@@ -1,0 +1,76 @@
+"""What may be asked of a node beside its function: limits, timeout, retry, fallback, where it runs."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+RunsOn = Literal["loop", "thread", "process"]
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Run a failed attempt again.
+
+    Args:
+        attempts: how often it may run in all, the first time included.
+        backoff_seconds: pause before the second attempt; it doubles for each further one.
+        max_backoff_seconds: the longest pause.
+        jitter: share of the pause that is random, 0 to 1, so that many callers do not come back in step.
+        retry_on: the exceptions that are worth another attempt.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    attempts: int
+    backoff_seconds: float = 0.0
+    max_backoff_seconds: float = 30.0
+    jitter: float = 0.1
+    retry_on: type[Exception] | tuple[type[Exception], ...] = Exception
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"Retry(attempts={self.attempts}): at least 1, the first time included")
+        if self.backoff_seconds < 0 or self.max_backoff_seconds < 0:
+            raise ValueError("Retry: backoff_seconds and max_backoff_seconds must not be negative")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"Retry(jitter={self.jitter}): a share between 0 and 1")
+
+    def pause_seconds(self, failed_attempt: int) -> float:
+        """Return how long to wait after attempt number `failed_attempt`, counted from 1."""
+        # The exponent is bounded because a float overflows at 2**1024, long after any sensible pause.
+        pause = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** min(failed_attempt - 1, 60))
+        return pause * (1 - self.jitter * random.random())
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The policy of a node; see `penstock.node` for what each field means."""
+
+    concurrency: int | None = None
+    capacity: int | None = None
+    max_bytes: int | None = None
+    runs_on: RunsOn = "loop"
+    timeout_seconds: float | None = None
+    retry: Retry | None = None
+    fallback: Callable[[Exception], Any] | None = None
+    pure: bool = False
+    effectful: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "capacity", "max_bytes"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}={value!r}: a whole number of at least 1")
+        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+            raise ValueError(f"timeout_seconds={self.timeout_seconds!r}: more than 0")
+        if self.runs_on not in ("loop", "thread", "process"):
+            raise ValueError(f"runs_on={self.runs_on!r}: one of 'loop', 'thread', 'process'")
+        if self.pure and self.effectful:
+            raise ValueError("a node is either pure or effectful, not both")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a handler may be awaited directly: nothing to time, repeat, replace or move elsewhere."""
+        return self.timeout_seconds is None and self.retry is None and self.fallback is None and self.runs_on == "loop"
