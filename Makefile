@@ -1,0 +1,83 @@
+# Two commands on a machine that has only Python: `make demo` and `make test`. Each makes .venv by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# pyright's wrapper asks the network for a newer version unless told not to.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+# How many times more random examples and interleavings `make test-long` tries.
+EFFORT ?= 20
+PYTEST_ARGS ?=
+TYPED := examples $(wildcard tests/typing)
+
+.PHONY: help demo test test-long check format bench bench-peers docs clean
+
+help:
+	@echo "make demo         the main job: search the standard library's code"
+	@echo "make test         all tests, on every core"
+	@echo "make test-long    the same with $(EFFORT) times the random examples and interleavings"
+	@echo "make check        lint, format, types (mypy and pyright), import directions"
+	@echo "make format       let ruff rewrite what it can"
+	@echo "make bench        ratios against hand-written asyncio"
+	@echo "make bench-peers  the same workloads on other frameworks, in .venv-peers"
+	@echo "make docs         build the documentation into site/"
+	@echo "make clean        remove everything that the targets above made"
+
+# One environment, filled in steps: the demo needs a fraction of what the tests need, and is a visitor's first command.
+# Every step takes its versions from the same constraints, so a later step only adds.
+$(VENV)/.base: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -c constraints.txt setuptools
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.base pyproject.toml
+	$(PIP_INSTALL) --no-build-isolation -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base pyproject.toml
+	$(PIP_INSTALL) --no-build-isolation -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(PIP_INSTALL) --no-build-isolation -c constraints.txt -e '.[dev,docs]'
+	@touch $@
+
+.venv-peers/.stamp: constraints-peers.txt pyproject.toml
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r constraints-peers.txt -e .
+	@touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/code_search.py $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
+
+test-long: $(VENV)/.dev
+	PENSTOCK_TEST_EFFORT=$(EFFORT) $(BIN)/python -m pytest -n auto --dist worksteal --timeout 1200 $(PYTEST_ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy -p penstock
+	$(BIN)/mypy $(TYPED)
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q tests/house/test_import_directions.py
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: .venv-peers/.stamp
+	.venv-peers/bin/python -m benchmarks.peers $(ARGS)
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) .venv-peers build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
