@@ -1,0 +1,36 @@
+"""Characters that are safe to show, and the columns that they take."""
+
+from unicodedata import combining, east_asian_width
+
+
+def printable(text: str) -> str:
+    """Return `text` on one line: runs of white space become one space, unprintable characters their escapes.
+
+    A label may come from anywhere, so it must not move the cursor, colour the terminal or reverse the line.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
+
+
+def width(text: str) -> int:
+    """Return the number of terminal columns that `text` takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def clip(text: str, columns: int) -> str:
+    """Return `text`, cut with an ellipsis if it takes more than `columns`."""
+    if width(text) <= columns:
+        return text
+    kept, used = "", 1
+    for c in text:
+        used += width(c)
+        if used > columns:
+            break
+        kept += c
+    return kept + "…"
+
+
+def pad(text: str, columns: int) -> str:
+    """Return `text` with spaces up to `columns`."""
+    return text + " " * (columns - width(text))

@@ -1,0 +1,153 @@
+"""Order, levels and folding: the part of a drawing that text and SVG share."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from .model import Drawing, DrawnNode, Edge
+
+_INDEX = re.compile(r"\[\d+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What one row reads from another: `count` of its nodes, through edges labelled `labels`."""
+
+    source: int
+    count: int
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A node, or `count` nodes alike that were folded into one; `name` is unique among the rows of a drawing."""
+
+    node: DrawnNode
+    name: str
+    count: int
+    level: int
+    reads: tuple[Read, ...]
+    readers: tuple[int, ...]
+
+
+def topological(drawing: Drawing) -> list[DrawnNode]:
+    """Return the nodes with every source before its readers, in the program's order where that is one.
+
+    Raises:
+        ValueError: Two nodes share an id, an edge or a body names an unknown node, or the edges form a cycle.
+    """
+    nodes = drawing.nodes
+    position = {node.id: index for index, node in enumerate(nodes)}
+    if len(position) < len(nodes):
+        twice = Counter(node.id for node in nodes).most_common(1)[0][0]
+        raise ValueError(f"two nodes of {drawing.title!r} have the id {twice!r}")
+    for owner_id, body in drawing.bodies:
+        if owner_id not in position:
+            raise ValueError(f"the body {body.title!r} of {drawing.title!r} belongs to an unknown node {owner_id!r}")
+    missing = [0] * len(nodes)
+    readers: list[list[int]] = [[] for _ in nodes]
+    for index, node in enumerate(nodes):
+        for edge in node.inputs:
+            if edge.source_id not in position:
+                raise ValueError(f"{node.id!r} of {drawing.title!r} reads an unknown node {edge.source_id!r}")
+            readers[position[edge.source_id]].append(index)
+            missing[index] += 1
+    ready = [index for index, count in enumerate(missing) if not count]
+    heapify(ready)
+    order: list[DrawnNode] = []
+    while ready:
+        index = heappop(ready)
+        order.append(nodes[index])
+        for reader in readers[index]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heappush(ready, reader)
+    if len(order) < len(nodes):
+        raise ValueError(f"the edges of {drawing.title!r} form a cycle")
+    return order
+
+
+def rows(drawing: Drawing) -> list[Row]:
+    """Return the rows of a drawing: its nodes in topological order, with repeated siblings folded.
+
+    Folded are lanes, i.e. chains in which every value has one reader and every later node one source, that look
+    alike, start from the same sources and end in the same readers: `fetch -> parse` thirty-two times is two rows.
+    They may read different items of a list, which a folded row shows as `[…]`. Nothing else is folded, so a row
+    always stands for nodes whose places in the graph may be exchanged.
+    """
+    order = topological(drawing)
+    position = {node.id: index for index, node in enumerate(order)}
+    sources = [list(dict.fromkeys(position[edge.source_id] for edge in node.inputs)) for node in order]
+    readers: list[list[int]] = [[] for _ in order]
+    for index, found in enumerate(sources):
+        for source in found:
+            readers[source].append(index)
+    owners = {position[owner_id] for owner_id, _ in drawing.bodies}
+
+    stands_for = list(range(len(order)))  # index of a node -> index of the node that represents it
+    count = [1] * len(order)
+    seen: dict[object, list[int]] = {}
+    for lane in _lanes(sources, readers):
+        if owners.intersection(lane):
+            continue
+        head, tail = order[lane[0]], lane[-1]
+        looks = tuple((order[at].kind, order[at].label, order[at].detail) for at in lane)
+        starts = tuple((edge.source_id, _any_index(edge)) for edge in head.inputs)
+        inside = tuple(tuple(_any_index(edge) for edge in order[at].inputs) for at in lane[1:])
+        first = seen.setdefault((starts, looks, inside, tuple(readers[tail])), lane)
+        if first is not lane:
+            for at, representative in zip(lane, first, strict=True):
+                stands_for[at] = representative
+                count[representative] += 1
+    return _fold(order, sources, stands_for, count)
+
+
+def _any_index(edge: Edge) -> str:
+    return _INDEX.sub("[…]", edge.label)
+
+
+def _lanes(sources: list[list[int]], readers: list[list[int]]) -> list[list[int]]:
+    lanes: list[list[int]] = []
+    lane_of: list[list[int]] = []
+    for index, found in enumerate(sources):
+        if len(found) == 1 and len(readers[found[0]]) == 1:
+            lane = lane_of[found[0]]
+        else:
+            lane = []
+            lanes.append(lane)
+        lane.append(index)
+        lane_of.append(lane)
+    return lanes
+
+
+def _fold(order: list[DrawnNode], sources: list[list[int]], stands_for: list[int], count: list[int]) -> list[Row]:
+    kept = [index for index in range(len(order)) if stands_for[index] == index]
+    row_of = {index: row for row, index in enumerate(kept)}
+    row_of_id = {node.id: row_of[stands_for[index]] for index, node in enumerate(order)}
+    readers: list[list[int]] = [[] for _ in kept]
+    reads: list[tuple[Read, ...]] = []
+    levels: list[int] = []
+    for row, index in enumerate(kept):
+        times = Counter(row_of[stands_for[source]] for source in sources[index])
+        labels: dict[int, dict[str, None]] = {source: {} for source in times}
+        for edge in order[index].inputs:
+            labels[row_of_id[edge.source_id]][_any_index(edge) if count[index] > 1 else edge.label] = None
+        for source in times:
+            readers[source].append(row)
+        reads.append(tuple(Read(source, times[source], tuple(labels[source])) for source in times))
+        levels.append(1 + max((levels[source] for source in times), default=-1))
+    names = _unique_names([order[index].label for index in kept])
+    return [
+        Row(order[index], names[row], count[index], levels[row], reads[row], tuple(readers[row]))
+        for row, index in enumerate(kept)
+    ]
+
+
+def _unique_names(labels: list[str]) -> list[str]:
+    seen: Counter[str] = Counter()
+    names: list[str] = []
+    for label in labels:
+        seen[label] += 1
+        names.append(label if seen[label] == 1 else f"{label}#{seen[label]}")
+    return names

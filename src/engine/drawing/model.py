@@ -1,0 +1,78 @@
+"""What is drawn: a graph reduced to names and edges, so that drawing knows nothing of tracing or running."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["input", "node", "control", "output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One value that a node reads.
+
+    Args:
+        source_id: The `id` of the node that produces the value.
+        label: What is read or where it goes, e.g. a parameter name, or a path such as `.text` or `[0]`.
+    """
+
+    source_id: str
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnNode:
+    """One call site.
+
+    Args:
+        id: Unique within its `Drawing`; never shown.
+        label: What a person calls it; need not be unique.
+        detail: Policy and placement in a few words, e.g. `thread, 3 attempts`.
+        kind: Parameter of the graph, ordinary node, control flow (with bodies), or result of the graph.
+        inputs: The values it reads, in the order of its parameters.
+    """
+
+    id: str
+    label: str
+    detail: str = ""
+    kind: Kind = "node"
+    inputs: tuple[Edge, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A graph to draw.
+
+    Args:
+        title: Name of the graph, or the role of a body (`then`, `otherwise`, `body`, `while`).
+        nodes: In the order of the program; any topological or other order is accepted.
+        bodies: The sub-graphs of control-flow nodes as `(id of the node that drives it, sub-graph)`.
+    """
+
+    title: str
+    nodes: tuple[DrawnNode, ...]
+    bodies: tuple[tuple[str, "Drawing"], ...] = ()
+
+    def bodies_of(self) -> dict[str, list["Drawing"]]:
+        """Return the bodies under the `id` of the node that drives them, in the order given."""
+        found: dict[str, list[Drawing]] = {}
+        for owner_id, body in self.bodies:
+            found.setdefault(owner_id, []).append(body)
+        return found
+
+
+def innermost_first(drawing: Drawing) -> Iterator[Drawing]:
+    """Yield every distinct drawing within `drawing`, each after all of its bodies, and `drawing` itself last.
+
+    A stack of its own instead of recursion: graphs nest as deep as programs do.
+    """
+    entered: set[int] = set()
+    stack = [(drawing, False)]
+    while stack:
+        current, bodies_done = stack.pop()
+        if bodies_done:
+            yield current
+        elif id(current) not in entered:
+            entered.add(id(current))
+            stack.append((current, True))
+            stack.extend((body, False) for _, body in reversed(current.bodies))
