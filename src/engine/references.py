@@ -1,0 +1,269 @@
+"""What a trace depends on: the nodes and functions that a graph's names resolve to.
+
+A graph is traced once, so a name that is rebound afterwards (a notebook cell, `monkeypatch`) must lead to a new
+trace. `References` remembers what the names meant and answers `changed()` before every call, hence its shape: one
+identity comparison per name.
+
+Tracked is every global, closure and attribute name in the bytecode that meant a node or graph, any other callable
+(it may be replaced by a node), None or nothing at all (it may become one). The plain functions of the same module
+that a graph reaches are read as well: their bodies run while tracing. Plain configuration is not tracked, nor is
+what a container holds: configuration is a factory.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dis import opmap
+from functools import partial
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Final, NamedTuple, cast
+
+_MISSING: Final = object()
+
+_EXTENDED_ARG = opmap["EXTENDED_ARG"]
+_CACHE = opmap["CACHE"]
+_GLOBALS = {opmap["LOAD_GLOBAL"]: 1, opmap["LOAD_NAME"]: 0}  # opcode -> bits of its argument beside the name's index
+_CLOSURES = {opmap[name] for name in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF") if name in opmap}
+_ATTRIBUTES = (
+    {opmap["LOAD_ATTR"]: 1} if sys.version_info >= (3, 12) else {opmap["LOAD_ATTR"]: 0, opmap["LOAD_METHOD"]: 0}
+)
+_LOCALS = {opmap[name] for name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW") if name in opmap}
+# Two locals at once, since 3.13; an attribute that follows is one of the second, whose index is the low four bits.
+_LOCAL_PAIRS = {opmap[name] for name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST") if name in opmap}
+
+
+class _Path(NamedTuple):
+    """One expression `name.attribute.attribute` of a body."""
+
+    scope: str  # "global", "closure" or "local"
+    names: tuple[str, ...]
+
+
+class _Lookup(NamedTuple):
+    """What a name means in one namespace: the globals, a module, an instance or a class."""
+
+    namespace: Mapping[str, object]
+    name: str
+    expected: object  # _MISSING where the namespace does not have the name
+
+
+class _Chain(NamedTuple):
+    """What a path means that no namespace tells: an empty cell, a property, `__slots__`, a module's `__getattr__`."""
+
+    root: Callable[[], object]
+    names: tuple[str, ...]
+    expected: object
+
+    def changed(self) -> bool:
+        value = self.root()
+        try:
+            for name in self.names:
+                value = getattr(value, name, _MISSING)
+        except Exception:  # noqa: BLE001 - a property of the user's may raise anything; then it is not what it was
+            return True
+        return value is not self.expected
+
+
+class References:
+    """What the names of a graph function meant when they were resolved.
+
+    Attributes:
+        tracked: the nodes, graphs and resources among them, each once, in order of first use.
+    """
+
+    __slots__ = ("_cells", "_chains", "_lookups", "tracked")
+
+    def __init__(
+        self,
+        tracked: Iterable[object] = (),
+        lookups: Iterable[_Lookup] = (),
+        cells: Iterable[tuple[CellType, object]] = (),
+        chains: Iterable[_Chain] = (),
+    ) -> None:
+        self.tracked = tuple({id(one): one for one in tracked}.values())
+        self._lookups = tuple({(id(one.namespace), one.name): one for one in lookups}.values())
+        self._cells = tuple({id(cell): (cell, value) for cell, value in cells}.values())
+        self._chains = tuple(chains)
+
+    def __or__(self, other: "References") -> "References":
+        """The references of both, e.g. of a graph and of one that it inlines."""
+        return References(
+            (*self.tracked, *other.tracked),
+            (*self._lookups, *other._lookups),
+            (*self._cells, *other._cells),
+            (*self._chains, *other._chains),
+        )
+
+    def changed(self) -> bool:
+        """Whether any name now means another object than when it was resolved, or nothing any more."""
+        missing = _MISSING
+        for namespace, name, expected in self._lookups:
+            if namespace.get(name, missing) is not expected:
+                return True
+        try:
+            for cell, expected in self._cells:
+                if cell.cell_contents is not expected:
+                    return True
+        except ValueError:  # the cell was emptied
+            return True
+        return any(chain.changed() for chain in self._chains) if self._chains else False
+
+
+def resolve_references(fn: Callable[..., object], *, is_tracked: Callable[[object], bool]) -> References:
+    """Find what the names in the body of `fn` mean now.
+
+    Args:
+        fn: a graph function, a branch body, or a bound method; anything without bytecode has no references.
+        is_tracked: tells nodes, graphs and resources from other objects.
+
+    Returns:
+        The references of `fn`, of the functions defined inside it, and of the plain functions of the same module
+        that it uses.
+    """
+    return _Resolver(is_tracked).resolve(fn)
+
+
+class _Resolver:
+    def __init__(self, is_tracked: Callable[[object], bool]) -> None:
+        self.is_tracked = is_tracked
+        self.tracked: list[object] = []
+        self.lookups: list[_Lookup] = []
+        self.cells: list[tuple[CellType, object]] = []
+        self.chains: list[_Chain] = []
+        self.waiting: list[object] = []
+
+    def resolve(self, fn: object) -> References:
+        seen: set[object] = set()
+        self.waiting.append(fn)
+        while self.waiting:
+            function = self.waiting.pop()
+            wrapped = getattr(function, "__wrapped__", None)
+            if wrapped is not None:
+                self.waiting.append(wrapped)
+            receiver: object = _MISSING
+            if isinstance(function, MethodType):
+                receiver, function = function.__self__, function.__func__
+            if isinstance(function, FunctionType) and function not in seen:
+                seen.add(function)
+                self.read(function, receiver)
+        return References(self.tracked, self.lookups, self.cells, self.chains)
+
+    def read(self, function: FunctionType, receiver: object) -> None:
+        code = function.__code__
+        cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        first = code.co_varnames[0] if receiver is not _MISSING and code.co_argcount else None
+        namespace: dict[str, object] = function.__globals__
+        for scope, (name, *attributes) in dict.fromkeys(_paths(code, frozenset(cells), first)):
+            if scope == "global":
+                value = namespace.get(name, _MISSING)
+                root = _Lookup(namespace, name, value)
+                self.add(partial(namespace.get, name, _MISSING), [root], value, attributes, function)
+            elif scope == "closure":
+                self.add_closure(cells[name], attributes, function)
+            else:
+                self.add(lambda: receiver, [], receiver, attributes, function)
+
+    def add_closure(self, cell: CellType, attributes: list[str], function: FunctionType) -> None:
+        read = partial(_cell_contents, cell)
+        value = read()
+        if value is _MISSING:
+            self.chains.append(_Chain(read, (), value))
+        elif self.add(read, [], value, attributes, function):
+            self.cells.append((cell, value))
+
+    def add(
+        self,
+        root: Callable[[], object],
+        lookups: list[_Lookup],
+        value: object,
+        attributes: list[str],
+        function: FunctionType,
+    ) -> bool:
+        """Track what a path means, unless that is plain configuration; says whether it is tracked."""
+        opaque, walked = False, 0
+        for name in attributes:
+            if value is _MISSING or self.is_tracked(value):
+                break
+            try:
+                owner, value = value, getattr(value, name, _MISSING)
+                fresh = getattr(owner, name, _MISSING) is not value  # a bound method is made anew by each access
+            except Exception:  # noqa: BLE001 - a property of the user's may raise anything; the graph meets it itself
+                return False
+            found = _lookups(owner, name)
+            stored = found[-1].expected if found else _MISSING
+            computed = stored is _MISSING or (stored is not value and hasattr(stored, "__set__") and not fresh)
+            opaque |= computed and value is not _MISSING
+            lookups += found
+            walked += 1
+        if self.is_tracked(value):
+            self.tracked.append(value)
+        elif not (value is None or value is _MISSING or callable(value)) or _is_method_of_data(value):
+            return False
+        elif _is_at_home(value, function):
+            self.waiting.append(value)
+        if opaque:
+            self.chains.append(_Chain(root, tuple(attributes[:walked]), value))
+        else:
+            self.lookups += lookups
+        return True
+
+
+def _paths(code: CodeType, closure: frozenset[str], receiver: str | None) -> Iterator[_Path]:
+    """The names that a body and the functions inside it load, read from the bytecode (`dis` is ten times slower)."""
+    local = (*code.co_varnames, *(name for name in code.co_cellvars if name not in code.co_varnames), *code.co_freevars)
+    scope, names, extended = "", [""], 0
+    raw = code.co_code
+    for operation, low in zip(raw[::2], raw[1::2], strict=True):
+        argument, extended = extended | low, 0
+        if operation == _CACHE:
+            continue
+        if operation == _EXTENDED_ARG:
+            extended = argument << 8
+            continue
+        if scope and operation in _ATTRIBUTES:
+            names.append(code.co_names[argument >> _ATTRIBUTES[operation]])
+            continue
+        if scope:
+            yield _Path(scope, tuple(names))
+            scope = ""
+        if operation in _GLOBALS:
+            scope, names = "global", [code.co_names[argument >> _GLOBALS[operation]]]
+        elif operation in _CLOSURES or operation in _LOCALS or operation in _LOCAL_PAIRS:
+            names = [local[argument & 0b1111 if operation in _LOCAL_PAIRS else argument]]
+            scope = "local" if names[0] == receiver else "closure" if names[0] in closure else ""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            inner = frozenset(constant.co_freevars)  # a name that a function in between binds is not among its own
+            passed_on = receiver if receiver in inner else None
+            yield from _paths(constant, closure & inner & frozenset(code.co_freevars), passed_on)
+
+
+def _cell_contents(cell: CellType) -> object:
+    try:
+        return cast("object", cell.cell_contents)
+    except ValueError:  # nothing has been assigned yet
+        return _MISSING
+
+
+def _lookups(owner: object, name: str) -> list[_Lookup]:
+    """Where `owner.name` is stored, and the namespaces before it that could come to hide it."""
+    classes: tuple[type, ...] = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
+    namespaces: list[Mapping[str, object]] = [vars(cls) for cls in classes]
+    if not isinstance(owner, type) and hasattr(owner, "__dict__"):
+        namespaces.insert(0, vars(owner))
+    found: list[_Lookup] = []
+    for namespace in namespaces:
+        found.append(_Lookup(namespace, name, namespace.get(name, _MISSING)))
+        if found[-1].expected is not _MISSING:
+            break
+    return found
+
+
+def _is_method_of_data(value: object) -> bool:
+    """Whether this is e.g. `settings.get`: a method of a built-in container, i.e. of plain configuration."""
+    return isinstance(value, BuiltinMethodType) and not isinstance(value.__self__, ModuleType | None)
+
+
+def _is_at_home(value: object, function: FunctionType) -> bool:
+    """Whether a plain function or method is of the same module, so that its body belongs to the graph."""
+    body = value.__func__ if isinstance(value, MethodType) else value
+    return isinstance(body, FunctionType) and body.__globals__ is function.__globals__
