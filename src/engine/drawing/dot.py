@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from .characters import printable
-from .layout import topological
-from .model import Drawing, DrawnNode
+from .model import Drawing
+from .outline import Block, outline
 
 _STYLES = {
     "input": 'shape=box, style="rounded,filled", fillcolor="#e3f1fb", color="#4a90c2"',
     "node": 'shape=box, style="rounded,filled", fillcolor="#f4f5f8", color="#8a93a6"',
-    "control": 'shape=hexagon, style="filled", fillcolor="#fdf1dc", color="#c58f2e"',
+    "control": 'shape=hexagon, style=filled, fillcolor="#fdf1dc", color="#c58f2e"',
     "output": 'shape=box, style="rounded,filled", fillcolor="#e2f5ea", color="#3f9a68"',
 }
 
@@ -32,48 +32,31 @@ def to_dot(drawing: Drawing) -> str:
         '    node [fontname="Helvetica", fontsize=11];',
         '    edge [fontname="Helvetica", fontsize=9, color="#8a93a6"];',
     ]
-    clusters = nodes = 0
-    # What is still to be written, last first: a drawing to open, with the name of its driver, or the end of one.
-    stack: list[tuple[Drawing, str] | str] = [(drawing, "")]
-    depth = 1
-    while stack:
-        top = stack.pop()
-        if isinstance(top, str):
-            depth -= 1
-            lines.append(_indent(depth) + "}")
-            lines.append(_indent(depth) + top)
-            continue
-        current, driver = top
-        order = topological(current)
-        if driver:
-            clusters += 1
-            lines.append(f"{_indent(depth)}subgraph cluster_{clusters} {{")
-            depth += 1
-            lines.append(f'{_indent(depth)}graph [label={_quoted(current.title)}, style="rounded,dashed"];')
-            if order:
-                entry = f"{driver} -> n{nodes} [lhead=cluster_{clusters}, style=dotted];"
-            else:
-                entry = ""
-            stack.append(entry)
-        names = {node.id: f"n{nodes + at}" for at, node in enumerate(order)}
-        nodes += len(order)
-        lines.extend(_indent(depth) + line for line in _statements(order, names))
-        stack.extend((body, names[owner_id]) for owner_id, body in reversed(current.bodies))
+    for event, block in outline(drawing):
+        around = block.indent[4:]
+        if event == "open":
+            if block.driver:
+                lines.append(f"{around}subgraph cluster_{block.number} {{")
+                lines.append(f'{block.indent}graph [label={_quoted(block.drawing.title)}, style="rounded,dashed"];')
+            lines.extend(block.indent + line for line in _statements(block))
+        elif block.driver:
+            lines.append(around + "}")
+            for first in block.nodes[
+                :1
+            ]:  # Graphviz draws an edge to a cluster as one to a node in it, cut at its border
+                entry = f"[lhead=cluster_{block.number}, style=dotted]"
+                lines.append(f"{around}{block.driver} -> {block.names[first.id]} {entry};")
     return "\n".join([*lines, "}"])
 
 
-def _indent(depth: int) -> str:
-    return "    " * min(depth, 8)
-
-
-def _statements(order: list[DrawnNode], names: dict[str, str]) -> Iterator[str]:
-    for node in order:
+def _statements(block: Block) -> Iterator[str]:
+    for node in block.nodes:
         detail = "\\n" + _escape(node.detail) if node.detail else ""
-        yield f'{names[node.id]} [label="{_escape(node.label)}{detail}", {_STYLES[node.kind]}];'
-    for node in order:
+        yield f'{block.names[node.id]} [label="{_escape(node.label)}{detail}", {_STYLES[node.kind]}];'
+    for node in block.nodes:
         for edge in node.inputs:
             label = f" [label={_quoted(edge.label)}]" if edge.label else ""
-            yield f"{names[edge.source_id]} -> {names[node.id]}{label};"
+            yield f"{block.names[edge.source_id]} -> {block.names[node.id]}{label};"
 
 
 def _quoted(text: str) -> str:

@@ -113,10 +113,10 @@ def _lanes(sources: list[list[int]], readers: list[list[int]]) -> list[list[int]
     for index, found in enumerate(sources):
         if len(found) == 1 and len(readers[found[0]]) == 1:
             lane = lane_of[found[0]]
+            lane.append(index)
         else:
-            lane = []
+            lane = [index]
             lanes.append(lane)
-        lane.append(index)
         lane_of.append(lane)
     return lanes
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+MAX_DEPTH = 6  # of bodies in bodies: deeper ones would start at the right margin
 Kind: TypeAlias = Literal["input", "node", "control", "output"]
 
 
@@ -60,19 +61,25 @@ class Drawing:
             found.setdefault(owner_id, []).append(body)
         return found
 
+    def size(self) -> str:
+        """Return in words how much a reader does not see where this drawing is left out."""
+        inside = f", bodies: {len(self.bodies):,}" if self.bodies else ""
+        return f"not shown (nodes: {len(self.nodes):,}{inside})"
+
 
 def innermost_first(drawing: Drawing) -> Iterator[Drawing]:
     """Yield every distinct drawing within `drawing`, each after all of its bodies, and `drawing` itself last.
 
-    A stack of its own instead of recursion: graphs nest as deep as programs do.
+    Bodies nested deeper than `MAX_DEPTH` are left out.
     """
     entered: set[int] = set()
-    stack = [(drawing, False)]
+    stack = [(drawing, 0, False)]
     while stack:
-        current, bodies_done = stack.pop()
+        current, depth, bodies_done = stack.pop()
         if bodies_done:
             yield current
         elif id(current) not in entered:
             entered.add(id(current))
-            stack.append((current, True))
-            stack.extend((body, False) for _, body in reversed(current.bodies))
+            stack.append((current, depth, True))
+            if depth < MAX_DEPTH:
+                stack.extend((body, depth + 1, False) for _, body in reversed(current.bodies))

@@ -14,7 +14,7 @@ _MAX_NAMES_A_LEVEL = 4
 
 
 def summary(drawing: Drawing, found: Sequence[Row]) -> list[str]:
-    """Return lines that say how many nodes a graph has of each name, how deep and wide it is, and how it begins and ends.
+    """Return lines that say how many nodes a graph has of each name, how deep and wide it is, how it begins and ends.
 
     The counts add up to the number of nodes; what is left out is counted.
     """
@@ -29,11 +29,10 @@ def summary(drawing: Drawing, found: Sequence[Row]) -> list[str]:
         levels[row.level][row.node.label] += row.count
     widest = max(level.total() for level in levels)
     lines = [
-        f"{names.total():,} nodes and {edges:,} edges, too many to draw: "
-        f"{len(levels):,} levels deep, up to {widest:,} wide",
+        f"too large to draw: {names.total():,} nodes, {edges:,} edges, {len(levels):,} levels, up to {widest:,} wide"
     ]
     if drawing.bodies:
-        lines.append(f"{len(drawing.bodies):,} bodies of control flow are not counted here")
+        lines.append(f"not counted: what is inside its control flow ({len(drawing.bodies):,})")
     lines += ["", "  nodes  name"]
     lines += [f"{count:>7,}  {_shown(name)}" for name, count in names.most_common(_MAX_NAMES)]
     rest = names.most_common()[_MAX_NAMES:]

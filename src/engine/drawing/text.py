@@ -41,20 +41,16 @@ def to_text(drawing: Drawing) -> str:
             blocks[id(each)] = summary(each, found)
             continue
         bodies: _Bodies = {
-            owner_id: [(body, blocks[id(body)]) for body in owned] for owner_id, owned in each.bodies_of().items()
+            owner_id: [(body, blocks.get(id(body), [body.size()])) for body in owned]
+            for owner_id, owned in each.bodies_of().items()
         }
         lines = _in_one_line(found) if each is not drawing and not bodies else []
         lines = lines or _picture(found, bodies)
         if bodies and len(lines) > _MAX_LINES:
-            counted = {owner_id: [(body, _count(body)) for body, _ in owned] for owner_id, owned in bodies.items()}
+            counted = {owner_id: [(body, [body.size()]) for body, _ in owned] for owner_id, owned in bodies.items()}
             lines = _picture(found, counted)
         blocks[id(each)] = lines or ["no nodes"]
     return "\n".join([clip(printable(drawing.title), MAX_COLUMNS), "", *blocks[id(drawing)]])
-
-
-def _count(body: Drawing) -> list[str]:
-    inside = f" and {len(body.bodies):,} bodies" if body.bodies else ""
-    return [f"{len(body.nodes):,} nodes{inside}, not shown"]
 
 
 def _in_one_line(found: Sequence[Row]) -> list[str]:
