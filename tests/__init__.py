@@ -1,0 +1,1 @@
+"""A package, so that a spawned process can import what a test module defines."""

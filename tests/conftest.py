@@ -1,0 +1,80 @@
+"""What holds for every test: both event loops, nothing left behind, as much effort as was asked for."""
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from multiprocessing import resource_tracker
+
+import pytest
+import uvloop
+from hypothesis import settings
+from pytest_asyncio import is_async_test
+
+from tests.leaks import Holdings, left_since, loop_errors
+
+# `make test-long` sets it: how many times more random examples and interleavings to try.
+EFFORT = int(os.environ.get("PENSTOCK_TEST_EFFORT", "1"))
+
+# The gate tries the same examples every time, so that it never fails by luck; the long run looks for new ones.
+settings.register_profile("penstock", deadline=None, derandomize=EFFORT == 1, max_examples=50 * EFFORT, print_blob=True)
+settings.load_profile("penstock")
+
+
+@pytest.fixture(scope="session")
+def effort() -> int:
+    """A factor for the number of seeds, cancels or rounds that a test tries; 1 in `make test`."""
+    return EFFORT
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Runs every `async def` test on both loops; `@pytest.mark.asyncio(loop_factories=["uvloop"])` picks one."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Makes what lives as long as the process, so that the first test to need it is not blamed for it."""
+    resource_tracker.ensure_running()  # one helper process of multiprocessing, with a pipe to it
+    uvloop.new_event_loop().close()  # libuv's pipe for signals
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Lets the collector forget all modules, which makes a full collection after a test cost next to nothing."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fails a test that leaves a thread, a file descriptor or a child process, or an error that no one has seen.
+
+    It is set up before the event loop and checks after the loop was closed.
+    """
+    with loop_errors() as errors:
+        before = Holdings.now()
+        yield
+        gc.collect()  # what tells of a task that nobody awaited is its finalizer
+        left = left_since(before)
+    if left or errors:
+        pytest.fail("\n  ".join(["the test left behind:", *left, *errors]), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def no_task_left_behind(nothing_left_behind: None, request: pytest.FixtureRequest) -> None:
+    """Fails an async test that leaves a task; only those have a loop to look at."""
+    if is_async_test(request.node):
+        request.getfixturevalue("_tasks_end")
+
+
+@pytest.fixture
+async def _tasks_end() -> AsyncIterator[None]:
+    yield
+    loop = asyncio.get_running_loop()
+    give_up = time.monotonic() + 0.25
+    while (left := asyncio.all_tasks(loop) - {asyncio.current_task()}) and time.monotonic() < give_up:
+        await asyncio.sleep(0)
+    if left:
+        pytest.fail("\n  ".join(["the test left behind:", *map(repr, left)]), pytrace=False)

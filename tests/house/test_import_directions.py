@@ -1,0 +1,107 @@
+"""Telemetry and errors know no one; actors know only those; the engine knows actors; only testing knows it all."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+# Each part of the package, and the parts that it may import. A new folder needs a line here: a decision, not a habit.
+MAY_IMPORT: dict[str, set[str]] = {
+    "_errors": set(),
+    "telemetry": set(),
+    "actors": {"_errors", "telemetry"},
+    "engine": {"_errors", "telemetry", "actors"},
+    "devices": {"_errors", "telemetry", "actors", "engine"},
+    "testing": {"_errors", "telemetry", "actors", "engine", "devices"},
+    "__init__": {"_errors", "telemetry", "actors", "engine", "devices", "testing"},
+    "__main__": {"_errors", "telemetry", "actors", "engine", "devices", "testing"},
+}
+# What the package may import from outside: its three dependencies. JAX is an extra, for devices alone.
+DEPENDENCIES = {"anyio", "structlog", "opentelemetry"}
+EXTRAS: dict[str, set[str]] = {"devices": {"jax", "jaxlib", "numpy"}}
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def part_of(module: tuple[str, ...]) -> str:
+    """Returns the part of the package that a module, as a path from its root, belongs to."""
+    return module[0] if module else "__init__"
+
+
+def imported_modules(path: Path, source: Path = SOURCE) -> Iterator[tuple[str, ...] | str]:
+    """Yields each import of a file: a path from the package's root if it is one of ours, else the outside name."""
+    inside = path.relative_to(source).with_suffix("").parts
+    package = inside[:-1]
+    for statement in ast.walk(ast.parse(path.read_text(), path.name)):
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
+                yield ours_or_outside(alias.name)
+        elif isinstance(statement, ast.ImportFrom) and statement.level == 0:
+            yield ours_or_outside(statement.module or "")
+        elif isinstance(statement, ast.ImportFrom):
+            base = package[: len(package) - statement.level + 1] + tuple((statement.module or "").split("."))
+            base = tuple(name for name in base if name)
+            if base:
+                yield base
+            else:  # from . import x, at the root: each name is a module, or one that the root re-exports
+                for alias in statement.names:
+                    is_module = (source / alias.name).is_dir() or (source / f"{alias.name}.py").exists()
+                    yield (alias.name,) if is_module else ("__init__",)
+
+
+def ours_or_outside(name: str) -> tuple[str, ...] | str:
+    first, *rest = name.split(".")
+    return (tuple(rest) or ("__init__",)) if first == "penstock" else first
+
+
+def violations(path: Path, source: Path = SOURCE) -> list[str]:
+    """Names the imports of a file that its part of the package may not have."""
+    part = part_of(path.relative_to(source).with_suffix("").parts)
+    if part not in MAY_IMPORT:
+        return [f"{part} is not in MAY_IMPORT"]
+    found: list[str] = []
+    for module in imported_modules(path, source):
+        if isinstance(module, str):
+            if module not in sys.stdlib_module_names | DEPENDENCIES | EXTRAS.get(part, set()):
+                found.append(f"{part} imports {module}")
+        elif part_of(module) not in MAY_IMPORT[part] | {part}:
+            found.append(f"{part} imports {part_of(module)}")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    assert violations(path) == []
+
+
+LATE_IMPORT = "def late():\n    from opentelemetry import trace\n    from ..testing import x"
+
+
+@pytest.mark.parametrize(
+    ("file", "statement", "expected"),
+    [
+        ("actors/channel.py", "from ..engine import plan", ["actors imports engine"]),
+        ("actors/channel.py", "from .. import engine", ["actors imports engine"]),
+        ("actors/channel.py", "from .. import node", ["actors imports __init__"]),
+        ("actors/channel.py", "from ..engine.plan import Plan", ["actors imports engine"]),
+        ("actors/channel.py", "import penstock.engine", ["actors imports engine"]),
+        ("actors/channel.py", "import penstock", ["actors imports __init__"]),
+        ("actors/channel.py", "import jax", ["actors imports jax"]),
+        ("actors/channel.py", LATE_IMPORT, ["actors imports testing"]),
+        ("telemetry/spans.py", "from .._errors import PenstockError", ["telemetry imports _errors"]),
+        ("engine/deep/plan.py", "from ...actors.x import Y\nfrom ... import devices", ["engine imports devices"]),
+        ("engine/plan.py", "from . import frame\nfrom .._errors import PlanError\nimport asyncio, anyio", []),
+        ("surprise/thing.py", "", ["surprise is not in MAY_IMPORT"]),
+    ],
+)
+def test_a_wrong_import_is_seen(tmp_path: Path, file: str, statement: str, expected: list[str]) -> None:
+    for part in MAY_IMPORT:
+        (tmp_path / part).mkdir()
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(statement)
+    assert violations(path, tmp_path) == expected

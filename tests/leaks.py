@@ -1,0 +1,104 @@
+"""What a process holds that a test could leave behind: threads, file descriptors, child processes."""
+
+import gc
+import logging
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+DESCRIPTORS = next((folder for folder in (Path("/proc/self/fd"), Path("/dev/fd")) if folder.is_dir()), None)
+THREADS_OF_PROCESS = Path("/proc/self/task")
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What this process holds at one moment."""
+
+    threads: frozenset[threading.Thread]
+    descriptors: dict[int, str]
+    children: frozenset[int]
+
+    @classmethod
+    def now(cls) -> "Holdings":
+        return cls(frozenset(threading.enumerate()), open_descriptors(), child_processes())
+
+    def added_since(self, before: "Holdings") -> list[str]:
+        """Names what is here and was not there before."""
+        # A foreign thread that once called Python shows as a dummy for as long as it lives: not ours to end.
+        threads = [thread for thread in self.threads - before.threads if not thread.name.startswith("Dummy-")]
+        return [
+            *(f"thread {thread.name!r}" for thread in threads),
+            *(
+                f"file descriptor {number} ({target})"
+                for number, target in self.descriptors.items()
+                if before.descriptors.get(number) != target
+            ),
+            *(f"child process {pid}" for pid in self.children - before.children),
+        ]
+
+
+def left_since(before: Holdings, patience_seconds: float = 0.5) -> list[str]:
+    """Names what is still held; waits only while there is something, because threads and children end in their time."""
+    left = Holdings.now().added_since(before)
+    give_up = time.monotonic() + patience_seconds
+    while left and time.monotonic() < give_up:
+        gc.collect()
+        time.sleep(0.01)
+        left = Holdings.now().added_since(before)
+    return left
+
+
+def open_descriptors() -> dict[int, str]:
+    """Returns what each open descriptor of this process points to; sockets and pipes carry their number there."""
+    found: dict[int, str] = {}
+    for link in DESCRIPTORS.iterdir() if DESCRIPTORS else ():
+        try:
+            found[int(link.name)] = str(link.readlink())
+        except OSError:  # the descriptor that read the folder is gone by now, or no link tells (macOS)
+            continue
+    return found
+
+
+def child_processes() -> frozenset[int]:
+    """Returns the children that were not waited for, zombies included (only those of multiprocessing if not Linux)."""
+    if not THREADS_OF_PROCESS.is_dir():
+        return frozenset(child.pid for child in multiprocessing.active_children() if child.pid)
+    pids: set[int] = set()
+    for thread in THREADS_OF_PROCESS.iterdir():
+        try:
+            pids.update(int(pid) for pid in (thread / "children").read_text().split())
+        except OSError:  # the thread has ended, or this kernel keeps no such list
+            continue
+    return frozenset(pids)
+
+
+class _Records(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            message += f": {record.exc_info[1]!r}"
+        self.messages.append(message)
+
+
+@contextmanager
+def loop_errors() -> Iterator[list[str]]:
+    """Collects what event loops report to nobody in particular.
+
+    Both asyncio and uvloop log there what a callback raised, "Task was destroyed but it is pending" and "exception was
+    never retrieved". A test that means to cause one of these installs its own handler on its loop.
+    """
+    records = _Records()
+    logger = logging.getLogger("asyncio")
+    logger.addHandler(records)
+    try:
+        yield records.messages
+    finally:
+        logger.removeHandler(records)
