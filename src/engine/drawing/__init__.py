@@ -8,5 +8,6 @@ from .mermaid import to_mermaid as to_mermaid
 from .model import Drawing as Drawing
 from .model import DrawnNode as DrawnNode
 from .model import Edge as Edge
+from .model import Kind as Kind
 from .svg import to_svg as to_svg
 from .text import to_text as to_text
