@@ -1,0 +1,282 @@
+"""Threads that run blocking handlers for one event loop.
+
+`asyncio.to_thread` wakes the loop once per result and waits for the loop before a thread gets its next job. Here
+jobs queue ahead of the threads, and results come back through a deque that one `call_soon_threadsafe` per burst
+drains, so a thread never waits for the loop and the loop is not woken per result.
+"""
+
+import asyncio
+import contextvars
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+from .._errors import EngineClosedError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OnReturned: TypeAlias = Callable[[], None]
+_Job: TypeAlias = tuple[
+    "asyncio.Future[Any]",
+    contextvars.Context,
+    Callable[..., Any],
+    tuple[Any, ...],
+    dict[str, Any],
+    OnReturned | None,
+]
+# (future, or None for a job that was skipped; value; error; on_returned)
+_Result: TypeAlias = tuple["asyncio.Future[Any] | None", Any, BaseException | None, OnReturned | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadPoolStatistics:
+    """What a `ThreadPool` is doing and has done.
+
+    Attributes:
+        threads: threads started and not yet ended.
+        idle: threads that wait for a job.
+        busy: threads that run a job.
+        queued: jobs that no thread has taken yet, cancelled ones included.
+        completed: jobs whose result or error reached its future.
+        discarded: jobs that ran, but whose result nobody wanted any more: the future was cancelled, or the loop closed.
+    """
+
+    threads: int
+    idle: int
+    busy: int
+    queued: int
+    completed: int
+    discarded: int
+
+
+class ThreadPool:
+    """Runs blocking functions in at most `max_threads` threads, for the event loop of the first `submit`.
+
+    Threads start on demand, when a job comes in and none is idle. Except for `statistics`, methods are called on the
+    loop's thread.
+    """
+
+    def __init__(self, max_threads: int, *, name: str = "penstock") -> None:
+        """Start nothing yet.
+
+        Args:
+            max_threads: the most threads that run at a time, at least 1.
+            name: prefix of the threads' names.
+
+        Raises:
+            ValueError: `max_threads` is below 1.
+        """
+        if max_threads < 1:
+            raise ValueError(f"max_threads must be at least 1, got {max_threads}")
+        self._max_threads = max_threads
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._results: deque[_Result] = deque()
+        self._drain_armed = False
+        self._threads: set[threading.Thread] = set()
+        self._threads_started = 0
+        self._closed = False
+        self._all_ended = asyncio.Event()
+        self._unsettled = 0  # submitted, and not yet drained on the loop
+        self._completed = 0
+        self._discarded = 0
+        _pools.add(self)
+
+    def submit(
+        self,
+        context: contextvars.Context,
+        on_returned: OnReturned | None,
+        fn: Callable[P, R],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> "asyncio.Future[R]":
+        """Run `fn(*args, **kwargs)` in a thread of the pool.
+
+        Cancelling the future skips a job that has not started; a job that runs goes on, and its late result is
+        discarded.
+
+        Args:
+            context: what the job runs in; a fresh copy, since a context cannot be entered twice at a time.
+            on_returned: called on the loop once the job has returned or was skipped, also when the future was
+                cancelled before: only then is its thread free again.
+            fn: the blocking function.
+            *args: its positional arguments.
+            **kwargs: its keyword arguments.
+
+        Returns:
+            A future of the result. Every exception of the job reaches it, KeyboardInterrupt and SystemExit included;
+            StopIteration, which a future refuses, as the cause of a RuntimeError.
+
+        Raises:
+            EngineClosedError: the pool was closed.
+        """
+        if self._closed:
+            raise EngineClosedError("this thread pool was closed; it belongs to an Engine that has ended")
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        # Threads already done with their job, whose results wait in the deque, count as idle.
+        if self._unsettled - len(self._results) >= len(self._threads) < self._max_threads:
+            self._start_thread()
+        future: asyncio.Future[R] = loop.create_future()
+        self._unsettled += 1
+        self._jobs.put((future, context, fn, args, kwargs, on_returned))
+        return future
+
+    def statistics(self) -> ThreadPoolStatistics:
+        """Return a snapshot; taken from another thread it may be torn by one job."""
+        threads, queued = len(self._threads), self._jobs.qsize() if not self._closed else 0
+        busy = min(max(self._unsettled - len(self._results) - queued, 0), threads)
+        return ThreadPoolStatistics(threads, threads - busy, busy, queued, self._completed, self._discarded)
+
+    def close_nowait(self) -> None:
+        """Refuse new jobs, cancel those that have not started, and let each thread end after its running job.
+
+        For a loop that is going away; `aclose` also waits.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        for future, _, _, _, _, on_returned in self._take_queued():
+            future.cancel()
+            self._results.append((None, None, None, on_returned))
+        self._release_threads()
+        self._drain()
+
+    async def aclose(self) -> None:
+        """Do what `close_nowait` does, then wait until every running job has returned and its thread has ended."""
+        self.close_nowait()
+        if self._threads:
+            await self._all_ended.wait()
+
+    def abandon(self) -> None:
+        """Let the threads end without touching futures or the loop; callable from any thread.
+
+        For the end of the interpreter, when the loop may be closed, or may run in another thread.
+        """
+        self._closed = True
+        self._take_queued()
+        self._release_threads()
+
+    def join(self) -> None:
+        """Block until every thread has ended; after `abandon`."""
+        for thread in list(self._threads):
+            thread.join()
+
+    def _start_thread(self) -> None:
+        self._threads_started += 1
+        # Not a daemon: a daemon thread inside native code (JAX) while the interpreter ends aborts the process.
+        thread = threading.Thread(target=self._work, name=f"{self._name}-{self._threads_started}", daemon=False)
+        thread.start()
+        self._threads.add(thread)
+
+    def _take_queued(self) -> list[_Job]:
+        taken: list[_Job] = []
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                return taken
+            if job is not None:
+                taken.append(job)
+
+    def _release_threads(self) -> None:
+        for _ in range(len(self._threads)):
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        """Run jobs until told to end; the body of every thread."""
+        get, results = self._jobs.get, self._results
+        while (job := get()) is not None:
+            future, context, fn, args, kwargs, on_returned = job
+            result: _Result
+            if future.cancelled():
+                result = None, None, None, on_returned
+            else:
+                try:
+                    result = future, context.run(fn, *args, **kwargs), None, on_returned
+                except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller, not to this thread
+                    result = future, None, _travelling(error), on_returned
+            results.append(result)
+            # An idle thread holds no item: drop everything of the job before waiting for the next.
+            del job, future, context, fn, args, kwargs, on_returned, result
+            if not self._drain_armed:
+                self._drain_armed = True
+                self._wake_loop(self._drain)
+        self._wake_loop(self._thread_ended, threading.current_thread())
+
+    def _wake_loop(self, callback: Callable[..., None], *args: threading.Thread) -> None:
+        assert self._loop is not None  # a thread only exists after the first submit
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the loop is closed: nobody can receive these results
+            self._drain_armed = False
+            self._discarded += len(self._results)
+            self._results.clear()
+
+    def _drain(self) -> None:
+        """Hand every result that has come back to its future; runs on the loop, once per burst."""
+        # Disarmed before draining: a result that arrives meanwhile is either drained here or arms the next wake-up.
+        self._drain_armed = False
+        results = self._results
+        try:
+            while results:
+                future, value, error, on_returned = results.popleft()
+                self._unsettled -= 1
+                if future is None:
+                    pass
+                elif future.cancelled():
+                    self._discarded += 1
+                else:
+                    self._completed += 1
+                    if error is None:
+                        future.set_result(value)
+                    else:
+                        future.set_exception(error)
+                if on_returned is not None:
+                    on_returned()
+        finally:
+            if results and not self._drain_armed:  # on_returned raised: the others' results must still arrive
+                self._drain_armed = True
+                self._wake_loop(self._drain)
+
+    def _thread_ended(self, thread: threading.Thread) -> None:
+        thread.join()  # it has nothing left to do but return
+        self._threads.discard(thread)
+        if not self._threads:
+            self._all_ended.set()
+
+
+def _travelling(error: BaseException) -> BaseException:
+    """Return the form of `error` that a future accepts, its traceback beginning in the job and not in the pool."""
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
+    if isinstance(error, StopIteration):
+        substitute = RuntimeError("a job raised StopIteration, which cannot travel through a future")
+        substitute.__cause__ = error
+        return substitute
+    return error
+
+
+_pools: "weakref.WeakSet[ThreadPool]" = weakref.WeakSet()
+
+
+def _end_all_pools() -> None:
+    pools = list(_pools)
+    for pool in pools:
+        pool.abandon()
+    for pool in pools:
+        pool.join()
+
+
+# The interpreter joins non-daemon threads before it runs `atexit` callbacks, so a pool that was never closed would
+# hold it for ever. This hook runs before that join; `concurrent.futures` uses it for the same reason, and there is no
+# public one.
+threading._register_atexit(_end_all_pools)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

@@ -1,0 +1,286 @@
+"""The thread pool: order, errors, cancellation, clean ends, and what it keeps alive."""
+
+import asyncio
+import contextvars
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from penstock._errors import EngineClosedError
+from penstock.actors.threads import ThreadPool
+
+
+def submit(pool: ThreadPool, fn: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+    return pool.submit(contextvars.copy_context(), None, fn, *args)
+
+
+class Blocker:
+    """A job that says when it runs and returns when it is told."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.running = asyncio.Event()
+        self.release = threading.Event()
+
+    def __call__(self, result: object = None) -> object:
+        self.loop.call_soon_threadsafe(self.running.set)
+        assert self.release.wait(30)
+        return result
+
+
+async def test_results_errors_and_arguments_travel() -> None:
+    def divide(a: int, *, by: int) -> float:
+        return a / by
+
+    async with aclosing(ThreadPool(2)) as pool:
+        assert await pool.submit(contextvars.copy_context(), None, divide, 6, by=3) == 2
+        with pytest.raises(ZeroDivisionError) as raised:
+            await pool.submit(contextvars.copy_context(), None, divide, 6, by=0)
+    names = [entry.name for entry in raised.traceback]
+    assert names[-1] == "divide"
+    assert "_work" not in names
+
+
+async def test_it_runs_off_the_loop_in_the_given_context() -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
+
+    def read_and_set() -> tuple[str, int]:
+        before = variable.get()
+        variable.set("job")
+        return before, threading.get_ident()
+
+    async with aclosing(ThreadPool(1)) as pool:
+        variable.set("caller")
+        value, thread = await submit(pool, read_and_set)
+        assert (value, variable.get()) == ("caller", "caller")
+        assert thread != threading.get_ident()
+
+
+async def test_threads_start_on_demand_only() -> None:
+    async with aclosing(ThreadPool(3)) as pool:
+        assert pool.statistics().threads == 0
+        for _ in range(5):
+            await submit(pool, int)
+        assert pool.statistics().threads == 1
+
+        blockers = [Blocker() for _ in range(5)]
+        futures = [submit(pool, blocker) for blocker in blockers]
+        for blocker in blockers[:3]:
+            await blocker.running.wait()
+        statistics = pool.statistics()
+        assert (statistics.threads, statistics.idle, statistics.busy, statistics.queued) == (3, 0, 3, 2)
+        for blocker in blockers:
+            blocker.release.set()
+        await asyncio.gather(*futures)
+        statistics = pool.statistics()
+        assert (statistics.threads, statistics.idle, statistics.busy, statistics.queued) == (3, 3, 0, 0)
+        assert statistics.completed == 10
+
+
+async def test_one_thread_runs_jobs_in_order() -> None:
+    seen: list[int] = []
+    async with aclosing(ThreadPool(1)) as pool:
+        await asyncio.gather(*[submit(pool, seen.append, i) for i in range(200)])
+    assert seen == list(range(200))
+
+
+async def test_a_job_cancelled_in_the_queue_never_runs() -> None:
+    ran: list[str] = []
+    returned: list[str] = []
+    blocker = Blocker()
+    async with aclosing(ThreadPool(1)) as pool:
+        first = submit(pool, blocker)
+        second = pool.submit(contextvars.copy_context(), lambda: returned.append("second"), ran.append, "second")
+        await blocker.running.wait()
+        second.cancel()
+        await asyncio.sleep(0)
+        assert returned == []  # its place in the queue is still taken
+        blocker.release.set()
+        await first
+        await submit(pool, int)
+        assert (ran, returned) == ([], ["second"])
+        assert pool.statistics().discarded == 0
+
+
+async def test_a_running_job_goes_on_and_its_late_result_is_discarded() -> None:
+    returned = asyncio.Event()
+    blocker = Blocker()
+    async with aclosing(ThreadPool(1)) as pool:
+        future = pool.submit(contextvars.copy_context(), returned.set, blocker)
+        await blocker.running.wait()
+        future.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await future
+        assert not returned.is_set()  # the caller is released, the thread is not
+        assert pool.statistics().busy == 1
+        blocker.release.set()
+        await returned.wait()
+        statistics = pool.statistics()
+        assert (statistics.discarded, statistics.completed, statistics.busy) == (1, 0, 0)
+
+
+async def test_on_returned_comes_after_the_result() -> None:
+    order: list[str] = []
+    async with aclosing(ThreadPool(1)) as pool:
+        future = pool.submit(contextvars.copy_context(), lambda: order.append(f"returned, done={future.done()}"), int)
+        await future
+    assert order == ["returned, done=True"]
+
+
+async def test_an_on_returned_that_raises_costs_nobody_a_result() -> None:
+    problems: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(str(context["exception"])))
+
+    def broken() -> None:
+        raise ValueError("broken callback")
+
+    blocker = Blocker()
+    async with aclosing(ThreadPool(1)) as pool:
+        futures = [pool.submit(contextvars.copy_context(), broken, int) for _ in range(3)]
+        last = submit(pool, blocker, "last")
+        # The loop stays in this step until the thread has returned all three: they come in one burst.
+        while pool.statistics().queued:
+            pass
+        blocker.release.set()
+        assert await asyncio.gather(*futures, last) == [0, 0, 0, "last"]
+    assert problems == ["broken callback"] * 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, StopAsyncIteration])
+async def test_every_exception_reaches_the_future(error: type[BaseException]) -> None:
+    def job() -> None:
+        raise error("from the job")
+
+    async with aclosing(ThreadPool(1)) as pool:
+        future = submit(pool, job)
+        done, _ = await asyncio.wait([future])
+        assert done == {future}
+        with pytest.raises(error, match="from the job"):
+            future.result()
+
+
+async def test_stop_iteration_is_wrapped() -> None:
+    async with aclosing(ThreadPool(1)) as pool:
+        with pytest.raises(RuntimeError, match="StopIteration") as raised:
+            await submit(pool, next, iter(()))
+        assert isinstance(raised.value.__cause__, StopIteration)
+
+
+class Item:
+    """Something a weak reference can point to."""
+
+
+async def test_an_idle_thread_holds_no_item() -> None:
+    def fail(item: Item) -> None:
+        raise ValueError(item)
+
+    async with aclosing(ThreadPool(1)) as pool:
+        for fn in (lambda item: item, lambda item: None, fail):
+            item = Item()
+            watch = weakref.ref(item)
+            await asyncio.gather(submit(pool, fn, item), return_exceptions=True)
+            del item
+            await asyncio.sleep(0)  # the loop's handle of this very step holds the gathered results
+            gc.collect()  # an exception and its traceback are a cycle
+            assert pool.statistics().idle == 1
+            assert watch() is None
+
+
+async def test_aclose_waits_for_the_running_and_cancels_the_queued() -> None:
+    returned: list[str] = []
+    blocker = Blocker()
+    pool = ThreadPool(1)
+    running = submit(pool, blocker, "result")
+    queued = pool.submit(contextvars.copy_context(), lambda: returned.append("queued"), int)
+    await blocker.running.wait()
+    closing = asyncio.create_task(pool.aclose())
+    await asyncio.sleep(0)
+    assert queued.cancelled()
+    assert returned == ["queued"]
+    assert not closing.done()
+    with pytest.raises(EngineClosedError):
+        submit(pool, int)
+    blocker.release.set()
+    await closing
+    assert await running == "result"
+    assert pool.statistics().threads == 0
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+    await pool.aclose()  # once more does nothing
+
+
+async def test_close_nowait_ends_idle_threads() -> None:
+    pool = ThreadPool(2, name="ending")
+    await asyncio.gather(submit(pool, int), submit(pool, int))
+    pool.close_nowait()
+    with pytest.raises(EngineClosedError):
+        submit(pool, int)
+    await pool.aclose()
+    assert pool.statistics().threads == 0
+
+
+async def test_a_pool_that_never_ran_anything_closes() -> None:
+    await ThreadPool(1).aclose()
+    with pytest.raises(ValueError, match="max_threads"):
+        ThreadPool(0)
+
+
+def test_a_result_that_comes_after_the_loop_closed_is_discarded() -> None:
+    release, running = threading.Event(), threading.Event()
+
+    def job() -> None:
+        running.set()
+        assert release.wait(30)
+
+    pool = ThreadPool(1)
+
+    async def main() -> None:
+        submit(pool, job)
+
+    asyncio.run(main())
+    assert running.wait(30)
+    release.set()
+    pool.abandon()
+    pool.join()
+    assert pool.statistics().discarded == 1
+
+
+NEVER_CLOSED = """
+import asyncio, contextvars, threading, time
+from penstock.actors.threads import ThreadPool
+
+pool = ThreadPool(3)
+started = threading.Event()
+
+def job():
+    started.set()
+    time.sleep({job_seconds})
+    print("job returned")
+
+async def main():
+    await asyncio.gather(*[pool.submit(contextvars.copy_context(), None, int) for _ in range(3)])
+    pool.submit(contextvars.copy_context(), None, job)
+    {wait}
+
+{run}
+"""
+
+
+@pytest.mark.parametrize(
+    ("job_seconds", "wait", "run"),
+    [
+        (0, "await asyncio.sleep(0.05)", "asyncio.run(main())"),
+        (0.2, "started.wait()", "asyncio.run(main())"),
+        (0.2, "started.wait()", "asyncio.new_event_loop().run_until_complete(main())"),
+    ],
+    ids=["idle", "busy", "loop-never-closed"],
+)
+def test_the_interpreter_exits_though_the_pool_was_never_closed(job_seconds: float, wait: str, run: str) -> None:
+    script = NEVER_CLOSED.format(job_seconds=job_seconds, wait=wait, run=run)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert (result.returncode, result.stdout) == (0, "job returned\n"), result.stderr
