@@ -1,0 +1,173 @@
+"""The rules of the source check: what may not stand in a graph, and what to write instead."""
+
+import ast
+import builtins
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import resolve_name
+from types import FunctionType, ModuleType
+from typing import Final, NamedTuple, cast
+
+from .location import SourceLocation
+from .values import GRAPH, MISSING, NODE, PLAIN, UNKNOWN, Kind, Value, join
+
+COND: Final = "use ps.cond or ps.switch"
+FALLBACK: Final = (
+    "`except` becomes `fallback=` on the node, e.g. node.with_policy(fallback=...); `finally` goes inside a node"
+)
+WITH: Final = "open it with a @ps.resource, or do it inside a node"
+MAP_EACH: Final = "use ps.map_each"
+INSIDE: Final = "do it inside a node"
+_PARALLEL = "just await each: nodes that do not need each other's results already run in parallel"
+_TIMEOUT = "use `timeout_seconds=` on the node, e.g. node.with_policy(timeout_seconds=...), or on the call"
+_SLEEP = "sleep inside a node"
+_THREAD = 'use a node with runs_on="thread"'
+
+_PACKAGE = __name__.partition(".")[0]
+_CONTROL_FLOW = ("cond", "switch", "while_loop", "map_each")
+_FOREIGN = ("asyncio", "_asyncio", "anyio", "trio")
+_FOREIGN_REMEDIES: Final = {
+    **dict.fromkeys(("gather", "wait", "as_completed", "create_task", "ensure_future"), _PARALLEL),
+    **dict.fromkeys(("TaskGroup", "create_task_group", "open_nursery"), _PARALLEL),
+    **dict.fromkeys(("timeout", "timeout_at", "wait_for", "fail_after", "fail_at"), _TIMEOUT),
+    **dict.fromkeys(("move_on_after", "move_on_at", "CancelScope"), _TIMEOUT),
+    **dict.fromkeys(("sleep", "sleep_until", "sleep_forever"), _SLEEP),
+    **dict.fromkeys(("to_thread", "run_sync", "to_thread_run_sync"), _THREAD),
+}
+_WRAPPERS: tuple[type, ...] = (staticmethod, classmethod)
+_LISTS: tuple[type, ...] = (list, tuple)
+_BLIND_BUILTINS: Final = (isinstance, issubclass, type, callable, hasattr, id)
+
+
+class Problem(NamedTuple):
+    """One place of a body that cannot be traced."""
+
+    filename: str
+    line: int
+    source: str
+    wrong: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.line}: `{self.source}`: {self.wrong}; {self.remedy}"
+
+
+class SourceRules:
+    """What is known of the objects that a body names, and what was found in it.
+
+    Attributes:
+        is_node: tells objects whose call gives a Ref.
+        is_graph: tells objects whose call gives a structure of Refs.
+        namespace: the globals of the graph; the plain functions in it are interpreted as well.
+        problems: by file, line and remedy, so that each is reported once.
+        helpers: result and touches of each plain function interpreted so far, for what was known of its arguments.
+    """
+
+    def __init__(
+        self, is_node: Callable[[object], bool], is_graph: Callable[[object], bool], namespace: dict[str, object]
+    ) -> None:
+        self.is_node = is_node
+        self.is_graph = is_graph
+        self.namespace = namespace
+        self.problems: dict[tuple[str, int, str], Problem] = {}
+        self.helpers: dict[object, tuple[Value, int]] = {}
+
+    def report(self, location: SourceLocation, node: ast.AST, wrong: str, remedy: str) -> None:
+        """Note a problem at a statement or expression."""
+        line: int = getattr(node, "lineno", location.node.lineno)
+        problem = Problem(location.filename, line, location.lines[line - 1].strip(), wrong, remedy)
+        self.problems.setdefault((location.filename, line, remedy), problem)
+
+    def meaning(self, target: object) -> Value:
+        """What is known of an object that a global or closure name gave."""
+        if target is MISSING:
+            return PLAIN
+        if isinstance(target, _WRAPPERS):
+            target = cast("staticmethod[..., object]", target).__func__
+        if self.is_graph(target):
+            return GRAPH
+        if is_control_flow(target):
+            return Value(Kind.NODE, target=target)
+        if self.is_node(target) and not inspect.isclass(target):
+            return NODE
+        return Value(Kind.PLAIN, target=target)
+
+    def look_up(self, function: FunctionType, name: str) -> Value:
+        """What a name that a function does not assign means to it."""
+        free = function.__code__.co_freevars
+        if name in free and function.__closure__ is not None:
+            try:
+                return self.meaning(function.__closure__[free.index(name)].cell_contents)
+            except ValueError:  # not assigned yet
+                return UNKNOWN
+        return self.meaning(function.__globals__.get(name, getattr(builtins, name, MISSING)))
+
+    def imported(self, node: ast.Import | ast.ImportFrom, alias: ast.alias, function: FunctionType) -> Value:
+        """What a name that the function itself imports means, if that module is loaded."""
+        if isinstance(node, ast.Import):
+            module = alias.name if alias.asname else alias.name.partition(".")[0]
+            return self.meaning(sys.modules.get(module, MISSING))
+        package = function.__globals__.get("__package__") or ""
+        name = "." * node.level + (node.module or "")
+        module = resolve_name(name, package) if node.level == 0 or package else name
+        return self.attribute(self.meaning(sys.modules.get(module, MISSING)), alias.name)
+
+    def item(self, base: Value, key: object) -> Value:
+        """What a configured container has under a constant, e.g. a table of nodes."""
+        if not isinstance(base.target, (*_LISTS, dict)):
+            return PLAIN
+        held = cast("Mapping[object, object]", base.target)
+        try:
+            return self.meaning(held[key])
+        except (LookupError, TypeError):
+            return PLAIN
+
+    def attribute(self, base: Value, name: str) -> Value:
+        """What an attribute of it is, without running a property."""
+        if base.kind is not Kind.PLAIN:
+            return {Kind.REF: base, Kind.RESULT: base, Kind.UNKNOWN: base}.get(base.kind, PLAIN)
+        if base.target is MISSING:
+            return PLAIN
+        if isinstance(base.target, ModuleType) and base.target.__name__.partition(".")[0] in _FOREIGN:
+            return self.meaning(getattr(base.target, name, MISSING))  # anyio loads its names on first use
+        return self.meaning(inspect.getattr_static(base.target, name, MISSING))
+
+    def receiver(self, base: Value, name: str) -> list[Value]:
+        """What a method gets before its arguments."""
+        stored = inspect.getattr_static(base.target, name, MISSING)
+        is_bound = isinstance(stored, classmethod) or (
+            isinstance(stored, FunctionType) and not isinstance(base.target, type | ModuleType)
+        )
+        return [base] if is_bound else []
+
+    def element(self, base: Value) -> Value:
+        """What iterating over it gives; a configured list of nodes gives nodes."""
+        if base.kind is Kind.PLAIN and isinstance(base.target, _LISTS):
+            return join(*map(self.meaning, cast("Sequence[object]", base.target)))
+        return base.element()
+
+
+def is_control_flow(target: object) -> bool:
+    """Whether it is `penstock.cond` or one of its like, from wherever in the package."""
+    package = str(getattr(target, "__module__", "")).partition(".")[0]
+    return package == _PACKAGE and isinstance(target, FunctionType) and target.__name__ in _CONTROL_FLOW
+
+
+def foreign_name(value: Value) -> str | None:
+    """The name of something of another async library, e.g. `asyncio.gather`; None for anything else."""
+    module = getattr(value.target, "__module__", None)
+    if not isinstance(module, str) or module.partition(".")[0] not in _FOREIGN:
+        return None
+    name = getattr(value.target, "__qualname__", type(value.target).__qualname__)
+    return f"{module.partition('.')[0].lstrip('_')}.{name}"
+
+
+def foreign_remedy(name: str) -> str | None:
+    """What replaces this function, where merely calling it in a graph is wrong already."""
+    return _FOREIGN_REMEDIES.get(name.partition(".")[2])
+
+
+def looks_at_identity(value: Value, arguments: int) -> bool:
+    """Whether it is one of the built-in functions that would look at the Ref itself."""
+    return any(value.target is one for one in _BLIND_BUILTINS) and (value.target is not type or arguments == 1)

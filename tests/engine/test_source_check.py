@@ -1,0 +1,897 @@
+"""What a Ref cannot see is found in a graph's source, with file, line and remedy; and nothing else is."""
+
+import functools
+import linecache
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock._errors import GraphTraceError
+from penstock.engine.source_check import check_source
+
+
+class FakeNode:
+    def __call__(self, *args: object, **kwargs: object) -> Any: ...
+    def with_policy(self, **policy: object) -> "FakeNode":
+        return self
+
+    def __rshift__(self, other: object) -> "FakeNode":
+        return self
+
+
+class FakeGraph(FakeNode): ...
+
+
+def is_node(value: object) -> bool:
+    return isinstance(value, FakeNode) or (isinstance(value, type) and issubclass(value, FakeNode))
+
+
+def is_graph(value: object) -> bool:
+    return isinstance(value, FakeGraph)
+
+
+def check(fn: Callable[..., object]) -> None:
+    check_source(fn, is_node=is_node, is_graph=is_graph)
+
+
+# Where the snippets live. A graph of theirs is `g`; all of it is ordinary code of somebody's module.
+PRELUDE = """
+import asyncio, anyio, collections, functools, time
+from contextlib import suppress
+fetch, rank, words = FakeNode(), FakeNode(), FakeNode()
+search = FakeGraph()
+NODES = {"fetch": fetch, "rank": rank}
+STAGES = [fetch, rank]
+SOURCES = ("wiki", "docs")
+CACHE, RESULTS = {}, []
+config = SimpleNamespace(rerank=True, name="x", limit=3, client=FakeNode(), extra=None, last=None)
+LOCK, EVENT = asyncio.Lock(), asyncio.Event()
+counter = 0
+class Counter(FakeNode): ...
+class Holder:
+    node = FakeNode()
+    @staticmethod
+    def static(value): return isinstance(value, str)  #! {helper}
+    @classmethod
+    def of_class(cls, value): return isinstance(value, cls)  #! {helper}
+    def method(self, value): return isinstance(value, str)  #! {helper}
+holder = Holder()
+def kind_of(value, default=None):
+    if isinstance(value, str):  #! {helper}
+        return value
+    return default
+def first(values):
+    return values[0]
+def twice(value):
+    return fetch(value), fetch(value)
+def itself(value, depth=3):
+    return itself(value, depth - 1) if depth else fetch(value)
+async def guarded(value):
+    try:
+        return await fetch(value)
+    except ValueError:
+        return None
+async def loaded():
+    return config.name
+def parsed(text):
+    try:
+        return int(text)
+    except ValueError:
+        return 0
+def maybe(value):
+    if config.rerank:
+        return fetch(value)
+def settings():
+    global counter
+    counter += 1
+    return counter
+def cond(predicate, then, otherwise, operand): ...
+def switch(index, branches, operand): ...
+def while_loop(predicate, body, initial): ...
+def map_each(fn, items): ...
+for function in (cond, switch, while_loop, map_each):
+    function.__module__ = "penstock"
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Iterator[Callable[[str], SimpleNamespace]]:
+    """Imports source text as a module with a file of its own."""
+
+    def make(source: str) -> SimpleNamespace:
+        path = tmp_path / f"snippet{len(list(tmp_path.iterdir()))}.py"
+        path.write_text(source)
+        namespace: dict[str, Any] = {
+            "FakeNode": FakeNode,
+            "FakeGraph": FakeGraph,
+            "SimpleNamespace": SimpleNamespace,
+            "__name__": path.stem,
+        }
+        exec(compile(source, str(path), "exec"), namespace)
+        return SimpleNamespace(**namespace, path=str(path))
+
+    yield make
+    linecache.clearcache()
+
+
+def problems_of(fn: Callable[..., object]) -> list[tuple[str, int, str]]:
+    """File, line and the rest of every line of the error; empty without one."""
+    try:
+        check(fn)
+    except GraphTraceError as error:
+        _, *lines = str(error).splitlines()
+        found = [re.fullmatch(r"(.+?):(\d+): (.+)", line) for line in lines]
+        return [(match[1], int(match[2]), match[3]) for match in found if match is not None]
+    return []
+
+
+FALLBACK = "fallback="
+TIMEOUT = "timeout_seconds="
+COND = "ps.cond"
+MAP = "ps.map_each"
+PARALLEL = "just await each"
+INSIDE = "inside a node"
+WITH = "@ps.resource"
+STORE = "return the value"
+
+# The body of `async def g(q, k=2)`. A comment `#!` ends the lines that must be reported, with a part of the remedy.
+REFUSED = {
+    "try": """
+        try:  #! {FALLBACK}
+            return await fetch(q)
+        except ValueError:
+            return None
+    """,
+    "try around a parameter": """
+        try:  #! {FALLBACK}
+            x = q["key"]
+        except KeyError:
+            x = None
+        return x
+    """,
+    "try around a plain function that calls a node": """
+        try:  #! {FALLBACK}
+            x = twice("text")
+        except ValueError:
+            x = None
+        return x
+    """,
+    "try and finally": """
+        try:  #! {FALLBACK}
+            return await fetch(q)
+        finally:
+            print("done")
+    """,
+    "try with except*": """
+        try:  #! {FALLBACK}
+            x = await fetch(q)
+        except* ValueError:
+            x = None
+        return x
+    """,
+    "try in a plain function of the same module": "return await guarded(q)",
+    "asyncio.timeout": """
+        async with asyncio.timeout(3):  #! {TIMEOUT}
+            return await fetch(q)
+    """,
+    "anyio.fail_after": """
+        with anyio.fail_after(3):  #! {TIMEOUT}
+            return await fetch(q)
+    """,
+    "anyio.move_on_after": """
+        with anyio.move_on_after(3) as scope:  #! {TIMEOUT}
+            return await fetch(q)
+    """,
+    "wait_for": "return await asyncio.wait_for(fetch(q), 3)  #! {TIMEOUT}",
+    "with around a node": """
+        with suppress(ValueError):  #! {WITH}
+            return await fetch(q)
+    """,
+    "with on a node's result": """
+        async with await fetch(q) as connection:  #! {WITH}
+            pass
+        return q
+    """,
+    "a lock": """
+        async with LOCK:  #! {WITH}
+            x = 1
+        return await fetch(q)
+    """,
+    "is on a parameter": "return await fetch(q) if q is None else q  #! {COND}",
+    "is not on a default": """
+        if k is not None:  #! {COND}
+            return await fetch(q)
+        return q
+    """,
+    "is on a node's result": "return (await fetch(q)) is None  #! {COND}",
+    "is on an inlined graph's result": "return await search(q) is None  #! {COND}",
+    "is on an unawaited node": "return fetch(q) is None  #! {COND}",
+    "is between two": """
+        a = await fetch(q)
+        b = await rank(q)
+        return await rank(a is b)  #! {COND}
+    """,
+    "is on the right": "return None is q  #! {COND}",
+    "is in a chain": "return 1 < config.limit is q  #! {COND}",
+    "in": "return q in SOURCES  #! {COND}",
+    "in, of a list of results": "return q in [q, 1]  #! {COND}",
+    "match": """
+        match q:  #! {COND}
+            case None:
+                return q
+            case other:
+                return await fetch(other)
+    """,
+    "match on a pair": """
+        match (config.limit, await fetch(q)):  #! {COND}
+            case (3, None):
+                return q
+        return None
+    """,
+    "isinstance": """
+        if isinstance(q, str):  #! {COND}
+            return q
+        return await fetch(q)
+    """,
+    "isinstance of an attribute": "return isinstance(q.a.b[0], str)  #! {COND}",
+    "isinstance in a plain function": "return kind_of(q)",
+    "isinstance in a static method": "return Holder.static(q)",
+    "isinstance in a method": "return holder.method(q)",
+    "isinstance in a class method": "return Holder.of_class(q)",
+    "type": "return type(q).__name__  #! {COND}",
+    "callable": "return callable(q)  #! {COND}",
+    "hasattr": "return hasattr(await fetch(q), 'title')  #! {COND}",
+    "id": "return id(q)  #! {COND}",
+    "issubclass": "return issubclass(q, str)  #! {COND}",
+    "if": """
+        if q:  #! {COND}
+            return q
+        return await fetch(q)
+    """,
+    "if on a comparison": """
+        x = await fetch(q)
+        if x.score > 3:  #! {COND}
+            return x
+        return q
+    """,
+    "elif": """
+        if config.rerank:
+            return q
+        elif await fetch(q):  #! {COND}
+            return None
+        return q
+    """,
+    "while": """
+        x = q
+        while x:  #! ps.while_loop
+            x = await fetch(x)
+        return x
+    """,
+    "a conditional expression": "return q if await fetch(q) else None  #! {COND}",
+    "and": "return q and config.rerank  #! {COND}",
+    "or": "return q or 3  #! {COND}",
+    "not": "return not q  #! {COND}",
+    "assert": """
+        assert q, "missing"  #! inside a node
+        return await fetch(q)
+    """,
+    "for": """
+        for x in q:  #! {MAP}
+            await fetch(x)
+        return q
+    """,
+    "a list comprehension": "return [await fetch(x) for x in await rank(q)]  #! {MAP}",
+    "a dict comprehension": "return {x: 1 for x in q}  #! {MAP}",
+    "a generator": "return list(x for x in q)  #! {MAP}",
+    "a condition in a comprehension": """
+        pages = [await fetch(s, q) for s in SOURCES]
+        return [page for page in pages if page]  #! {COND}
+    """,
+    "async for": """
+        async for x in words(q):  #! AsyncIterator
+            pass
+        return q
+    """,
+    "an async comprehension": "return [x async for x in words(q)]  #! AsyncIterator",
+    "gather": "return await asyncio.gather(fetch(q), rank(q))  #! {PARALLEL}",
+    "gather under another name": """
+        from asyncio import gather as together
+        return await together(fetch(q), rank(q))  #! {PARALLEL}
+    """,
+    "gather of a module imported here": """
+        import asyncio as aio
+        both = aio.gather
+        return await both(fetch(q), rank(q))  #! {PARALLEL}
+    """,
+    "wait": "done, _ = await asyncio.wait([fetch(q)])  #! {PARALLEL}",
+    "TaskGroup": """
+        async with asyncio.TaskGroup() as group:  #! {PARALLEL}
+            a = group.create_task(fetch(q))
+        return a
+    """,
+    "anyio task group": """
+        async with anyio.create_task_group() as group:  #! {PARALLEL}
+            group.start_soon(fetch, q)
+        return q
+    """,
+    "create_task": "return await asyncio.create_task(fetch(q))  #! {PARALLEL}",
+    "sleep": """
+        await asyncio.sleep(1)  #! sleep inside a node
+        await anyio.sleep(1)  #! sleep inside a node
+        return await fetch(q)
+    """,
+    "to_thread": 'return await asyncio.to_thread(time.sleep, 1)  #! runs_on="thread"',
+    "anyio's threads": 'return await anyio.to_thread.run_sync(time.sleep, 1)  #! runs_on="thread"',
+    "another awaitable of asyncio": "await EVENT.wait()  #! {INSIDE}",
+    "a lock's method": "await LOCK.acquire()  #! {INSIDE}",
+    "yield": """
+        yield await fetch(q)  #! async generator
+    """,
+    "global": """
+        global counter
+        counter += 1  #! {STORE}
+        return await fetch(q)
+    """,
+    "nonlocal in a body": """
+        seen = 0
+        async def body(x):
+            nonlocal seen
+            seen = x  #! {STORE}
+            return await fetch(x)
+        return await map_each(body, q)
+    """,
+    "a global container": """
+        CACHE["last"] = q  #! {STORE}
+        RESULTS.append(await fetch(q))  #! {STORE}
+        CACHE.update(last=1, **{})
+        CACHE.setdefault("x", q)  #! {STORE}
+        return q
+    """,
+    "an attribute of a global": """
+        config.last = await fetch(q)  #! {STORE}
+        config.last = 3
+        return q
+    """,
+    "an alias of a global": """
+        cache = CACHE
+        cache["last"] = [q]  #! {STORE}
+        return q
+    """,
+    "through assignments": """
+        a = q
+        b, (c, *d) = 1, (2, a)
+        e = (f := a.title)
+        g, h = await fetch(q)
+        return f is None, g is None, e is None  #! {COND}
+    """,
+    "through a starred target": """
+        first, *rest = q, q
+        return rest[0] is None  #! {COND}
+    """,
+    "through an annotated and an augmented assignment": """
+        a: object = q
+        total = 0
+        total += a
+        return total is None  #! {COND}
+    """,
+    "through a list": """
+        pages = []
+        for s in SOURCES:
+            pages.append(await fetch(s, q))
+        return [page for page in pages if page is not None]  #! {COND}
+    """,
+    "through a dict": """
+        pages = {s: await fetch(s, q) for s in SOURCES}
+        more = {}
+        more["a"] = q
+        x = more["a"] is None  #! {COND}
+        for name, page in pages.items():
+            assert page is not None  #! {COND}
+        for page in pages.values():
+            print(page is None)  #! {COND}
+        return x
+    """,
+    "through enumerate and zip": """
+        pages = [await fetch(s, q) for s in SOURCES]
+        for i, page in enumerate(pages):
+            if page is None: return i  #! {COND}
+        for s, page in zip(SOURCES, pages):
+            if page is None: return s  #! {COND}
+        for page in sorted(reversed(pages[1:])):
+            if isinstance(page, str): return page  #! {COND}
+        return pages
+    """,
+    "through a subscript of a tuple": """
+        pair = (config.limit, q)
+        return pair[1] is None  #! {COND}
+    """,
+    "through a loop": """
+        x = None
+        for s in SOURCES:
+            y = x
+            x = await fetch(s, q)
+            print(isinstance(x.title, str))  #! {COND}
+        return isinstance(y, str)
+    """,
+    "through a plain function": "return first([q]) is None  #! {COND}",
+    "through a plain function that calls nodes": """
+        a, b = twice(config.name)
+        return a is b  #! {COND}
+    """,
+    "through a recursive function": "return itself(q) is None, q is None  #! {COND}",
+    "through with_policy": """
+        careful = fetch.with_policy(timeout_seconds=3)
+        x = await careful("text")
+        return x is None  #! {COND}
+    """,
+    "through a chosen node": """
+        step = fetch if config.rerank else rank
+        x = await step("text")
+        return x is None  #! {COND}
+    """,
+    "through a table of nodes": """
+        x = await NODES["fetch"]("text")
+        for stage in STAGES:
+            if stage("text") is None: return x  #! {COND}
+        return x is None  #! {COND}
+    """,
+    "through a chain": "return (fetch >> rank)('text') is None  #! {COND}",
+    "through a node of an object": "return Holder.node('a') is None, config.client('b') is None  #! {COND}",
+    "through an instance of a class of nodes": """
+        count = Counter()
+        return count("text") is None  #! {COND}
+    """,
+    "through getattr": "return getattr(q, config.name) is None  #! {COND}",
+    "in the body of a branch": """
+        return await cond(
+            q > 3,
+            lambda x: fetch(x is None),  #! {COND}
+            lambda x: rank(x),
+            q,
+        )
+    """,
+    "in a lambda of a switch": "return await switch(q, (lambda x: x if x else q, rank), q)  #! {COND}",
+    "in a function for map_each": """
+        async def body(x):
+            try:  #! {FALLBACK}
+                return await fetch(x)
+            except ValueError:
+                return isinstance(x, str)  #! {COND}
+        return await map_each(body, q)
+    """,
+    "in a closure over a symbolic value": """
+        page = await fetch(q)
+        def helper(x):
+            return page is x  #! {COND}
+        return helper(3)
+    """,
+    "in a decorated graph's nested match guard": """
+        match config.name:
+            case "x" if q:  #! {COND}
+                return q
+        return None
+    """,
+    "in an argument default": """
+        def helper(x=isinstance(q, str)):  #! {COND}
+            return x
+        return helper()
+    """,
+    "in an f-string": "return f'{q is None}'  #! {COND}",
+    "several": """
+        if q is None:  #! {COND}
+            return None
+        try:  #! {FALLBACK}
+            x = await fetch(q)
+        except ValueError:
+            pass
+        return await asyncio.gather(x)  #! {PARALLEL}
+    """,
+}
+
+ACCEPTED = {
+    "plain awaits": """
+        tokens = rank(await fetch(q))
+        return await rank(tokens, await fetch(q), k=k)
+    """,
+    "configuration": """
+        if config.rerank and not config.extra:
+            x = await rank(q)
+        elif config.extra is None:
+            x = await fetch(q)
+        else:
+            raise ValueError(f"{config.name}")
+        return x
+    """,
+    "is None on a variable that configuration decides": """
+        x = None
+        if config.rerank:
+            x = await rank(q)
+        if x is None:
+            x = await fetch(q)
+        return x
+    """,
+    "a loop over configuration": """
+        found = [await fetch(s, q) for s in SOURCES]
+        for s in ("wiki", "docs"):
+            found.append(await fetch(s, q))
+        for i in range(3):
+            found += [await fetch(i, q)]
+        if not found or len(found) > 3:
+            return []
+        for page in found:
+            await rank(page)
+        assert found is not None and isinstance(found, list)
+        return found
+    """,
+    "a dict of results": """
+        pages = {s: await fetch(s, q) for s in SOURCES}
+        if "wiki" in pages:
+            for name in pages:
+                if name: await rank(pages[name])
+        return {**pages, "x": [page for page in pages.values()]}
+    """,
+    "plain code under try and with": """
+        try:
+            limit = int(config.name)
+        except ValueError:
+            limit = 3
+        with suppress(ValueError):
+            limit = int("4")
+        with open("/dev/null") as file:
+            text = file.read()
+        return await fetch(q, limit, text)
+    """,
+    "a node in the handler of plain code": """
+        try:
+            limit = int(config.name)
+        except ValueError:
+            return await fetch(q)
+        return await fetch(q, limit)
+    """,
+    "plain values under match and isinstance": """
+        match config.name:
+            case "x" | "y":
+                return await fetch(q)
+            case str(other) if isinstance(config.limit, int) and type(config.limit) is int:
+                return await rank(q, other)
+        return q
+    """,
+    "policies": """
+        careful = fetch.with_policy(fallback=lambda error: None if error is None else [], name="x")
+        if careful is fetch:
+            return q
+        return await careful(q)
+    """,
+    "a fallback looks at its error": """
+        return await fetch.with_policy(fallback=lambda error: isinstance(error, ValueError))(q)
+    """,
+    "a plain function inside": """
+        def better(left, right):
+            return left if left > right else right
+        names = sorted(SOURCES, key=lambda s: len(s) if s else 0)
+        return await fetch(q, better(1, config.limit), names)
+    """,
+    "a plain function of the module": """
+        limit = parsed(config.name)
+        if limit is None or kind_of(config.name) is None:
+            return q
+        name = await loaded()
+        return await fetch(q, name, settings())
+    """,
+    "a plain function that may return None": """
+        x = maybe(q)
+        if x is None:
+            return q
+        return x
+    """,
+    "a plain function that returns a tuple": """
+        for page in twice(q):
+            await rank(page)
+        a, b = twice(q)
+        return [a, b]
+    """,
+    "what an inlined graph returns": """
+        for page in await search(q):
+            await rank(page)
+        return q
+    """,
+    "unknown functions": """
+        pair = collections.namedtuple("Pair", "a b")(q, 1)
+        if pair.b is None:
+            return q
+        bound = functools.partial(fetch, q)
+        return await bound(pair.a)
+    """,
+    "a name that is bound later": """
+        x = later(q)
+        return [await later(q) for y in x]
+    """,
+    "control flow": """
+        async def body(x):
+            inner = await map_each(lambda y: fetch(y), x.items)
+            return await cond(rank(x), fetch, lambda y: rank(y), x)
+        x = await while_loop(lambda x: rank(x), body, q)
+        return await switch(q, (fetch, rank, lambda x, s=config.name: rank(x) if s else fetch(x)), x)
+    """,
+    "a node defined inside": """
+        @functools.cache
+        def decorated(x):
+            return x is None
+        class Local:
+            def method(self, x):
+                return x is None
+        return await fetch(q, decorated)
+    """,
+    "a function that a node takes": "return await fetch(lambda x: x is None, key=lambda x: x if x else None)",
+    "local objects": """
+        box = SimpleNamespace()
+        box.page = await fetch(q)
+        box.pages = []
+        box.pages.append(q)
+        if box.extra is None:
+            del box
+        return q
+    """,
+    "del and return": """
+        x = await fetch(q)
+        del x
+        if config.rerank:
+            return q
+        return None
+    """,
+    "plain async helpers": """
+        lock = asyncio.Lock()
+        now = asyncio.get_running_loop().time()
+        return await fetch(q, now, lock)
+    """,
+    "a variable that is symbolic only later": """
+        x = config.extra
+        if x is None:
+            x = await fetch(q)
+        return x
+    """,
+    "shadowed names": """
+        isinstance = config.client
+        type = lambda x: x
+        return isinstance(q, str), type(q)
+    """,
+    "a comprehension of its own variables": """
+        q2 = [q for q in SOURCES if q is not None]
+        return await fetch(q2)
+    """,
+    "match captures": """
+        match config.limit, config.name:
+            case [limit, *rest] if limit:
+                return await fetch(q, rest)
+            case {"a": a, **others}:
+                return await fetch(a, others)
+    """,
+    "a walrus on configuration": """
+        if (limit := config.limit) is not None:
+            return await fetch(q, limit)
+        while (limit := limit - 1) > 0:
+            await fetch(q, limit)
+        return q
+    """,
+    "unpacked arguments": """
+        options = {"a": 1}
+        return await fetch(*SOURCES, **options), kind_of(*SOURCES)
+    """,
+    "a nested function's own global": """
+        def note(x):
+            CACHE["name"] = x
+        note(config.name)
+        CACHE["name"] = config.name
+        return await fetch(q)
+    """,
+}
+
+
+def graph_source(body: str) -> str:
+    names = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, str)}
+    for name in ("FALLBACK", "TIMEOUT", "COND", "MAP", "PARALLEL", "INSIDE", "WITH", "STORE"):
+        body = body.replace(f"{{{name}}}", names[name])
+    body = textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
+    return f"{PRELUDE}\nasync def g(q, k=2):\n{body}\n"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, module: Callable[[str], SimpleNamespace]) -> None:
+    source = graph_source(REFUSED[name])
+    marked = [(line, text.split("#!")[1].strip()) for line, text in enumerate(source.splitlines(), 1) if "#!" in text]
+    found = module(source)
+    problems = problems_of(found.g)
+    expected = {line: remedy for line, remedy in marked if remedy != "{helper}"}
+    assert problems
+    assert {path for path, _, _ in problems} == {found.path}
+    if expected:
+        assert {line for _, line, _ in problems} == set(expected)
+    for _, line, text in problems:
+        assert source.splitlines()[line - 1].strip() in text
+        assert expected.get(line, "") in text
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_accepted(name: str, module: Callable[[str], SimpleNamespace]) -> None:
+    assert problems_of(module(graph_source(ACCEPTED[name])).g) == []
+
+
+def test_helpers_are_reported_where_they_are(module: Callable[[str], SimpleNamespace]) -> None:
+    found = module(graph_source("return kind_of(q)"))
+    line = next(n for n, text in enumerate(PRELUDE.splitlines(), 1) if "if isinstance(value" in text)
+    assert [(path, at) for path, at, _ in problems_of(found.g)] == [(found.path, line)]
+
+
+def logged(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return await fn(*args, **kwargs)
+
+    return wrapper
+
+
+fetch = FakeNode()
+
+
+@logged
+@logged
+async def decorated(
+    query: "list[str] | None",
+    limit: tuple[int, ...] = (
+        1,
+        2,
+    ),
+) -> "object":
+    """A text that starts
+    no deeper than the module, with a `try:` in it.
+    """
+    if query is None:  # decorated
+        return None
+    return await fetch(query, limit)
+
+
+def build(name: str | None) -> Callable[..., Any]:
+    async def inner(query: str) -> Any:
+        text = """
+less indented than the function
+"""
+        if name is None:
+            return await fetch(query)
+        return await fetch(query, text) is name  # inner
+
+    return inner
+
+
+class Search:
+    """Graphs as methods: the first parameter is configuration."""
+
+    name: str | None = None
+    last: object = None
+    cache: dict[str, object]
+    unknown: set[object]
+
+    async def method(self, query: str) -> Any:
+        if self.name is None:
+            return await fetch(query)
+        return query is self.name  # method
+
+    @staticmethod
+    async def static(query: str) -> Any:
+        return query is None  # static
+
+    @classmethod
+    async def of_class(cls, query: str) -> Any:
+        return query is cls.name  # of_class
+
+    async def store(self, query: str) -> Any:
+        if isinstance(self, Search):
+            self.last = await fetch(query)  # store
+
+    async def store_in(self, query: str) -> Any:
+        self.cache["last"] = query  # store_in
+        self.unknown.add(query)
+
+
+one_line = (lambda a: fetch(a, 1), lambda b: fetch(b is None), lambda c, d=None: d is None)  # one_line
+branches = (
+    lambda a: fetch(
+        a is None,  # many_lines
+    ),
+)
+
+CASES: list[tuple[Any, str]] = [
+    (decorated, "decorated"),
+    (build("x"), "inner"),
+    (Search.method, "method"),
+    (Search().method, "method"),
+    (Search.static, "static"),
+    (Search().of_class, "of_class"),
+    (Search.store, "store"),
+    (Search().store, "store"),
+    (Search.store_in, "store_in"),
+    (one_line[1], "one_line"),
+    (branches[0], "many_lines"),
+]
+
+
+@pytest.mark.parametrize(("fn", "comment"), CASES)
+def test_lines_are_those_of_the_file(fn: Callable[..., object], comment: str) -> None:
+    lines = Path(__file__).read_text().splitlines()
+    (line,) = (number for number, text in enumerate(lines, 1) if text.endswith(f"  # {comment}"))
+    ((path, at, text),) = problems_of(fn)
+    assert (path, at) == (__file__, line)
+    assert lines[line - 1].strip() in text
+
+
+@pytest.mark.parametrize("fn", [one_line[0], one_line[2], len, functools.partial(print), FakeNode(), Search])
+def test_nothing_to_report(fn: Callable[..., object]) -> None:
+    assert problems_of(fn) == []
+
+
+def test_the_error_names_the_function_and_lists_by_line(module: Callable[[str], SimpleNamespace]) -> None:
+    source = graph_source(REFUSED["several"])
+    with pytest.raises(GraphTraceError) as caught:
+        check(module(source).g)
+    first, *lines = str(caught.value).splitlines()
+    assert first == "g cannot be traced:"
+    numbers = [int(line.split(":")[1]) for line in lines]
+    assert numbers == sorted(numbers)
+    assert len(numbers) == 3
+
+
+def cell(source: str, filename: str) -> dict[str, Any]:
+    """Runs a notebook cell: its source is in linecache and in no file."""
+    namespace: dict[str, Any] = {"fetch": fetch}
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    exec(compile(source, filename, "exec"), namespace)
+    return namespace
+
+
+def test_a_notebook_cell(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(linecache.clearcache)
+    source = "x = 1\n\nasync def g(q):\n    return await fetch(q) is None\n"
+    ((path, line, _),) = problems_of(cell(source, "<ipython-input-7>")["g"])
+    assert (path, line) == ("<ipython-input-7>", 4)
+
+
+GONE = "async def g(q):\n    return q is None\n"
+
+
+@pytest.mark.parametrize(
+    "now",
+    ["", "# another file\n", "def g(q): (\n", "x = '\0'\n", "x = 1\n\n" + GONE, "async def other(q):\n    return q\n"],
+)
+def test_without_its_source_a_function_is_warned_of_once(now: str, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(linecache.clearcache)
+    filename = f"<gone {now!r}>"
+    fn = cell(GONE, filename)["g"]
+    lines = now.splitlines(keepends=True)
+    linecache.cache[filename] = (len(now), None, lines, filename)
+    with capture_logs() as logs:
+        check(fn)
+        check(fn)
+    assert [(entry["event"], entry["log_level"]) for entry in logs] == [("graph.source_unavailable", "warning")]
+    assert logs[0]["file"] == filename
+    assert "g" in logs[0]["function"]
+
+
+def test_every_function_without_source_is_warned_of() -> None:
+    with capture_logs() as logs:
+        for value in (1, 2):
+            namespace: dict[str, Any] = {}
+            exec(f"async def g{value}(q):\n    return {value}\n", namespace)
+            check(namespace[f"g{value}"])
+    assert len(logs) == 2
+
+
+def test_names_that_were_bound_later_are_known_at_a_second_check(module: Callable[[str], SimpleNamespace]) -> None:
+    found = module("async def g(q):\n    return await later('x') is None\n")
+    assert problems_of(found.g) == []
+    found.g.__globals__["later"] = FakeNode()
+    assert [line for _, line, _ in problems_of(found.g)] == [2]
