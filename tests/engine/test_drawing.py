@@ -169,6 +169,12 @@ def test_only_what_may_be_exchanged_is_folded() -> None:
     differing = draw("g", "?x\na:f < x | thread\nb:f < x | process\n=y < a b")
     assert "×" not in to_text(differing)
     assert "f#2" in to_text(differing)  # two of one name are told apart where they are read
+    parted = draw("g", "?x\na:f < x\nb:f < x\ny < a x\nz < b x")
+    assert "×" not in to_text(parted)
+    then, otherwise = draw("then", "?q\nkeep < q"), draw("then", "?q\ndrop < q")
+    driving = draw("g", "?x\n!a:cond < x\n!b:cond < x\n=y < a b", ("a", then), ("b", otherwise))
+    assert "keep" in to_text(driving)
+    assert "drop" in to_text(driving)
     everyone = draw("g", "?x\na:f < x\nb:f < x\nc:g < a b\nd:g < a b\n=y < c d")
     assert "g ×2   ← f ×2" in to_text(everyone)
 
@@ -290,6 +296,19 @@ def test_a_large_graph_is_summarised_and_the_numbers_add_up() -> None:
               4  result
         """,
     )
+
+
+def test_bodies_that_would_bury_their_graph_are_counted() -> None:
+    long = draw("body", "?x\n" + "\n".join(f"step{n} < {f'step{n - 1}' if n else 'x'} | thread" for n in range(49)))
+    loops = "\n".join(f"!w{n}:while_loop < x" for n in range(3))
+    text = to_text(draw("g", f"?x\n{loops}", *((f"w{n}", long) for n in range(3))))
+    assert text.count("body: not shown (nodes: 50)") == 3
+    assert "step" not in text
+    wide = draw("body", "\n".join(f"source{n}" for n in range(149)))
+    inner = draw("body", "\n".join(f"!w{n}" for n in range(20)), *((f"w{n}", wide) for n in range(20)))
+    svg = to_svg(draw("g", "!w", ("w", inner)))
+    assert "not shown (nodes: 20, bodies: 20)" in svg
+    assert "source" not in svg
 
 
 def line_of(length: int) -> Drawing:
@@ -511,6 +530,19 @@ def test_a_straight_chain_is_straight_in_svg() -> None:
     assert all(abs(one - other) < 1 for one, other in pairwise(middles))
 
 
+def test_what_has_one_source_and_one_reader_stands_under_its_source_in_svg() -> None:
+    graph = "?query\nhttp | resource\nfetch < http query | 2 s, 2 attempts\nweb < http query | 2 s, fallback"
+    boxes = boxes_of(to_svg(draw("rag", f"{graph}\nrerank < query fetch web\nanswer < query rerank\n=result < answer")))
+    (left, _, right, _), (left_below, _, right_below, _) = boxes["answer"], boxes["result"]
+    assert abs((left + right) - (left_below + right_below)) < 1
+
+
+def test_boxes_are_ordered_so_that_edges_do_not_cross_in_svg() -> None:
+    boxes = boxes_of(to_svg(draw("g", "a\nb\nc\nd < c\ne < b\nf < a\n")))
+    assert (boxes["a"] < boxes["b"] < boxes["c"]) == (boxes["f"] < boxes["e"] < boxes["d"])
+    assert (boxes["a"] > boxes["b"] > boxes["c"]) == (boxes["f"] > boxes["e"] > boxes["d"])
+
+
 def test_labels_of_edges_and_details_are_shown_and_escaped() -> None:
     drawing = draw("g", "?x\nf < x@.a[0] | 5 s, <b>")
     assert "← x.a[0]   5 s, <b>" in to_text(drawing)
@@ -527,6 +559,9 @@ def test_bodies_are_blocks_in_mermaid_and_dot() -> None:
     drawing = draw("g", "?x\n!c:cond < x\n=result < c", ("c", then))
     expected = ['subgraph g1["then"]', 'n3(["q"])', 'n4(["result"])', "n3 --> n4", "end", "n1 -.-> g1"]
     assert [line.strip() for line in to_mermaid(drawing).splitlines()][-6:] == expected
+    outlined = [line.strip() for line in to_mermaid(agent()).splitlines() if "subgraph" in line]
+    titles = ("then", "otherwise", "while", "body", "then", "otherwise")
+    assert outlined == [f'subgraph g{n}["{title}"]' for n, title in enumerate(titles, 1)]
     dot = to_dot(drawing)
     assert "subgraph cluster_1 {" in dot
     assert "n1 -> n3 [lhead=cluster_1, style=dotted];" in dot
