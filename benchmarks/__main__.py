@@ -1,0 +1,45 @@
+"""`python -m benchmarks`: measures penstock against hand-written asyncio and prints the table."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from . import fresh, harness, loops, report
+from .harness import Measured, Workload
+from .workloads import WORKLOADS
+
+RESULTS = Path(__file__).parent / "results" / "latest.json"
+
+
+def arguments() -> argparse.Namespace:
+    names = [workload.name for workload in WORKLOADS]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter samples: a look, not a claim")
+    parser.add_argument("--only", metavar="NAME", action="append", choices=names, help=f"one of: {', '.join(names)}")
+    parser.add_argument("--loop", choices=[*loops.NAMES, "both"], default="both")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go (default: %(default)s)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Returns 1 if a limit that must be kept was not."""
+    chosen = arguments()
+    workloads = [workload for workload in WORKLOADS if chosen.only is None or workload.name in chosen.only]
+    measured: list[Measured] = []
+    for loop in loops.NAMES if chosen.loop == "both" else (chosen.loop,):
+        for workload in workloads:
+            print(f"{workload.name} on {loop} ...", file=sys.stderr, flush=True)
+            measured += _measure(workload, loop, quick=chosen.quick)
+    report.print_table("penstock beside hand-written asyncio", report.COLUMNS, map(report.cells, measured))
+    report.write_json(chosen.json, measured, quick=chosen.quick)
+    return 1 if any(row.verdict == "missed" for row in measured) else 0
+
+
+def _measure(workload: Workload, loop: str, *, quick: bool) -> list[Measured]:
+    if workload.fresh_process:
+        return fresh.measure(workload, loop, quick=quick)
+    return loops.run(loop, harness.measure(workload, loop, quick=quick))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

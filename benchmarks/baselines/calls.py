@@ -1,0 +1,54 @@
+"""Callers: one that asks in turn, many that ask at once, and a fan-out with its join."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from .chain import Stage
+
+
+def join(parts: Sequence[int]) -> int:
+    return sum(parts)
+
+
+async def suspend_once(value: int) -> int:
+    """A branch that gives the loop one turn, as the shortest I/O does."""
+    await asyncio.sleep(0)
+    return value
+
+
+def gather_and_join(branch: Stage, branches: int) -> Stage:
+    """The fan-out that everybody writes: `asyncio.gather`, then the join."""
+
+    async def call(value: int) -> int:
+        return join(await asyncio.gather(*[branch(value) for _ in range(branches)]))
+
+    return call
+
+
+async def call_in_turn(call: Stage, calls: int, expected: Callable[[int], int]) -> float:
+    """One call after the other, as a single request handler makes them."""
+    started = time.perf_counter()
+    for value in range(calls):
+        assert await call(value) == expected(value)
+    return time.perf_counter() - started
+
+
+async def call_from_many(service: Stage, calls: int, callers: int) -> float:
+    """`callers` tasks draw from one iterator of `calls` values, each awaiting its answer before the next."""
+    values = iter(range(calls))
+    answers = 0
+
+    async def caller() -> None:
+        nonlocal answers
+        for value in values:
+            assert await service(value) == value
+            answers += 1
+
+    started = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(callers):
+            tasks.create_task(caller())
+    elapsed = time.perf_counter() - started
+    assert answers == calls
+    return elapsed

@@ -1,0 +1,29 @@
+"""Every workload of the table, in its order."""
+
+from ..harness import Workload
+from .chain import CHAIN
+from .deployment import DEPLOYMENT
+from .fan_out import FAN_OUT
+from .idle_deployments import IDLE_DEPLOYMENTS
+from .io import IO
+from .memory import MEMORY
+from .planning import PLANNING
+from .random_graph import RANDOM_GRAPH
+from .scaling import CHAIN_LENGTH, DEPLOYMENTS, FRAMES_AT_ONCE, STREAM_LENGTH
+from .threads import THREADS
+
+WORKLOADS: tuple[Workload, ...] = (
+    CHAIN,
+    DEPLOYMENT,
+    FAN_OUT,
+    IO,
+    THREADS,
+    RANDOM_GRAPH,
+    PLANNING,
+    MEMORY,
+    IDLE_DEPLOYMENTS,
+    CHAIN_LENGTH,
+    STREAM_LENGTH,
+    FRAMES_AT_ONCE,
+    DEPLOYMENTS,
+)

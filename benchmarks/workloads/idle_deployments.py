@@ -1,0 +1,67 @@
+"""A thousand deployments that wait for a call: what one holds."""
+
+import gc
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from penstock import engine
+
+from ..baselines.chain import queue_service
+from ..harness import Contenders, Row, Workload
+from ..resident import resident_mib
+from ..summary import Limits
+from .graphs import chain
+
+STAGES = 10
+
+
+@asynccontextmanager
+async def contenders(quick: bool) -> AsyncIterator[Contenders]:
+    number = 100 if quick else 1_000
+
+    async def deployments() -> float:
+        graph = chain(STAGES)
+        async with AsyncExitStack() as stack:
+            for _ in range(10):  # imports, the plan and the pools are there before the first number
+                await stack.enter_async_context(engine.deploy(graph))
+            before = _settled_mib()
+            for _ in range(number):
+                service = await stack.enter_async_context(engine.deploy(graph))
+            grown = _settled_mib() - before
+            assert await service(7) == 7
+        return grown / number * 1024
+
+    async def queues() -> float:
+        async with AsyncExitStack() as stack:
+            for _ in range(10):
+                await stack.enter_async_context(queue_service(STAGES))
+            before = _settled_mib()
+            for _ in range(number):
+                service = await stack.enter_async_context(queue_service(STAGES))
+            grown = _settled_mib() - before
+            assert await service(7) == 7
+        return grown / number * 1024
+
+    yield {"deployments": deployments, "queues": queues}
+
+
+def _settled_mib() -> float:
+    gc.collect()
+    return resident_mib()
+
+
+IDLE_DEPLOYMENTS = Workload(
+    name="idle-deployments",
+    contenders=contenders,
+    rounds=(3, 1),
+    fresh_process=True,
+    rows=(
+        Row(
+            title="1,000 idle deployments of 10 nodes, each",
+            subject="deployments",
+            unit="KB",
+            limits=Limits(must=50, aim=20),
+        ),
+        Row(title="the same, 10 queue stages by hand, each", subject="queues", unit="KB"),
+    ),
+)
