@@ -1,0 +1,45 @@
+"""Penstock: graphs of async actors on bounded channels, in pure asyncio.
+
+The map of the house, in the order in which its floors may know each other:
+
+    _errors      every exception, one flat hierarchy; knows no one
+    telemetry    spans, metrics, logs, through the API of OpenTelemetry; knows no one
+    actors       one actor: channel, places, frame, crew of workers, policy, threads, processes
+    engine       many actors: node, graph, trace, plan, run, stream, deploy
+    testing      virtual time, seeded interleavings, fakes
+"""
+
+from . import engine as engine
+from . import telemetry as telemetry
+from . import testing as testing
+from ._errors import ChannelClosed as ChannelClosed
+from ._errors import DeadlineExceeded as DeadlineExceeded
+from ._errors import EngineClosedError as EngineClosedError
+from ._errors import EngineLoopError as EngineLoopError
+from ._errors import GraphTraceError as GraphTraceError
+from ._errors import IterationLimitError as IterationLimitError
+from ._errors import NodeCancelledError as NodeCancelledError
+from ._errors import NodeError as NodeError
+from ._errors import NodeTimeoutError as NodeTimeoutError
+from ._errors import OptionsError as OptionsError
+from ._errors import Overloaded as Overloaded
+from ._errors import PenstockError as PenstockError
+from ._errors import PlanError as PlanError
+from ._errors import ReentrantCallError as ReentrantCallError
+from ._errors import WorkerDied as WorkerDied
+from .actors.current import FrameInfo as FrameInfo
+from .actors.current import current as current
+from .actors.policy import Retry as Retry
+from .engine.control import cond as cond
+from .engine.control import map_each as map_each
+from .engine.control import switch as switch
+from .engine.control import while_loop as while_loop
+from .engine.graph import Call as Call
+from .engine.graph import Graph as Graph
+from .engine.graph import graph as graph
+from .engine.node import Node as Node
+from .engine.node import node as node
+from .engine.options import ExecutionOptions as ExecutionOptions
+from .engine.options import execution_options as execution_options
+from .engine.options import set_execution_options as set_execution_options
+from .engine.ref import Ref as Ref

@@ -3,11 +3,13 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import perf_counter
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from .channel import Channel, ChannelStatistics
+from .invocation import invoke
 from .places import Places
 from .policy import Policy
 
@@ -26,7 +28,8 @@ GENERAL: Final = 2
 BLOCKING_SECONDS = 0.05
 
 Values = list[Any]
-Invoke = Callable[["Worker", "Actor", "Frame"], Awaitable[Any]]
+# How a handler is run with its arguments: on the loop, in a thread, in a process, or as a sub-graph.
+Body = Callable[["Worker", "Actor", "Frame", tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,9 @@ class Actor:
     """
 
     __slots__ = (
-        "args_of", "bodies", "busy_seconds", "completed", "consumers", "failed", "fn", "graph", "inbox", "index",
-        "invoke", "kwargs_of", "links", "mode", "name", "out", "places", "policy", "reads", "reported", "retried",
-        "slot", "successor",
+        "args_of", "body", "busy_seconds", "completed", "consumers", "failed", "fn", "graph", "inbox", "index", "invoke",
+        "kwargs_of", "link", "mode", "name", "out", "places", "policy", "reads", "retried", "slot", "successor", "tail",
+        "warned",
     )  # fmt: skip
 
     def __init__(self, name: str, graph: str, index: int, policy: Policy, places: Places, inbox: "Channel[Frame]") -> None:
@@ -84,8 +87,10 @@ class Actor:
         self.inbox = inbox
         self.mode = GENERAL
         self.fn: Callable[..., Any] = _unset
-        self.invoke: Invoke = _unset
-        self.links: tuple[Link, ...] = ()
+        self.invoke = invoke
+        self.body: Body = _unset
+        self.tail: tuple[Link, ...] = ()  # an inline chain: what runs on the result of `fn`
+        self.link: Link | None = None  # the link of the tail that runs now
         self.slot = -1  # the slot of the only argument, or -1: `args_of` and `kwargs_of` build them
         self.args_of: Callable[[Values], tuple[Any, ...]] = _no_args
         self.kwargs_of: Callable[[Values], dict[str, Any]] | None = None
@@ -93,12 +98,11 @@ class Actor:
         self.reads: tuple[int, ...] = ()  # slots to give up when done
         self.consumers: tuple[Actor, ...] = ()
         self.successor: Actor | None = None  # the only consumer, if it waits for nothing else
-        self.bodies: tuple[Any, ...] = ()
         self.completed = 0
         self.failed = 0
         self.retried = 0
         self.busy_seconds = 0.0
-        self.reported = False
+        self.warned = False
 
     def offer(self, frame: "Frame") -> bool:
         """Queue a complete frame, for want of a free place; returns False if the inbox is full."""
@@ -128,32 +132,50 @@ class Actor:
         if len(self.inbox) == 1:
             self.places.waiting.append(self)
 
+    @property
+    def label(self) -> str:
+        """The name of the node that runs now; in a chain, which shares one actor, that of the link."""
+        return self.name if self.link is None else self.link.name
+
+    def call(self, values: Values) -> Any:
+        """Call the function with its arguments out of the slots."""
+        if self.slot >= 0:
+            return self.fn(values[self.slot])
+        if self.kwargs_of is None:
+            return self.fn(*self.args_of(values))
+        return self.fn(*self.args_of(values), **self.kwargs_of(values))
+
     def run_inline(self, values: Values) -> Any:
         """Run a plain function, and the chain of plain functions behind it, watching the clock: they hold the loop."""
-        self.link = self.links[0]
+        self.link = None
         began = perf_counter()
-        if self.slot >= 0:
-            value = self.fn(values[self.slot])
-        elif self.kwargs_of is None:
-            value = self.fn(*self.args_of(values))
-        else:
-            value = self.fn(*self.args_of(values), **self.kwargs_of(values))
-        for link in self.links[1:]:
+        value = self.call(values)
+        for link in self.tail:
+            if value.__class__ is CoroutineType:
+                break
             self.link = link
             value = link.fn(value)
+        if value.__class__ is CoroutineType:
+            self.refuse_coroutine(value)
         elapsed = perf_counter() - began
         self.busy_seconds += elapsed
-        if elapsed > BLOCKING_SECONDS:
-            self.report_blocking(elapsed)
+        self.watch(elapsed)
         return value
 
-    def report_blocking(self, elapsed_seconds: float) -> None:
-        """Log once that this node holds the event loop, with the remedy."""
-        if self.reported:
+    def refuse_coroutine(self, value: Any) -> None:
+        """Raise for a plain function that returned a coroutine: nobody would ever await it."""
+        value.close()
+        raise TypeError(
+            f"node {self.label!r} is a plain `def` that returned a coroutine; declare it `async def` and await inside"
+        )
+
+    def watch(self, elapsed_seconds: float) -> None:
+        """Log once if this node held the event loop for too long, with the remedy."""
+        if self.warned or elapsed_seconds <= BLOCKING_SECONDS:
             return
-        self.reported = True
+        self.warned = True
         _log.warning(
-            "node.blocks_loop", node=self.name, graph=self.graph, milliseconds=round(elapsed_seconds * 1000),
+            "node.blocks_loop", node=" → ".join((self.name, *(link.name for link in self.tail))), graph=self.graph, milliseconds=round(elapsed_seconds * 1000),
             remedy='declare it @node(runs_on="thread") or runs_on="process", so that the event loop stays free',
         )  # fmt: skip
 

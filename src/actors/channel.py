@@ -196,17 +196,28 @@ class Channel(Generic[T]):
         return self._take()
 
     def discard(self, item: T, priority: int = 0) -> bool:
-        """Take one particular item out of the queue, making room; returns whether it was there."""
-        if self._size_of is None:
-            found = self._items.discard(item, priority)
-        else:
-            entry = next((e for e in self._items if isinstance(e, tuple) and e[0] is item), None)
-            found = entry is not None and self._items.discard(entry, priority)
-            if found and isinstance(entry, tuple):
-                self._bytes -= entry[1]
-        if found:
+        """Take one particular item out, making room; returns whether it was queued.
+
+        If it still waits with its putter to enter, it does not enter any more, and the putter goes on.
+        """
+        entry = item if self._size_of is None else self._entry_of(item)
+        if entry is not None and self._items.discard(entry, priority):
+            if self._size_of is not None:
+                self._bytes -= entry[1]  # type: ignore[index]
             self._admit_putters()
-        return found
+            return True
+        for putter in self._putters or ():
+            if putter.item is item:
+                assert self._putters is not None
+                self._putters.discard(putter, priority)
+                if not putter.future.done():
+                    putter.future.set_result(None)
+                self._admit_putters()
+                break
+        return False
+
+    def _entry_of(self, item: T) -> T | tuple[T, int] | None:
+        return next((entry for entry in self._items if isinstance(entry, tuple) and entry[0] is item), None)
 
     def close(self) -> None:
         """Refuse further puts; what is queued can still be taken, then getters see `ChannelClosed`."""

@@ -19,6 +19,7 @@ from .._errors import NodeCancelledError
 from . import current
 from .actor import ASYNC, INLINE, Actor
 from .frame import Frame
+from .invocation import ThreadCall
 
 # Hops that a worker makes before it lets the loop run others: about 0.1 ms of no-op handlers, long enough to make
 # the yield (2 us) vanish, short against any timer.
@@ -70,7 +71,19 @@ class Crew:
 
     def start(self, frame: Frame, entries: tuple[Actor, ...]) -> list[Actor]:
         """Let a new frame into the actors that wait for nothing; returns those whose inbox is full."""
+        if not entries:
+            frame.finish()
+            return []
         return [actor for actor in entries if not self.enter(actor, frame)]
+
+    def launch(self, frame: Frame, entries: tuple[Actor, ...]) -> list[Actor]:
+        """Start a frame that has this crew to itself, and its first worker at once; returns as `start` does."""
+        self.armed = True  # no need to look after the work: the worker comes
+        full = self.start(frame, entries)
+        self.armed = False
+        if self.ready:
+            self.hire()
+        return full
 
     def enter(self, actor: Actor, frame: Frame) -> bool:
         """Let a complete frame into an actor: it runs, or is queued; returns False if the inbox is full."""
@@ -157,11 +170,11 @@ class Worker:
 
     Attributes:
         frame: the frame whose handler runs now; None between two.
+        thread_call: the last job in a thread, which may go on after its attempt.
         cancels: how often the engine has cancelled this task and not yet undone it.
-        place_lent: the place of the handler has passed to a thread that still runs.
     """
 
-    __slots__ = ("_nested", "actor", "attempt", "attempt_deadline", "cancels", "crew", "frame", "place_lent", "task")
+    __slots__ = ("_nested", "actor", "attempt", "attempt_deadline", "cancels", "crew", "frame", "task", "thread_call")
 
     def __init__(self, crew: Crew, *, nested: bool = False) -> None:
         self.crew = crew
@@ -171,7 +184,7 @@ class Worker:
         self.attempt = 1
         self.attempt_deadline: float | None = None
         self.cancels = 0
-        self.place_lent = False
+        self.thread_call: ThreadCall | None = None
         self._nested = nested
         crew.workers.add(self)
 
@@ -184,7 +197,7 @@ class Worker:
         if self.attempt_deadline is not None:
             deadline = self.attempt_deadline if deadline is None else min(deadline, self.attempt_deadline)
         return current.FrameInfo(
-            actor.graph, actor.name, frame.item, self.attempt, deadline, self.crew.loop.time, frame
+            actor.graph, actor.label, frame.item, self.attempt, deadline, self.crew.loop.time, frame
         )
 
     def cancel_if_in(self, frame: Frame) -> None:
@@ -374,10 +387,7 @@ class Worker:
                 # The first entry is this worker's own loop. It would show the user nothing, and keep the worker alive.
                 failure.__traceback__ = failure.__traceback__.tb_next
             frame.fail(failure, actor, self.attempt)
-        if self.place_lent:
-            self.place_lent = False  # a thread that nobody waits for still runs, and gives the place back itself
-        else:
-            actor.places.release()
+        actor.places.release()
 
     def _is_stopped(self, undisturbed: int) -> bool:
         """Undo exactly the cancels that the engine sent; whether others remain, which means that the worker ends."""

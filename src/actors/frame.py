@@ -97,6 +97,11 @@ class Frame:
         return self.state != "running"
 
     @property
+    def settled(self) -> bool:
+        """Whether it has ended and nothing runs for it any more."""
+        return self.state != "running" and not self._unwinding
+
+    @property
     def root(self) -> "Frame":
         """The outermost frame that this one is part of."""
         frame = self
@@ -135,7 +140,7 @@ class Frame:
         if self.state != "running":
             if not isinstance(error, asyncio.CancelledError):
                 _log.warning(
-                    "frame.late_failure", graph=self.layout.name, node=actor.name if actor else None,
+                    "frame.late_failure", graph=self.layout.name, node=actor.label if actor else None,
                     item=self.item, error=repr(error),
                 )  # fmt: skip
             return
@@ -185,7 +190,7 @@ class Frame:
         A node may raise one and the same object for many items; the second gets a `NodeError` of its own, or the
         object would collect the notes of all of them.
         """
-        where = f"in node {actor.name!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
+        where = f"in node {actor.label!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
         root = self.root
         owner = getattr(error, _MARK, None)
         if owner is not None and owner is not root.missing and isinstance(error, Exception):

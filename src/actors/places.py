@@ -15,6 +15,9 @@ class Places:
 
     Invariant: while a place is free, no inbox behind these places holds a frame. So whoever finds `free > 0` may
     take a place without looking at any queue, and order is kept.
+
+    `free` may be negative: a thread that nobody waits for any more still holds its place, while the worker that left
+    it gives back one too (see `owe`).
     """
 
     __slots__ = ("free", "limit", "waiting")
@@ -33,7 +36,7 @@ class Places:
     def release(self) -> None:
         """Give a place back: the next queued frame gets it, if there is one."""
         waiting = self.waiting
-        if not waiting:
+        if not waiting or self.free < 0:
             self.free += 1
             return
         actor = waiting.popleft()
@@ -42,3 +45,7 @@ class Places:
             waiting.append(actor)
         frame.queued_at.remove(actor)
         frame.crew.enqueue(actor, frame)
+
+    def owe(self) -> None:
+        """Hold one place more, for a handler that runs on after its worker has left; `release` ends it."""
+        self.free -= 1

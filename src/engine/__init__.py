@@ -1,0 +1,84 @@
+"""Running graphs: `run` for one call, `stream` for many, `deploy` for servers, `plan` to look at what will happen."""
+
+from collections.abc import AsyncIterable, Iterable
+from typing import ParamSpec, TypeVar, Unpack
+
+from .admission import AdmissionStatistics as AdmissionStatistics
+from .engine import Engine as Engine
+from .engine import EngineStatistics as EngineStatistics
+from .engine import default_engine as _default_engine
+from .graph import Call, Graph
+from .options import CallOptions as CallOptions
+from .plan import Plan as Plan
+from .service import Service as Service
+from .service import ServiceStatistics as ServiceStatistics
+from .stream import Outcome as Outcome
+from .stream import Stream as Stream
+from .stream import StreamStatistics as StreamStatistics
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+async def run(call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -> R:
+    """Run one call of a graph and return its result.
+
+    Args:
+        call: the call, `search(url)`; a graph without parameters may be passed itself.
+        **options: `scheduler`, `timeout_seconds`, `max_workers`; see `ExecutionOptions`.
+
+    Returns:
+        The result of the graph.
+
+    Raises:
+        Exception: that of the node that failed first, with a note that names graph, node, item and attempt.
+        TimeoutError: the call did not finish within `timeout_seconds`.
+        GraphTraceError: the graph does something that a trace cannot represent.
+        OptionsError: an option is unknown or does not apply.
+    """
+    return await _default_engine().run(call, **options)
+
+
+def stream(calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, **options: Unpack[CallOptions]) -> Stream[R]:
+    """Run many calls as a pipeline, and yield their results in input order.
+
+    Args:
+        calls: the calls, from any iterable or async iterable; they are asked for as there is room.
+        **options: `scheduler`, `max_in_flight`, `max_workers`, `ordered`, `on_error`, `timeout_seconds`.
+
+    Returns:
+        A `Stream`, an async iterator and async context manager.
+
+    Raises:
+        TypeError: the argument is no iterable of calls.
+        OptionsError: an option is unknown or does not apply.
+    """
+    return _default_engine().stream(calls, **options)
+
+
+def deploy(graph: Graph[P, R], /, *more: Graph[..., object], **options: Unpack[CallOptions]) -> Service[P, R]:
+    """Make graphs resident, so that many callers share their actors, limits and stateful nodes.
+
+    Args:
+        graph: the graph that `await service(...)` calls.
+        *more: further graphs, for `service.run(call)`; they share the instances of stateful nodes.
+        **options: `max_in_flight`, `max_queue`, `max_workers`, `scheduler`, `timeout_seconds`.
+
+    Returns:
+        A `Service`, an async context manager.
+
+    Raises:
+        TypeError: an argument is no graph.
+        OptionsError: an option is unknown or does not apply.
+    """
+    return _default_engine().deploy(graph, *more, **options)
+
+
+def plan(graph: Graph[..., object], /) -> Plan:
+    """Return what a graph will do: its steps after the planning passes, and what each pass changed. Needs no loop.
+
+    Raises:
+        GraphTraceError: the graph does something that a trace cannot represent.
+        PlanError: a value does not fit the parameter it is passed to.
+    """
+    return graph.plan()

@@ -13,3 +13,4 @@ from ._run import run_seeded as run_seeded
 from ._run import run_virtual as run_virtual
 from ._seeded_loop import SeededLoop as SeededLoop
 from ._virtual_clock import VirtualClockLoop as VirtualClockLoop
+from ._replace import replace as replace

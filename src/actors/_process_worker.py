@@ -1,0 +1,79 @@
+"""What runs in a worker process: one call at a time, from a socket, until the socket closes."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import threading
+import traceback
+
+from . import pickling
+from .process_target import resolve
+
+READY = b"R"
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer calls until the engine's process closes the connection or dies; the target of a worker process."""
+    # Ctrl-C goes to the whole process group; what it means is decided by the engine's process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while the interpreter started
+    connection.set_inheritable(False)
+    threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
+    try:
+        connection.sendall(READY)
+        while True:
+            pickling.send(connection, _answer(*pickling.receive(connection)))
+    except (EOFError, OSError):
+        return  # nobody is left to answer
+
+
+def _end_with_parent() -> None:
+    # The closed connection ends an idle worker; this ends one whose call is still running.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _answer(body: bytearray, buffers: list[bytearray]) -> pickling.Message:
+    """Run one call and encode `(True, result)` or `(False, (exception, its traceback as text))`."""
+    try:
+        target, args, kwargs = pickling.decode(body, buffers)
+    except Exception as error:  # noqa: BLE001 - constructors are the arguments' own code and may raise anything
+        reason = f"an argument cannot be rebuilt in the worker process: {type(error).__name__}: {error}"
+        return pickling.encode((False, (TypeError(reason), _format(error))))
+    try:
+        result = resolve(target)(*args, **kwargs)
+    except BaseException as error:  # noqa: BLE001 - whatever the call raises belongs to the caller
+        return _encode_error(target, error)
+    try:
+        return pickling.encode((True, result))
+    except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
+        reason = (
+            f"the result of {target!r} ({pickling.type_name(result)}) cannot be sent back from a worker process: "
+            f"{error}; return plain data instead"
+        )
+        return pickling.encode((False, (TypeError(reason), _format(error))))
+
+
+def _encode_error(target: str, error: BaseException) -> pickling.Message:
+    text = _format(error)
+    try:
+        # Many exceptions pickle but cannot be rebuilt (a constructor with other parameters than `args`): try it here,
+        # where the original is still known.
+        pickle.loads(pickle.dumps(error, protocol=5))
+        return pickling.encode((False, (error, text)))
+    except Exception as reason:  # noqa: BLE001 - reducers and constructors of the exception may raise anything
+        substitute = TypeError(
+            f"{target!r} raised {pickling.type_name(error)}, which does not survive pickling "
+            f"({type(reason).__name__}: {reason}); its traceback is shown as the cause"
+        )
+        return pickling.encode((False, (substitute, text)))
+
+
+def _format(error: BaseException) -> str:
+    frames = error.__traceback__
+    # The first frame is the worker's own.
+    return "".join(traceback.format_exception(type(error), error, frames.tb_next if frames else None))

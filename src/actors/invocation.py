@@ -1,0 +1,207 @@
+"""Invoking a node with its policy: attempts, timeout, backoff, fallback, and the bodies that say where it runs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from time import perf_counter
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from .._errors import NodeCancelledError, NodeTimeoutError
+from ..telemetry import spans
+from . import current
+from .places import Places
+from .processes import ProcessPool
+from .threads import ThreadPool
+
+if TYPE_CHECKING:
+    from .actor import Actor, Body
+    from .crew import Worker
+    from .frame import Frame
+
+
+async def invoke(worker: "Worker", actor: "Actor", frame: "Frame") -> Any:
+    """Run a node for one frame, with all that its policy asks for.
+
+    Returns:
+        The node's result, or that of its fallback.
+
+    Raises:
+        Exception: that of the last attempt, or of the fallback.
+    """
+    actor.link = None
+    invocation = _Invocation(worker, actor, frame)
+    if frame.span is None:
+        return await invocation.run()
+    with spans.node(frame.span, actor.name, item=frame.item):
+        return await invocation.run()
+
+
+class _Invocation:
+    """The attempts of one node for one frame."""
+
+    __slots__ = ("_actor", "_args", "_cancelling", "_frame", "_kwargs", "_worker")
+
+    def __init__(self, worker: "Worker", actor: "Actor", frame: "Frame") -> None:
+        self._worker = worker
+        self._actor = actor
+        self._frame = frame
+        values = frame.values
+        self._args = (values[actor.slot],) if actor.slot >= 0 else actor.args_of(values)
+        self._kwargs = actor.kwargs_of(values) if actor.kwargs_of is not None else {}
+        assert worker.task is not None
+        self._cancelling = worker.task.cancelling()
+        worker.attempt = 1
+
+    async def run(self) -> Any:
+        actor = self._actor
+        policy = actor.policy
+        began = perf_counter()
+        worker = self._worker
+        try:
+            while True:
+                try:
+                    return await self._attempt()
+                except Exception as error:  # the policy decides which are worth another attempt
+                    pause = self._pause_seconds(error)
+                    if pause is None:
+                        if policy.fallback is None:
+                            raise
+                        return await self._fall_back(error)
+                if pause:
+                    await asyncio.sleep(pause)
+                await _returned(worker)  # a thread that timed out holds the node's place until it is back
+                worker.attempt += 1
+                actor.retried += 1
+                spans.retried(self._frame.span, actor.name, worker.attempt)
+        finally:
+            worker.attempt_deadline = None
+            _lend_place(worker, actor.places)
+            actor.busy_seconds += perf_counter() - began
+
+    async def _attempt(self) -> Any:
+        seconds = self._actor.policy.timeout_seconds
+        try:
+            if seconds is None:
+                return await self._run_body()
+            self._worker.attempt_deadline = self._worker.crew.loop.time() + seconds
+            try:
+                async with asyncio.timeout(seconds) as timer:
+                    return await self._run_body()
+            except TimeoutError as error:
+                if not timer.expired():
+                    raise
+                raise NodeTimeoutError(f"node {self._actor.name!r} took longer than {seconds:g} s") from error
+        except asyncio.CancelledError as error:
+            task = self._worker.task
+            assert task is not None
+            if task.cancelling() > self._cancelling:
+                raise
+            raise NodeCancelledError(
+                f"something that node {self._actor.name!r} awaited was cancelled, but not the node itself"
+            ) from error
+
+    def _run_body(self) -> Awaitable[Any]:
+        return self._actor.body(self._worker, self._actor, self._frame, self._args, self._kwargs)
+
+    def _pause_seconds(self, error: Exception) -> float | None:
+        """Return how long to wait before another attempt; None if there is to be none."""
+        retry = self._actor.policy.retry
+        attempt = self._worker.attempt
+        if retry is None or attempt >= retry.attempts or not isinstance(error, retry.retry_on):
+            return None
+        pause = retry.pause_seconds(attempt)
+        deadline = self._frame.deadline
+        if deadline is not None and self._worker.crew.loop.time() + pause >= deadline:
+            return None  # the deadline would pass meanwhile: the error now says more than a timeout later
+        return pause
+
+    async def _fall_back(self, error: Exception) -> Any:
+        fallback = self._actor.policy.fallback
+        assert fallback is not None
+        value = fallback(error)
+        return await value if isinstance(value, Awaitable) else value
+
+
+async def run_async(worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Body of an `async def` node."""
+    return await actor.fn(*args, **kwargs)
+
+
+async def run_inline(worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Body of a plain `def` node, and of the chain of such nodes that shares its actor, each with a span of its own."""
+    began = perf_counter()
+    value = actor.fn(*args, **kwargs)
+    if value.__class__ is CoroutineType:
+        actor.refuse_coroutine(value)
+    for link in actor.tail:
+        actor.link = link
+        with spans.node(frame.span, link.name, item=frame.item):
+            value = link.fn(value)
+        if value.__class__ is CoroutineType:
+            actor.refuse_coroutine(value)
+    actor.watch(perf_counter() - began)
+    return value
+
+
+class ThreadCall:
+    """A job in a thread, which goes on when nobody waits for it any more."""
+
+    __slots__ = ("_then", "returned")
+
+    def __init__(self) -> None:
+        self.returned = False
+        self._then: Callable[[], None] | None = None
+
+    def on_returned(self) -> None:
+        """The thread is free again."""
+        self.returned = True
+        if self._then is not None:
+            self._then()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the thread is free again."""
+        self._then = callback
+
+
+def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
+    """Return a body that runs a plain function in a thread, in a copy of the caller's context."""
+
+    async def run_in_thread(
+        worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        context = copy_context()
+        context.run(current.source.set, current.Snapshot(worker.frame_info()))
+        call = worker.thread_call = ThreadCall()
+        value = await pool_of().submit(context, call.on_returned, actor.fn, *args, **kwargs)
+        if value.__class__ is CoroutineType:
+            actor.refuse_coroutine(value)
+        return value
+
+    return run_in_thread
+
+
+def in_process(pool_of: Callable[[], ProcessPool], target: str) -> "Body":
+    """Return a body that runs `target` ("module:qualname") in a worker process."""
+
+    async def run_in_process(
+        worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return await pool_of().run(target, args, kwargs)
+
+    return run_in_process
+
+
+async def _returned(worker: "Worker") -> None:
+    call = worker.thread_call
+    if call is not None and not call.returned:
+        waiter = worker.crew.loop.create_future()
+        call.then(lambda: None if waiter.done() else waiter.set_result(None))
+        await waiter
+
+
+def _lend_place(worker: "Worker", places: Places) -> None:
+    call, worker.thread_call = worker.thread_call, None
+    if call is not None and not call.returned:
+        places.owe()
+        call.then(places.release)

@@ -1,0 +1,115 @@
+"""Admission: a place is reserved before anything expensive runs."""
+
+import asyncio
+from dataclasses import dataclass
+
+from .._errors import Overloaded
+from ..actors.lanes import Lanes
+
+# Weight of the newest interval in the measured rate: about the last ten calls count, so it follows a change in load
+# and does not jump with a single call.
+_NEWEST = 0.1
+
+
+@dataclass(frozen=True)
+class AdmissionStatistics:
+    """A snapshot of admission.
+
+    Attributes:
+        in_flight: calls that hold a place.
+        max_in_flight: how many may.
+        queued: calls that wait for a place.
+        max_queue: how many may; None if callers wait without limit.
+        admitted: calls that got a place so far.
+        refused: calls that were refused with `Overloaded`.
+        calls_per_second: the measured service rate; None before anything has been measured.
+    """
+
+    in_flight: int
+    max_in_flight: int
+    queued: int
+    max_queue: int | None
+    admitted: int
+    refused: int
+    calls_per_second: float | None
+
+
+class Admission:
+    """Bounds the calls in flight, and those that wait; higher priority first, first come first served within one."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, max_in_flight: int, max_queue: int | None) -> None:
+        self._loop = loop
+        self._max_in_flight = max_in_flight
+        self._max_queue = max_queue
+        self._in_flight = 0
+        self._waiting: Lanes[asyncio.Future[None]] = Lanes()
+        self._admitted = 0
+        self._refused = 0
+        self._seconds_per_call: float | None = None
+        self._last_release: float | None = None
+
+    def reserve_nowait(self) -> bool:
+        """Take a place if one is free and nobody waits; returns whether it was taken."""
+        if self._in_flight >= self._max_in_flight or self._waiting.count:
+            return False
+        self._take()
+        return True
+
+    async def reserve(self, priority: int, graph: str) -> None:
+        """Take a place, waiting for one if need be.
+
+        Raises:
+            Overloaded: as many calls wait as may.
+        """
+        if self.reserve_nowait():
+            return
+        if self._max_queue is not None and self._waiting.count >= self._max_queue:
+            self._refused += 1
+            raise Overloaded(
+                f"graph {graph!r}: {self._in_flight} calls are in flight (max_in_flight) and {self._waiting.count} wait "
+                "for a place (max_queue)",
+                self._retry_after_seconds(),
+            )
+        waiter = self._loop.create_future()
+        self._waiting.push(waiter, priority)
+        try:
+            await waiter
+        except BaseException:
+            if waiter.done() and not waiter.cancelled():
+                self.release()  # admitted and cancelled at once: pass the place on
+            else:
+                self._waiting.discard(waiter, priority)
+            raise
+
+    def release(self) -> None:
+        """Give a place back; the next one that waits gets it."""
+        now = self._loop.time()
+        if self._last_release is not None and (self._waiting.count or self._in_flight == self._max_in_flight):
+            # Only while all places are taken is the interval between two releases the time that a call takes.
+            interval = now - self._last_release
+            average = self._seconds_per_call
+            self._seconds_per_call = interval if average is None else average + _NEWEST * (interval - average)
+        self._last_release = now
+        self._in_flight -= 1
+        while self._waiting.count:
+            waiter = self._waiting.pop()
+            if not waiter.done():
+                self._take()
+                waiter.set_result(None)
+                return
+
+    def statistics(self) -> AdmissionStatistics:
+        """Return a snapshot of the counters."""
+        seconds = self._seconds_per_call
+        return AdmissionStatistics(
+            self._in_flight, self._max_in_flight, self._waiting.count, self._max_queue, self._admitted, self._refused,
+            1 / seconds if seconds else None,
+        )  # fmt: skip
+
+    def _take(self) -> None:
+        self._in_flight += 1
+        self._admitted += 1
+
+    def _retry_after_seconds(self) -> float | None:
+        """Return when those that wait now will have got their places, at the measured rate."""
+        return None if self._seconds_per_call is None else self._seconds_per_call * (self._waiting.count + 1)

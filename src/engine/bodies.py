@@ -1,0 +1,160 @@
+"""Running the bodies of control flow: private sub-graphs, driven by the worker that is in the control-flow step.
+
+The worker works in the body's crew itself, so a loop costs no task and no wake-up for each iteration; only what runs
+beside it gets workers of its own.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from ..actors import current
+from ..actors.actor import Actor, Body
+from ..actors.crew import Crew, Worker
+from ..actors.frame import Frame
+from .control import Control, checked_branch, iteration_limit
+
+if TYPE_CHECKING:
+    from .wiring import Wired
+
+Args = tuple[Any, ...]
+
+
+def body_of(control: Control, bodies: "tuple[Wired, ...]") -> Body:
+    """Return what runs a control-flow step: it decides which body runs on what."""
+    counts = [len(wired.program.plan.captures) for wired in bodies]
+
+    def captured(args: Args, index: int, own: int) -> Args:
+        """Return what body `index` takes from outside; `own` arguments of the step come first."""
+        start = own + sum(counts[:index])
+        return args[start : start + counts[index]]
+
+    async def cond(worker: Worker, actor: Actor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+        index = 0 if args[0] else 1
+        return await run_body(bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
+
+    async def switch(worker: Worker, actor: Actor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+        index = checked_branch(args[0], len(bodies))
+        return await run_body(bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
+
+    async def while_loop(worker: Worker, actor: Actor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+        predicate, body = bodies
+        outside = captured(args, 0, 1), captured(args, 1, 1)
+        value = args[0]
+        for iteration in range(control.limit):
+            if not await run_body(predicate, frame, (value, *outside[0]), iteration):
+                return value
+            value = await run_body(body, frame, (value, *outside[1]), iteration)
+            # A body that never waits must not keep the loop from others, nor a deadline from being noticed.
+            if iteration % 64 == 63:
+                await asyncio.sleep(0)
+        if await run_body(predicate, frame, (value, *outside[0]), control.limit):
+            raise iteration_limit(control.limit)
+        return value
+
+    async def map_each(worker: Worker, actor: Actor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+        return await _Map(bodies[0], frame, captured(args, 0, 1)).run(args[0], control.limit)
+
+    return {"cond": cond, "switch": switch, "while_loop": while_loop, "map_each": map_each}[control.kind]
+
+
+async def run_body(wired: "Wired", parent: Frame, inputs: Args, item: int) -> Any:
+    """Run a body once, for one value; returns its result."""
+    return (await _Map(wired, parent, inputs[1:]).run(inputs[:1], 1, item))[0]
+
+
+class _Map:
+    """Runs a body for several values, a bounded number at a time. It listens to their frames."""
+
+    def __init__(self, wired: "Wired", parent: Frame, outside: Args) -> None:
+        self._wired = wired
+        self._parent = parent
+        self._outside = outside
+        self._empty = asyncio.Event()
+        self._crew = Crew(parent.crew.loop, copy_context(), self._empty.set, traced=parent.crew.traced)
+        self._results: list[Any] = []
+        self._frames: dict[int, Frame] = {}
+        self._error: BaseException | None = None
+        self._next = 0
+        self._limit = 1
+        self._first_item = 0
+        self._filling = False
+        self._items: Sequence[Any] = ()
+
+    async def run(self, items: Iterable[Any], limit: int, first_item: int = 0) -> list[Any]:
+        """Run the body for each of `items`, `limit` at a time; returns the results in order."""
+        self._items = items if isinstance(items, list | tuple) else list(items)
+        self._results = [None] * len(self._items)
+        self._limit = limit
+        self._first_item = first_item
+        crew = self._crew
+        worker = Worker(crew, nested=True)
+        token = current.source.set(worker)
+        try:
+            self._fill()
+            await worker.run()
+        except BaseException:
+            for frame in list(self._frames.values()):
+                frame.cancel()
+            raise
+        finally:
+            current.source.reset(token)
+            crew.close()
+            await _until(self._empty)
+        if self._error is not None:
+            raise self._error
+        return self._results
+
+    def frame_done(self, frame: Frame) -> None:
+        """Keep the result; a failure ends the whole."""
+        index = frame.item - self._first_item
+        if frame.state == "done":
+            self._results[index] = frame.result
+        elif self._error is None and frame.error is not None:
+            self._error = frame.error
+            for other in list(self._frames.values()):
+                other.cancel()
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Start the next item in the place of this one."""
+        del self._frames[frame.item]
+        self._fill()
+
+    def _fill(self) -> None:
+        """Start items while there is room; a body without steps ends at once, so this comes back to itself."""
+        if self._filling:
+            return
+        self._filling = True
+        while self._error is None and self._next < len(self._items) and len(self._frames) < self._limit:
+            self._start(self._next)
+        self._filling = False
+        if not self._frames:
+            self._crew.close()
+
+    def _start(self, index: int) -> None:
+        self._next = index + 1
+        frame = Frame(
+            self._wired.program,
+            (self._items[index], *self._outside),
+            self._crew,
+            self,
+            item=self._first_item + index,
+            priority=self._parent.priority,
+            parent=self._parent,
+        )
+        frame.span = self._parent.span
+        self._frames[frame.item] = frame
+        self._crew.start(frame, self._wired.entries)
+
+
+async def _until(event: asyncio.Event) -> None:
+    """Wait for an event also while being cancelled: what it waits for has been cancelled itself and is unwinding."""
+    cancelled: asyncio.CancelledError | None = None
+    while not event.is_set():
+        try:
+            await event.wait()
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,196 @@
+"""Control flow on values: `cond`, `switch`, `while_loop` and `map_each`.
+
+Called outside a trace they are plain Python. While a graph is traced, each becomes one step whose bodies are traced as
+graphs of their own: an iteration never enters an inbox of the outer graph.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, overload
+
+from .._errors import IterationLimitError
+from .tracer import Trace, active
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+# An agent's loop or a search rarely passes a hundred turns; a loop that never ends is reported before it costs much.
+DEFAULT_MAX_ITERATIONS = 10_000
+# As wide as an `async def` node grows on demand.
+DEFAULT_MAP_CONCURRENCY = 32
+
+Kind = Literal["cond", "switch", "while_loop", "map_each"]
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control-flow step.
+
+    Attributes:
+        kind: which construct.
+        limit: iterations of a `while_loop`, items in flight of a `map_each`.
+    """
+
+    kind: Kind
+    limit: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the step."""
+        return self.kind
+
+    @property
+    def is_async(self) -> bool:
+        """Control flow is always awaited."""
+        return True
+
+    def result_annotation(self) -> Any:
+        """Unknown: bodies may differ."""
+        return None
+
+
+def cond(
+    predicate: bool,
+    then: Callable[[T], Awaitable[U]],
+    otherwise: Callable[[T], Awaitable[U]],
+    operand: T,
+    /,
+) -> Awaitable[U]:
+    """Run one of two bodies.
+
+    Args:
+        predicate: the value that decides; its truth value is taken when it is known.
+        then: node, graph or function of the operand, run if the predicate is true.
+        otherwise: the same, run if it is false.
+        operand: what the body gets.
+
+    Returns:
+        The result of the body that ran.
+    """
+    tracer = active()
+    if tracer is None:
+        return _await(then if predicate else otherwise, operand)
+    return _record(Control("cond"), (predicate, operand), (("then", then), ("otherwise", otherwise)))
+
+
+def switch(index: int, branches: tuple[Callable[[T], Awaitable[U]], ...], operand: T, /) -> Awaitable[U]:
+    """Run one of several bodies, by number.
+
+    Args:
+        index: number of the branch, from 0.
+        branches: nodes, graphs or functions of the operand.
+        operand: what the body gets.
+
+    Returns:
+        The result of the body that ran.
+
+    Raises:
+        IndexError: there is no branch with that number.
+    """
+    if not branches:
+        raise ValueError("ps.switch needs at least one branch")
+    tracer = active()
+    if tracer is None:
+        return _await(branches[checked_branch(index, len(branches))], operand)
+    named = tuple((f"branch {number}", branch) for number, branch in enumerate(branches))
+    return _record(Control("switch"), (index, operand), named)
+
+
+def while_loop(
+    predicate: Callable[[T], Awaitable[bool]],
+    body: Callable[[T], Awaitable[T]],
+    initial: T,
+    /,
+    *,
+    max_iterations: int = DEFAULT_MAX_ITERATIONS,
+) -> Awaitable[T]:
+    """Run a body as long as a predicate of its value is true.
+
+    Args:
+        predicate: node, graph or function of the value.
+        body: node, graph or function of the value that returns the next one.
+        initial: the first value.
+        max_iterations: how often the body may run.
+
+    Returns:
+        The first value for which the predicate is false.
+
+    Raises:
+        IterationLimitError: the predicate is still true after `max_iterations`.
+    """
+    if max_iterations < 0:
+        raise ValueError(f"max_iterations={max_iterations}: must not be negative")
+    tracer = active()
+    if tracer is None:
+        return _loop(predicate, body, initial, max_iterations)
+    return _record(Control("while_loop", max_iterations), (initial,), (("while", predicate), ("body", body)))
+
+
+@overload
+def map_each(
+    fn: Callable[[T], Awaitable[U]], items: Iterable[T], /, *, concurrency: int = ...
+) -> Awaitable[list[U]]: ...
+@overload
+def map_each(fn: Callable[[T], U], items: Iterable[T], /, *, concurrency: int = ...) -> Awaitable[list[U]]: ...
+def map_each(
+    fn: Callable[[Any], Any], items: Iterable[Any], /, *, concurrency: int = DEFAULT_MAP_CONCURRENCY
+) -> Awaitable[list[Any]]:
+    """Run a body for each item of a list.
+
+    Args:
+        fn: node, graph or function of one item.
+        items: the items.
+        concurrency: the most items in flight at a time.
+
+    Returns:
+        The results, in the order of the items.
+    """
+    if concurrency < 1:
+        raise ValueError(f"map_each(concurrency={concurrency}): at least 1")
+    tracer = active()
+    if tracer is None:
+        return _map(fn, items)
+    return _record(Control("map_each", concurrency), (items,), (("each", fn),))
+
+
+def checked_branch(index: int, count: int) -> int:
+    """Return the number of a branch; negative numbers do not count from the end."""
+    if not 0 <= index < count:
+        raise IndexError(f"ps.switch has branches 0 to {count - 1}, got {index}")
+    return index
+
+
+def iteration_limit(limit: int) -> IterationLimitError:
+    """Return the error of a loop that does not end."""
+    return IterationLimitError(
+        f"ps.while_loop ran its body {limit} times and the predicate is still true; raise max_iterations= if it is "
+        "meant to run longer"
+    )
+
+
+def _record(control: Control, args: tuple[Any, ...], bodies: tuple[tuple[str, Callable[..., Any]], ...]) -> Any:
+    tracer = active()
+    assert tracer is not None
+    traces: list[Trace] = [tracer.body(name, fn) for name, fn in bodies]
+    return tracer.record(control, args, {}, tuple(traces))
+
+
+async def _await(fn: Callable[[Any], Any], value: Any) -> Any:
+    result = fn(value)
+    return await result if isinstance(result, Awaitable) else result
+
+
+async def _loop(predicate: Callable[[Any], Any], body: Callable[[Any], Any], value: Any, limit: int) -> Any:
+    for _ in range(limit):
+        if not await _await(predicate, value):
+            return value
+        value = await _await(body, value)
+    if await _await(predicate, value):
+        raise iteration_limit(limit)
+    return value
+
+
+async def _map(fn: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    return [await _await(fn, item) for item in items]
+
+

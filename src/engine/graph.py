@@ -1,0 +1,203 @@
+"""Graph and Call: a typed async function that is traced once, and its unstarted invocations."""
+
+import inspect
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+from .._errors import GraphTraceError
+from .control import Control
+from .node import Node, hints_of
+from .plan import Plan, make_plan
+from .ref import Ref
+from .references import References, resolve_references
+from .replacement import epoch
+from .source_check import check_source
+from .stateful import is_stateful
+from .tracer import Trace, Tracer, active
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+
+
+class Call(Generic[R_co]):
+    """An unstarted invocation of a graph with its arguments; what the verbs of `engine` take.
+
+    `await` on it, without an engine, runs the graph step by step as plain Python; policies do not apply then.
+    """
+
+    __slots__ = ("arguments", "graph")
+
+    def __init__(self, graph: "Graph[..., R_co]", arguments: tuple[Any, ...]) -> None:
+        self.graph = graph
+        self.arguments = arguments
+
+    def __await__(self) -> Generator[Any, Any, R_co]:
+        tracer = active()
+        if tracer is None:
+            return self.graph.fn(*self.arguments).__await__()
+        return cast(Generator[Any, Any, R_co], _inlined(tracer, self))
+
+    def __repr__(self) -> str:
+        return f"<Call of graph {self.graph.name}>"
+
+
+class Graph(Generic[P, R_co]):
+    """An async function that calls nodes, traced once into a graph; made by `penstock.graph`.
+
+    Attributes:
+        fn: the function itself.
+        name: the name of the function.
+    """
+
+    def __init__(self, fn: Callable[P, Coroutine[Any, Any, R_co]]) -> None:
+        self.fn = fn
+        self.name: str = getattr(fn, "__name__", type(fn).__name__)
+        self.__doc__ = fn.__doc__
+        self.__module__ = fn.__module__
+        self.__wrapped__ = fn
+        self._signature = inspect.signature(fn)
+        self._arity = len(self._signature.parameters)
+        self._trace: Trace | None = None
+        self._plan: Plan | None = None
+        self._references = References()
+        self._epoch = -1
+        _refuse_variadic(self)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
+        """Return an unstarted `Call` with these arguments."""
+        if kwargs or len(args) != self._arity:
+            bound = self._signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return Call(self, tuple(bound.arguments.values()))
+        return Call(self, args)
+
+    def __rshift__(self, following: Any) -> "Graph[P, Any]":
+        """Build a chain: the result of this graph is the only argument of `following`."""
+        return chain(self, following)
+
+    def trace(self) -> Trace:
+        """Return what the graph does; traced at the first call, and again when a name that it uses was rebound.
+
+        Raises:
+            GraphTraceError: the function does something that a trace cannot represent.
+        """
+        if self._trace is None or self._epoch != epoch() or self._references.changed():
+            self._trace = self._traced()
+            self._epoch = epoch()
+        return self._trace
+
+    def plan(self) -> Plan:
+        """Return the plan of the present trace; made once for each trace."""
+        trace = self.trace()
+        if self._plan is None or self._plan.trace is not trace:
+            self._plan = make_plan(trace)
+        return self._plan
+
+    def _traced(self) -> Trace:
+        tracer = Tracer(self.name)
+        parameters = [
+            tracer.parameter(name, lambda name=name: hints_of(self.fn).get(name))
+            for name in self._signature.parameters
+        ]  # fmt: skip
+        result = tracer.run(self.fn, tuple(parameters), {})
+        hints = hints_of(self.fn)
+        trace = tracer.finish(result, tuple(hints.get(name) for name in self._signature.parameters))
+        self._references = References()
+        for fn in dict.fromkeys(trace.functions):
+            self._references = self._references | resolve_references(fn, is_tracked=is_tracked)
+        return trace
+
+    def to_mermaid(self) -> str:
+        """Return the graph as a Mermaid flowchart, for Markdown."""
+        from .drawing import to_mermaid
+        from .picture import drawing_of
+
+        return to_mermaid(drawing_of(self.trace()))
+
+    def to_dot(self) -> str:
+        """Return the graph in Graphviz's language."""
+        from .drawing import to_dot
+        from .picture import drawing_of
+
+        return to_dot(drawing_of(self.trace()))
+
+    def __str__(self) -> str:
+        from .drawing import to_text
+        from .picture import drawing_of
+
+        return to_text(drawing_of(self.trace()))
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}>"
+
+    def _repr_svg_(self) -> str:
+        from .drawing import to_svg
+        from .picture import drawing_of
+
+        return to_svg(drawing_of(self.trace()))
+
+
+def graph(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Graph[P, R]:
+    """Make a graph of an `async def` that calls nodes.
+
+    Raises:
+        GraphTraceError: the source shows something that a trace could not represent, such as `try` or
+            `asyncio.gather`; the message names file, line and remedy.
+    """
+    if not inspect.iscoroutinefunction(fn):
+        raise GraphTraceError(f"@graph needs an `async def`, got {fn!r}")
+    check_source(fn, is_node=is_tracked)
+    return Graph(fn)
+
+
+def chain(*parts: Any) -> Graph[..., Any]:
+    """Build the graph in which each part takes the result of the one before."""
+    for part in parts:
+        if not isinstance(part, Node | Graph) and not is_stateful(part):
+            raise TypeError(f"a chain (a >> b) is made of nodes and graphs, not of {part!r}")
+
+    async def run_chain(*args: Any, **kwargs: Any) -> Any:
+        value = await _settled(parts[0](*args, **kwargs))
+        for part in parts[1:]:
+            value = await _settled(part(value))
+        return value
+
+    run_chain.__name__ = run_chain.__qualname__ = "_to_".join(part_name(part) for part in parts)
+    first = parts[0].fn if isinstance(parts[0], Node | Graph) else parts[0]
+    run_chain.__signature__ = inspect.signature(first)  # type: ignore[attr-defined]
+    return Graph(run_chain)
+
+
+def part_name(part: Any) -> str:
+    """Return the name of a node, a graph or a stateful instance."""
+    return str(getattr(part, "name", None) or type(part).__name__)
+
+
+def is_tracked(value: object) -> bool:
+    """Whether `value` is something that a graph calls as a step: a node, a graph, a stateful node, control flow."""
+    return isinstance(value, Node | Graph | Control) or is_stateful(value)
+
+
+async def _settled(value: Any) -> Any:
+    return await value if hasattr(value, "__await__") and not isinstance(value, Ref) else value
+
+
+def _inlined(tracer: Tracer, call: Call[Any]) -> Generator[Any, Any, Any]:
+    return tracer.run(call.graph.fn, call.arguments, {})
+    yield  # a generator, as __await__ must be; it never suspends
+
+
+def _refuse_variadic(made: Graph[..., Any]) -> None:
+    kinds = inspect.Parameter
+    for parameter in made._signature.parameters.values():
+        if parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
+            code = getattr(made.fn, "__code__", None)
+            where = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else made.name
+            raise GraphTraceError(
+                f"{where}: parameter {parameter} of graph {made.name!r}: the number of values must be known when the "
+                "graph is traced; take a list"
+            )
+
+

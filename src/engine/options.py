@@ -1,0 +1,150 @@
+"""Execution options: one frozen record, and the rules by which the levels at which one can set them are merged."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, Unpack
+
+from .._errors import OptionsError
+from .plan import Scheduler
+
+
+class CallOptions(TypedDict, total=False):
+    """The keyword arguments of `run`, `stream`, `deploy` and `Engine`; see `ExecutionOptions`."""
+
+    scheduler: Scheduler
+    timeout_seconds: float | None
+    priority: int
+    max_workers: int
+    max_in_flight: int
+    max_queue: int | None
+    ordered: bool
+    on_error: Literal["raise", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionOptions:
+    """How calls are executed.
+
+    Precedence, highest first: keyword arguments of the call, the innermost `with execution_options(...)`, those
+    around it, the keyword arguments of the Engine, `set_execution_options(...)`, these defaults.
+
+    Attributes:
+        scheduler: "actors" (a pipeline), "parallel" (each node fires when its inputs are there), "wave" (level by
+            level), "sequential" (one node after the other, for debugging), or "auto": "parallel" for one call,
+            "actors" for many.
+        timeout_seconds: deadline of a call, or of a whole stream, in seconds from its start.
+        priority: of a call to a deployment: higher first, first come first served within one.
+        max_workers: how far an `async def` node without `concurrency=` grows in a pipeline, and the number of threads.
+        max_in_flight: items of a stream or deployment that are in flight at a time.
+        max_queue: calls that may wait for a place in a deployment; more are refused with `Overloaded`. None: callers
+            wait.
+        ordered: whether a stream yields in input order, or as items are completed.
+        on_error: whether a stream raises an item's error in its turn, or skips and logs the item.
+
+    Raises:
+        OptionsError: a value is out of its range.
+    """
+
+    scheduler: Scheduler = "auto"
+    timeout_seconds: float | None = None
+    priority: int = 0
+    # anyio's and asyncio's default thread pools hold 40 and cpu + 4; beyond 32 I/O-bound stages gained nothing here.
+    max_workers: int = 32
+    # Twice max_workers: one stage can be full while its items wait for their turn at the exit.
+    max_in_flight: int = 64
+    max_queue: int | None = None
+    ordered: bool = True
+    on_error: Literal["raise", "skip"] = "raise"
+
+    def __post_init__(self) -> None:
+        if self.scheduler not in ("auto", "actors", "parallel", "wave", "sequential"):
+            raise OptionsError(
+                f"scheduler={self.scheduler!r}: one of 'auto', 'actors', 'parallel', 'wave', 'sequential'"
+            )
+        if self.on_error not in ("raise", "skip"):
+            raise OptionsError(f"on_error={self.on_error!r}: one of 'raise', 'skip'")
+        for name, least in (("max_workers", 1), ("max_in_flight", 1), ("max_queue", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise OptionsError(f"{name}={value!r}: a whole number of at least {least}")
+        if not isinstance(self.priority, int):
+            raise OptionsError(f"priority={self.priority!r}: a whole number, higher first")
+        if self.timeout_seconds is not None and not self.timeout_seconds >= 0:
+            raise OptionsError(f"timeout_seconds={self.timeout_seconds!r}: a number of seconds, 0 or more, or None")
+
+
+DEFAULTS = ExecutionOptions()
+NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
+
+# What applies to each verb. `run` has one item, so nothing that bounds or orders several applies to it.
+APPLICABLE: Mapping[str, frozenset[str]] = {
+    "run": frozenset({"scheduler", "timeout_seconds", "max_workers"}),
+    "stream": NAMES - {"max_queue", "priority"},
+    "deploy": NAMES - {"ordered", "on_error", "priority"},
+    "service.run": frozenset({"timeout_seconds", "priority"}),
+    "service.stream": frozenset({"timeout_seconds", "priority", "ordered", "on_error", "max_in_flight"}),
+    "Engine": NAMES,
+}
+
+_process_wide: dict[str, Any] = {}
+_scoped: ContextVar[Mapping[str, Any]] = ContextVar("penstock_execution_options", default={})  # noqa: B039 - never changed in place
+
+
+def set_execution_options(**options: Unpack[CallOptions]) -> None:
+    """Change the defaults for the whole process; without arguments, go back to those of the library.
+
+    Raises:
+        OptionsError: a name is unknown, or a value is out of its range.
+    """
+    checked(options, "Engine")
+    if options:
+        _process_wide.update(options)
+    else:
+        _process_wide.clear()
+
+
+@contextmanager
+def execution_options(**options: Unpack[CallOptions]) -> Iterator[None]:
+    """Change the options for all calls made inside the `with`, also those of tasks and threads started in it.
+
+    Raises:
+        OptionsError: a name is unknown, or a value is out of its range.
+    """
+    checked(options, "Engine")
+    token = _scoped.set({**_scoped.get(), **options})
+    try:
+        yield
+    finally:
+        _scoped.reset(token)
+
+
+def resolve(verb: str, given: Mapping[str, Any], engine: Mapping[str, Any]) -> ExecutionOptions:
+    """Merge all levels for one call.
+
+    Args:
+        verb: which verb of the engine, a key of `APPLICABLE`.
+        given: the keyword arguments of the call.
+        engine: the keyword arguments of its Engine.
+
+    Raises:
+        OptionsError: a keyword argument of the call is unknown, does not apply to this verb, or is out of its range.
+    """
+    if given:
+        checked(given, verb)
+    scoped = _scoped.get()
+    if not (given or engine or scoped or _process_wide):
+        return DEFAULTS
+    return ExecutionOptions(**{**_process_wide, **engine, **scoped, **given})
+
+
+def checked(options: Mapping[str, Any], verb: str) -> None:
+    """Check names against what applies to a verb, and values against their ranges."""
+    applicable = APPLICABLE[verb]
+    for name in options:
+        if name not in applicable:
+            why = f"does not apply to {verb}" if name in NAMES else "is no execution option"
+            raise OptionsError(f"{name!r} {why}; {verb} takes {', '.join(sorted(applicable))}")
+    ExecutionOptions(**options)

@@ -1,0 +1,247 @@
+"""Planning passes: pure functions from steps to steps, each with a report of what it changed."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, get_origin
+
+from .._errors import PlanError
+from .node import Node, hints_of
+from .template import Constant, Container, Read, Template, key, reads, renumber
+from .tracer import Step
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A graph between two passes.
+
+    Attributes:
+        name: name of the graph.
+        parameter_sources: the numbers of the parameters' values.
+        annotations: annotations of the parameters; None where unknown.
+        steps: chains of steps in topological order; a chain of more than one shares an actor.
+        result: template of the result.
+    """
+
+    name: str
+    parameter_sources: tuple[int, ...]
+    annotations: tuple[Any, ...]
+    steps: tuple[tuple[Step, ...], ...]
+    result: Template
+
+    def nodes(self) -> int:
+        """Return the number of steps."""
+        return sum(len(chain) for chain in self.steps)
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What one pass did.
+
+    Attributes:
+        name: the pass.
+        before: steps before it; for fusion, actors.
+        after: steps after it; for fusion, actors.
+        changes: a line for each change.
+    """
+
+    name: str
+    before: int
+    after: int
+    changes: tuple[str, ...] = ()
+
+
+Pass: TypeAlias = Callable[[Draft], tuple[Draft, PassReport]]
+
+
+def validate(draft: Draft) -> tuple[Draft, PassReport]:
+    """Check that annotated values fit the annotated parameters that they are passed to.
+
+    Only what is certainly wrong is refused: two plain classes of which neither derives from the other.
+
+    Raises:
+        PlanError: a value does not fit; the message names the line.
+    """
+    types: dict[int, Any] = dict(zip(draft.parameter_sources, draft.annotations, strict=False))
+    checked = 0
+    for step in _all_steps(draft):
+        if isinstance(step.callee, Node):
+            checked += _check_arguments(draft.name, step, types)
+        types[step.source] = step.callee.result_annotation()
+    return draft, PassReport("validate", checked, checked)
+
+
+def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:
+    """Drop the steps whose value nobody reads; effectful and stateful nodes stay."""
+    live = {read.source for read in reads(draft.result)}
+    kept: list[Step] = []
+    dropped: list[str] = []
+    for step in reversed(list(_all_steps(draft))):
+        if step.source in live or _has_effect(step):
+            kept.append(step)
+            live.update(read.source for read in step.reads())
+        else:
+            dropped.append(f"dropped {step.callee.name} ({step.location}): nobody reads its result")
+    return _unfused(draft, reversed(kept)), PassReport(
+        "dead-node elimination", draft.nodes(), len(kept), tuple(reversed(dropped))
+    )
+
+
+def merge_equal_calls(draft: Draft) -> tuple[Draft, PassReport]:
+    """Merge calls of pure nodes with equal arguments, in the same order."""
+    first: dict[Hashable, Step] = {}
+    merged: dict[int, int] = {}
+    kept: list[Step] = []
+    changes: list[str] = []
+    for original in _all_steps(draft):
+        step = _with_sources(original, merged)
+        if isinstance(step.callee, Node) and step.callee.policy.pure:
+            identity = (
+                id(step.callee.origin),
+                step.callee.binding,
+                id(step.callee.target),
+                step.callee.policy,
+                tuple(key(arg) for arg in step.args),
+                tuple(sorted((name, key(arg)) for name, arg in step.kwargs.items())),
+            )
+            twin = first.setdefault(identity, step)
+            if twin is not step:
+                merged[step.source] = twin.source
+                changes.append(f"merged {step.callee.name} ({step.location}) into the equal call at {twin.location}")
+                continue
+        kept.append(step)
+    result = renumber(draft.result, merged)
+    return replace(_unfused(draft, kept), result=result), PassReport(
+        "common-subexpression elimination", draft.nodes(), len(kept), tuple(changes)
+    )
+
+
+def fuse_inline_chains(draft: Draft) -> tuple[Draft, PassReport]:
+    """Let chains of plain functions share one actor, where each takes just the value before it, and nobody else does."""
+    readers = Counter(read.source for step in _all_steps(draft) for read in set(_whole_or_part(step)))
+    readers.update(read.source for read in reads(draft.result))
+    chains: dict[int, list[Step]] = {}  # by the source of the last step
+    order: list[list[Step]] = []
+    for step in _all_steps(draft):
+        producer = _only_argument(step)
+        fused = chains.pop(producer, None) if producer is not None and readers[producer] == 1 else None
+        if fused is not None and _is_inline(step):
+            fused.append(step)
+        else:
+            if fused is not None and producer is not None:
+                chains[producer] = fused
+            fused = [step]
+            order.append(fused)
+        if _is_inline(step):
+            chains[step.source] = fused
+    steps = tuple(tuple(chain) for chain in order)
+    changes = tuple(f"one actor for {' → '.join(s.callee.name for s in chain)}" for chain in steps if len(chain) > 1)
+    return replace(draft, steps=steps), PassReport("inline chains", draft.nodes(), len(steps), changes)
+
+
+ALL: tuple[Pass, ...] = (validate, eliminate_dead_nodes, merge_equal_calls, fuse_inline_chains)
+
+
+def _all_steps(draft: Draft) -> "itertools.chain[Step]":
+    return itertools.chain.from_iterable(draft.steps)
+
+
+def _unfused(draft: Draft, steps: Any) -> Draft:
+    return replace(draft, steps=tuple((step,) for step in steps))
+
+
+def _with_sources(step: Step, sources: Mapping[int, int]) -> Step:
+    if not sources:
+        return step
+    return replace(
+        step,
+        args=tuple(renumber(arg, sources) for arg in step.args),
+        kwargs={name: renumber(arg, sources) for name, arg in step.kwargs.items()},
+    )
+
+
+def _whole_or_part(step: Step) -> list[Read]:
+    return [Read(read.source) for read in step.reads()]
+
+
+def _has_effect(step: Step) -> bool:
+    if isinstance(step.callee, Node):
+        return step.callee.policy.effectful or step.callee.template is not None
+    return any(_has_effect(inner) for body in step.bodies for inner in body.steps)
+
+
+def _is_inline(step: Step) -> bool:
+    callee = step.callee
+    return (
+        isinstance(callee, Node)
+        and not callee.is_async
+        and callee.policy.is_plain
+        and callee.template is None
+        and callee.policy.concurrency is None
+        and callee.policy.max_bytes is None
+        and callee.policy.capacity is None
+        and callee.origin.replacement is None
+    )
+
+
+def _only_argument(step: Step) -> int | None:
+    """Return the source of the only argument, if the whole value is passed and nothing else."""
+    if step.kwargs or len(step.args) != 1:
+        return None
+    argument = step.args[0]
+    return argument.source if isinstance(argument, Read) and not argument.path else None
+
+
+def _check_arguments(graph: str, step: Step, types: Mapping[int, Any]) -> int:
+    assert isinstance(step.callee, Node)
+    hints = hints_of(step.callee.fn)
+    names = [name for name in hints if name != "return"]
+    expected = {**dict(zip(names, step.args, strict=False)), **step.kwargs}
+    checked = 0
+    for name, template in expected.items():
+        wanted = hints.get(name)
+        given = _type_of(template, types)
+        if not _is_plain_class(wanted) or not _is_plain_class(given):
+            continue
+        checked += 1
+        if not _may_be(given, wanted):
+            raise PlanError(
+                f"{step.location}: in graph {graph!r}, parameter {name!r} of node {step.callee.name!r} takes "
+                f"{wanted.__name__}, but gets {given.__name__}"
+            )
+    return checked
+
+
+def _type_of(template: Template, types: Mapping[int, Any]) -> Any:
+    if isinstance(template, Read):
+        return types.get(template.source) if not template.path else None
+    if isinstance(template, Constant):
+        return type(template.value)
+    assert isinstance(template, Container)
+    return template.kind if isinstance(template.kind, type) else None
+
+
+def _is_plain_class(hint: Any) -> bool:
+    return (
+        isinstance(hint, type)
+        and get_origin(hint) is None
+        and hint not in (object, type(None))
+        and not getattr(hint, "_is_protocol", False)
+        and not hasattr(hint, "__required_keys__")  # a TypedDict is a dict at run time
+    )
+
+
+def _may_be(given: type, wanted: type) -> bool:
+    if issubclass(given, wanted) or issubclass(wanted, given):
+        return True
+    # The numeric tower of PEP 484: an int is fine for a float, both for a complex.
+    return (given, wanted) in ((int, float), (int, complex), (float, complex), (bool, float)) or _is_abstract(wanted)
+
+
+def _is_abstract(wanted: type) -> bool:
+    return bool(getattr(wanted, "__abstractmethods__", None)) or hasattr(wanted, "__subclasshook__") and (
+        "__subclasshook__" in vars(wanted)
+    )
+
+

@@ -1,0 +1,307 @@
+"""Pipeline: feeds calls from a source through actors, a bounded number at a time, and collects their outcomes."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import structlog
+from opentelemetry.trace import Span
+
+from .._errors import DeadlineExceeded, EngineClosedError
+from ..actors.actor import Actor
+from ..actors.crew import Crew
+from ..actors.frame import Frame
+from ..telemetry import spans
+from .admission import Admission
+from .graph import Call
+from .options import ExecutionOptions
+from .scope import Scope, end_span, new_frame, start_span, uninterrupted
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+Calls: TypeAlias = Iterable[Call[Any]] | AsyncIterable[Call[Any]]
+
+# Items that are taken from a source that never waits before the loop gets its turn.
+_BURST = 64
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("penstock")
+
+
+@dataclass
+class Counters:
+    """What has become of the items of a stream so far."""
+
+    submitted: int = 0
+    completed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    yielded: int = 0
+
+
+class Pipeline:
+    """The running part of a stream. It does not know the `Stream` object, so a stream that is dropped can end it.
+
+    The reorder window is enforced here: an item counts in `max_in_flight` until it has been taken out in its turn.
+
+    Args:
+        scope: whose actors the items go through.
+        calls: where they come from.
+        options: the options of the stream.
+        owns_scope: whether the scope ends with the pipeline.
+        admission: for a stream of a deployment, its admission: every item needs a place there as well.
+        context: what handlers run in; a copy of the caller's.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        calls: Calls,
+        options: ExecutionOptions,
+        *,
+        owns_scope: bool,
+        admission: Admission | None = None,
+        context: Context | None = None,
+    ) -> None:
+        self.counters = Counters()
+        self.position = 0  # the index of the next item to be yielded
+        self._scope = scope
+        self._calls = calls
+        self._options = options
+        self._owns_scope = owns_scope
+        self._admission = admission
+        self._context = copy_context() if context is None else context
+        self.loop = scope.loop
+        self._in_flight = 0  # places taken in the window
+        self._running: set[Frame] = set()
+        self._crews: dict[Frame, Crew] = {}  # of the items that have one of their own
+        self._unwinding: set[int] = set()  # items that were taken out before they had unwound
+        self._ended: dict[int, Frame] = {}
+        self._completion_order: deque[int] = deque()
+        self._exhausted = False
+        self._error: BaseException | None = None  # what ends the whole stream
+        self._reader: asyncio.Future[None] | None = None
+        self._window: asyncio.Future[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._span: Span | None = spans.start_stream(self._context)
+        # Unsampled items share a context and the workers that run in it. An item that is sampled, or that belongs to
+        # a deployment, has a context of its own, and so workers of its own.
+        self._own_crews = admission is not None or (self._span is not None and self._span.is_recording())
+        self._crew: Crew | None = None if self._own_crews else scope.crew(self._context)
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        if options.timeout_seconds is not None:
+            self._deadline = self.loop.time() + options.timeout_seconds
+            self._timer = self.loop.call_at(self._deadline, self._expire)
+        self.on_closed: Callable[[], None] | None = None
+        self._pump = self.loop.create_task(self._feed(), context=self._context.copy(), name="penstock-source")
+
+    async def next_frame(self) -> Frame | None:
+        """Take out the next item that has ended, in its turn; None at the end of the stream.
+
+        Raises:
+            BaseException: what ended the whole stream: an error of the source, the deadline, KeyboardInterrupt.
+        """
+        while True:
+            index = self._next_index()
+            if index is not None:
+                return self._take_out(index)
+            if self._error is not None:
+                raise self._error
+            if self._exhausted and not self._in_flight:
+                return None
+            await self._something()
+
+    async def first_ended(self) -> Frame | None:
+        """Wait until an item can be taken out, and leave it there; None at the end of the stream."""
+        while (index := self._next_index()) is None:
+            if self._error is not None:
+                raise self._error
+            if self._exhausted and not self._in_flight:
+                return None
+            await self._something()
+        return self._ended[index]
+
+    async def _something(self) -> None:
+        self._reader = self.loop.create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def actors(self) -> list[Actor]:
+        """Return the actors that the items go through."""
+        return self._scope.wiring.actors()
+
+    @property
+    def in_flight(self) -> int:
+        """Items that count in `max_in_flight`."""
+        return self._in_flight
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """Begin to end everything; `aclose` waits for it."""
+        if self._error is None:
+            self._error = error if error is not None else EngineClosedError("this stream was closed")
+        if self._closing is None:
+            self._closing = self.loop.create_task(self._close(), name="penstock-stream-close")
+        self._wake_reader()
+
+    async def aclose(self) -> None:
+        """End everything: cancel what runs, close the source, release stateful nodes; waits until nothing is left."""
+        self.abort()
+        assert self._closing is not None
+        await uninterrupted(asyncio.shield(self._closing))
+
+    def frame_done(self, frame: Frame) -> None:
+        """An item has ended."""
+        self._running.discard(frame)
+        if frame.state == "cancelled":
+            return
+        if frame.state == "done":
+            self.counters.completed += 1
+        else:
+            self.counters.failed += 1
+            if frame.error is not None and not isinstance(frame.error, Exception):
+                self.abort(frame.error)  # KeyboardInterrupt and SystemExit end the scope
+        self._ended[frame.item] = frame
+        if not self._options.ordered:
+            self._completion_order.append(frame.item)
+        if frame.item == self.position or not self._options.ordered:
+            self._wake_reader()
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Nothing runs for an item any more."""
+        crew = self._crews.pop(frame, None)
+        if crew is not None:
+            crew.close()
+            end_span(frame.span, frame)
+        if self._admission is not None:
+            self._admission.release()
+        if frame.item in self._unwinding:
+            self._unwinding.discard(frame.item)
+            self._release()
+
+    def _next_index(self) -> int | None:
+        if self._options.ordered:
+            return self.position if self.position in self._ended else None
+        return self._completion_order[0] if self._completion_order else None
+
+    def _take_out(self, index: int) -> Frame:
+        frame = self._ended.pop(index)
+        self.position += 1
+        if not self._options.ordered:
+            self._completion_order.popleft()
+        if frame.settled:
+            self._release()
+        else:
+            self._unwinding.add(index)
+        return frame
+
+    def _release(self) -> None:
+        self._in_flight -= 1
+        if self._window is not None and not self._window.done():
+            self._window.set_result(None)
+        if self._exhausted and not self._in_flight:
+            self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _expire(self) -> None:
+        self.abort(DeadlineExceeded(f"the stream did not end within {self._options.timeout_seconds:g} s"))
+
+    async def _feed(self) -> None:
+        """Ask the source for calls, and start them; the task of the source, from its first step to its last."""
+        index = 0
+        try:
+            async for call in self._source():
+                await self._submit(call, index)
+                index += 1
+                if index % _BURST == 0:
+                    await asyncio.sleep(0)
+        except Exception as error:  # of the source, or of a stateful node that does not start: it ends the stream
+            self._in_flight -= 1
+            if self._error is None:
+                self._error = error
+        self._exhausted = True
+        self._wake_reader()
+
+    async def _source(self) -> AsyncIterator[Call[Any]]:
+        """Yield the calls; before each, reserve a place in the window."""
+        calls = self._calls
+        iterator: Iterator[Call[Any]] | AsyncIterator[Call[Any]]
+        iterator = calls.__aiter__() if isinstance(calls, AsyncIterable) else iter(calls)
+        try:
+            while True:
+                while self._in_flight >= self._options.max_in_flight:
+                    self._window = self.loop.create_future()
+                    await self._window
+                self._in_flight += 1
+                try:
+                    if isinstance(iterator, AsyncIterator):
+                        call = await iterator.__anext__()
+                    else:
+                        call = next(iterator)
+                except (StopIteration, StopAsyncIteration):
+                    self._in_flight -= 1
+                    return
+                yield call
+        finally:
+            close: Callable[[], Any] | None = getattr(iterator, "aclose", None) or getattr(iterator, "close", None)
+            if close is not None:
+                closing = close()
+                if hasattr(closing, "__await__"):
+                    await closing
+
+    async def _submit(self, call: Any, index: int) -> None:
+        if not isinstance(call, Call):
+            raise TypeError(f"a stream is made of calls of graphs, such as search(url); item {index} is {call!r}")
+        wired = await self._scope.prepare(call.graph.plan())
+        if self._admission is not None:
+            await self._admission.reserve(self._options.priority, call.graph.name)
+        self.counters.submitted += 1
+        crew, span, traced = self._crew, None, False
+        if crew is None:
+            context = self._context.copy()
+            span, traced = start_span(call, context, item=index, parent=self._span)
+            crew = self._scope.crew(context, traced=traced)
+        frame = new_frame(wired, call.arguments, crew, self, item=index, priority=self._options.priority)
+        frame.deadline = self._deadline
+        frame.span = span if traced else None
+        self._running.add(frame)
+        if self._crew is None:
+            self._crews[frame] = crew
+            full = crew.launch(frame, wired.entries)
+        else:
+            full = crew.start(frame, wired.entries)
+        for actor in full:
+            await actor.queue(frame)
+
+    async def _close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._pump.cancel()
+        await asyncio.wait([self._pump])
+        for frame in list(self._running):
+            frame.cancel()
+        if self._crew is not None:
+            self._crew.close()
+        if self._owns_scope:
+            await self._scope.close()
+        if self._span is not None:
+            self._span.end()
+        if self.on_closed is not None:
+            self.on_closed()
+
+
+def log_skipped(frame: Frame) -> None:
+    """Log an item that a stream skips."""
+    _log.warning(
+        "stream.item_skipped", graph=frame.layout.name, item=frame.item, error=repr(frame.error),
+    )  # fmt: skip
+
+

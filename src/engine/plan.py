@@ -1,0 +1,174 @@
+"""Plan: what a graph will do, after the passes; immutable and printable."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeAlias
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from . import passes
+from .passes import Draft, PassReport
+from .template import Template
+from .tracer import Step, Trace
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .program import Program
+    from .wiring import Wiring
+
+Scheduler: TypeAlias = Literal["auto", "actors", "parallel", "wave", "sequential"]
+ChosenScheduler: TypeAlias = Literal["actors", "parallel", "wave", "sequential"]
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("penstock")
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One actor of a plan: a step, or a chain of inline steps.
+
+    Attributes:
+        label: its name, unique in the plan: "fetch", "fetch#2".
+        chain: the steps that it runs one after the other; nearly always one.
+        tail_labels: the labels of the chain's further steps.
+        bodies: the plans of the bodies of a control-flow step.
+    """
+
+    label: str
+    chain: tuple[Step, ...]
+    tail_labels: tuple[str, ...]
+    bodies: "tuple[Plan, ...]"
+
+    @property
+    def head(self) -> Step:
+        """The step that takes the arguments."""
+        return self.chain[0]
+
+    @property
+    def source(self) -> int:
+        """The number of the value that it produces."""
+        return self.chain[-1].source
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A graph as it will run. `print(plan)` shows it.
+
+    Attributes:
+        name: name of the graph.
+        parameters: names of its parameters.
+        parameter_sources: the numbers of their values.
+        steps: in topological order.
+        result: template of the result.
+        captures: for a body, what it takes from the enclosing graph.
+        reports: what each pass changed.
+        trace: what was recorded.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    parameter_sources: tuple[int, ...]
+    steps: tuple[PlannedStep, ...]
+    result: Template
+    captures: tuple[Template, ...]
+    reports: tuple[PassReport, ...]
+    trace: Trace
+
+    @cached_property
+    def wirings(self) -> "WeakKeyDictionary[Engine, dict[ChosenScheduler, Wiring]]":
+        """The actors that all runs of this plan in an Engine share, by Engine."""
+        return WeakKeyDictionary()
+
+    @cached_property
+    def _programs(self) -> "dict[ChosenScheduler, Program]":
+        return {}
+
+    def program(self, scheduler: ChosenScheduler) -> "Program":
+        """Return what frames of this plan need to run under a scheduler; made once."""
+        from .program import Program
+
+        if scheduler not in self._programs:
+            self._programs[scheduler] = Program(self, scheduler)
+        return self._programs[scheduler]
+
+    @property
+    def scheduler_reason(self) -> str:
+        """Why scheduler="auto" chooses what it chooses."""
+        return (
+            'auto: "parallel" for one call (run), where each node fires as soon as its inputs are there; '
+            '"actors" for many (stream, deploy), which overlap in a pipeline'
+        )
+
+    def __str__(self) -> str:
+        from .drawing import to_text
+        from .picture import drawing_of
+
+        lines = [to_text(drawing_of(self.trace)), "", f"plan of {self.name}: {len(self.steps)} actors"]
+        for report in self.reports:
+            changed = "nothing to change" if not report.changes else f"{report.before} → {report.after}"
+            if report.name == "validate":
+                changed = f"{report.before} argument types checked"
+            lines.append(f"  {report.name}: {changed}")
+            lines.extend(f"    {change}" for change in report.changes[:20])
+            if len(report.changes) > 20:
+                lines.append(f"    and {len(report.changes) - 20} more")
+        lines.append(f"  {self.scheduler_reason}")
+        return "\n".join(lines)
+
+
+def make_plan(trace: Trace, *, run_passes: tuple[passes.Pass, ...] = passes.ALL) -> Plan:
+    """Run the passes over a trace.
+
+    Raises:
+        PlanError: the graph cannot work, e.g. a value's type does not fit the parameter it is passed to.
+    """
+    draft = Draft(
+        trace.name,
+        trace.parameter_sources,
+        trace.annotations,
+        tuple((step,) for step in trace.steps),
+        trace.result,
+    )
+    reports: list[PassReport] = []
+    for run_pass in run_passes:
+        draft, report = run_pass(draft)
+        reports.append(report)
+        if run_pass is passes.eliminate_dead_nodes and report.changes:
+            _log.warning(
+                "plan.dead_nodes", graph=trace.name, dropped=list(report.changes),
+                remedy="return or pass on the result, or declare the node effectful=True if it is called for its effect",
+            )  # fmt: skip
+    labels = _Labels()
+    steps = tuple(
+        PlannedStep(
+            label,
+            chain,
+            tuple(labels.next(step.callee.name) for step in chain[1:]),
+            tuple(make_plan(body, run_passes=run_passes) for body in chain[0].bodies),
+        )
+        for chain in draft.steps
+        for label in [labels.next(chain[0].callee.name)]
+    )
+    return Plan(
+        trace.name,
+        trace.parameters,
+        trace.parameter_sources,
+        steps,
+        draft.result,
+        trace.captures,
+        tuple(reports),
+        trace,
+    )
+
+
+class _Labels:
+    """Makes the names of steps unique: fetch, fetch#2, fetch#3."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[str] = Counter()
+
+    def next(self, name: str) -> str:
+        self._seen[name] += 1
+        count = self._seen[name]
+        return name if count == 1 else f"{name}#{count}"

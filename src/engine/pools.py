@@ -1,0 +1,87 @@
+"""Pools: the threads, the processes and the limits of nodes that all scopes of one Engine share."""
+
+import os
+from collections.abc import AsyncGenerator
+from weakref import WeakKeyDictionary
+
+from ..actors.places import Places
+from ..actors.processes import ProcessPool, ProcessPoolStatistics
+from ..actors.threads import ThreadPool, ThreadPoolStatistics
+from .node import Node
+
+
+class Pools:
+    """What an Engine owns; each part is started when it is first used.
+
+    Args:
+        max_threads: the most threads that run handlers.
+        ends_with_loop: the threads end when the loop is shut down, because nobody closes this Engine.
+    """
+
+    def __init__(self, max_threads: int, *, ends_with_loop: bool) -> None:
+        self.max_threads = max_threads
+        self.max_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._ends_with_loop = ends_with_loop
+        self._threads: ThreadPool | None = None
+        self._processes: ProcessPool | None = None
+        self._guard: AsyncGenerator[None, None] | None = None
+        # By origin, weakly: nodes made by a factory for one request leave nothing behind.
+        self._places: WeakKeyDictionary[Node[..., object], dict[object, Places]] = WeakKeyDictionary()
+
+    def threads(self) -> ThreadPool:
+        """Return the thread pool."""
+        if self._threads is None:
+            self._threads = ThreadPool(self.max_threads)
+            if self._ends_with_loop:
+                self._guard = _end_with_loop(self._threads)
+                # Its first step registers the generator with the loop, which closes it when it is shut down. It is
+                # the one documented hook that every loop and runner has.
+                try:
+                    self._guard.__anext__().send(None)
+                except StopIteration:
+                    pass
+        return self._threads
+
+    def processes(self) -> ProcessPool:
+        """Return the pool of worker processes."""
+        if self._processes is None:
+            self._processes = ProcessPool(self.max_processes)
+        return self._processes
+
+    def places(self, node: Node[..., object]) -> Places:
+        """Return the places of a node with `concurrency=`: the same for all of its call sites in the Engine."""
+        assert node.policy.concurrency is not None
+        shared = self._places.setdefault(node.origin, {})
+        return shared.setdefault(node.binding, Places(node.policy.concurrency))
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether worker processes were started and not ended."""
+        return self._processes is not None
+
+    def statistics(self) -> tuple[ThreadPoolStatistics | None, ProcessPoolStatistics | None]:
+        """Return snapshots of the pools; None for one that was not used yet."""
+        return (
+            None if self._threads is None else self._threads.statistics(),
+            None if self._processes is None else self._processes.statistics(),
+        )
+
+    async def close_processes(self) -> None:
+        """End the worker processes; they start again on demand."""
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            await processes.aclose()
+
+    async def close(self) -> None:
+        """End the worker processes and the threads; waits for what runs in them."""
+        await self.close_processes()
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            await threads.aclose()
+
+
+async def _end_with_loop(threads: ThreadPool) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        await threads.aclose()

@@ -1,0 +1,162 @@
+"""Program: a plan laid out for frames: slots, countdowns, readers, and the control edges of a scheduler.
+
+A scheduler is nothing but additional edges. "sequential" lets each step wait for the one before, "wave" each level for
+the whole level before; "actors" and "parallel" add none and differ in how scopes bound their inboxes.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .plan import ChosenScheduler, Plan, PlannedStep
+from .template import Read, Values, arguments_builder, builder, keywords_builder, reads
+
+
+@dataclass
+class Unit:
+    """Where one step stands in the program.
+
+    Attributes:
+        index: its number; inputs have smaller ones.
+        step: the step; None for the barrier between two waves.
+        slot: the slot of the only argument, -1 if there are more or it is only part of a value.
+        args_of, kwargs_of: builders of the arguments.
+        out: the slot of its value.
+        reads: slots that it gives up when it is done.
+        consumers: units that wait for it.
+        countdown: units that it waits for.
+    """
+
+    index: int
+    step: PlannedStep | None
+    slot: int = -1
+    args_of: Callable[[Values], tuple[Any, ...]] = field(default=lambda values: ())
+    kwargs_of: Callable[[Values], dict[str, Any]] | None = None
+    out: int = 0
+    reads: tuple[int, ...] = ()
+    consumers: list[int] = field(default_factory=list)
+    countdown: int = 0
+
+
+class Program:
+    """A plan laid out for frames under one scheduler.
+
+    Attributes:
+        name: name of the graph.
+        plan: the plan.
+        scheduler: the scheduler.
+        units: the steps, and the barriers of a scheduler.
+        width: slots of a frame.
+        countdown: for each unit, how many it waits for.
+        readers: for each slot, how many readers it has.
+        sinks: units that nobody waits for.
+    """
+
+    def __init__(self, plan: Plan, scheduler: ChosenScheduler) -> None:
+        self.name = plan.name
+        self.plan = plan
+        self.scheduler: ChosenScheduler = scheduler
+        self.units = [Unit(index, step) for index, step in enumerate(plan.steps)]
+        edges = _data_edges(plan)
+        if scheduler == "sequential":
+            for index in range(1, len(self.units)):
+                edges[index].add(index - 1)
+        elif scheduler == "wave":
+            _add_barriers(self.units, edges)
+        for index, inputs in edges.items():
+            self.units[index].countdown = len(inputs)
+            for source in sorted(inputs):
+                self.units[source].consumers.append(index)
+        self._slots: dict[int, int] = {}
+        self.readers: list[int] = []
+        self._lay_out()
+        self.width = len(self.readers)
+        self.countdown = [unit.countdown for unit in self.units]
+        self.sinks = sum(not unit.consumers for unit in self.units)
+        self.entries = tuple(unit.index for unit in self.units if not unit.countdown)
+        self.result: Callable[[Values], Any] = builder(plan.result, self._slots)
+
+    def _lay_out(self) -> None:
+        """Give every value a slot.
+
+        A step that is the only reader of a slot writes its own value there, so a chain needs one slot and gives up
+        nothing on its way.
+        """
+        plan = self.plan
+        counts: dict[int, int] = defaultdict(int)
+        for step in plan.steps:
+            for source in _sources(step):
+                counts[source] += 1
+        for source in {read.source for read in reads(plan.result)}:
+            counts[source] += 1
+        for source in plan.parameter_sources:
+            self._new_slot(source, counts[source])
+        for unit in self.units:
+            if unit.step is None:
+                unit.out = self._new_slot(-1 - unit.index, 1)  # a barrier's value is nothing, given up at once
+                unit.reads = (unit.out,)
+                continue
+            self._place(unit, unit.step, counts)
+
+    def _place(self, unit: Unit, step: PlannedStep, counts: dict[int, int]) -> None:
+        sources = _sources(step)
+        head = step.head
+        only = head.args[0] if len(head.args) == 1 and not head.kwargs else None
+        if isinstance(only, Read) and not only.path:
+            unit.slot = self._slots[only.source]
+        unit.args_of = arguments_builder(head.args, self._slots)
+        unit.kwargs_of = keywords_builder(head.kwargs, self._slots)
+        taken_over = next((source for source in sources if counts[source] == 1), None)
+        given_up = [self._slots[source] for source in sources if source != taken_over]
+        count = counts[step.source]
+        if not count:  # nobody reads its value: it gives it up itself, at once
+            count = 1
+            unit.out = -1
+        if taken_over is None:
+            slot = self._new_slot(step.source, count)
+        else:
+            slot = self._slots[step.source] = self._slots[taken_over]
+            self.readers[slot] = count
+        if unit.out == -1:
+            given_up.append(slot)
+        unit.out = slot
+        unit.reads = tuple(given_up)
+
+    def _new_slot(self, source: int, count: int) -> int:
+        self._slots[source] = len(self.readers)
+        self.readers.append(count)
+        return self._slots[source]
+
+
+def _sources(step: PlannedStep) -> list[int]:
+    """Return the numbers of the values that a step reads, each once, in order."""
+    return list(dict.fromkeys(read.source for read in step.head.reads()))
+
+
+def _data_edges(plan: Plan) -> dict[int, set[int]]:
+    """Return for each step the steps whose values it reads."""
+    producer = {step.source: index for index, step in enumerate(plan.steps)}
+    return {
+        index: {producer[source] for source in _sources(step) if source in producer}
+        for index, step in enumerate(plan.steps)
+    }
+
+
+def _add_barriers(units: list[Unit], edges: dict[int, set[int]]) -> None:
+    """Put a barrier between every two levels: one unit each, because edges between whole levels would be quadratic."""
+    levels: list[list[int]] = []
+    level_of: dict[int, int] = {}
+    for index in range(len(units)):
+        level_of[index] = 1 + max((level_of[source] for source in edges[index]), default=-1)
+        if level_of[index] == len(levels):
+            levels.append([])
+        levels[level_of[index]].append(index)
+    for before, after in zip(levels, levels[1:], strict=False):
+        barrier = Unit(len(units), None)
+        units.append(barrier)
+        edges[barrier.index] = set(before)
+        for index in after:
+            edges[index] = {barrier.index}
+
+

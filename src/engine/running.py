@@ -1,0 +1,106 @@
+"""Running one call: `engine.run`."""
+
+import asyncio
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from ..actors.crew import Crew
+from ..actors.frame import Frame
+from .graph import Call
+from .options import ExecutionOptions
+from .plan import ChosenScheduler, Plan
+from .scope import Scope, end_span, new_frame, start_span
+from .wiring import Wired
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+async def run_call(engine: "Engine", call: Call[Any], options: ExecutionOptions) -> Any:
+    """Run one call from start to end; nothing of it is left when this returns or raises."""
+    plan = call.graph.plan()
+    scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
+    wired = engine.shared_wiring(plan, scheduler)
+    if wired is not None:
+        engine.scope_opened()
+        try:
+            return await _Run(engine, call, options).finish(wired)
+        finally:
+            if engine.has_to_close_processes():
+                await engine.scope_closed()
+            else:
+                engine.scope_closed_nowait()
+    return await _run_in_own_scope(engine, call, options, plan, scheduler)
+
+
+async def _run_in_own_scope(
+    engine: "Engine", call: Call[Any], options: ExecutionOptions, plan: Plan, scheduler: ChosenScheduler
+) -> Any:
+    run = _Run(engine, call, options)
+    scope = Scope(engine, options, scheduler)
+    try:
+        # The deadline covers the start of stateful nodes as well.
+        async with asyncio.timeout_at(run.deadline):
+            wired = await scope.prepare(plan)
+        return await run.finish(wired)
+    finally:
+        await scope.close()
+
+
+class _Run:
+    """One call on its own: it listens to its frame."""
+
+    __slots__ = ("_call", "_crew", "_engine", "_options", "_traced", "_span", "_waiter", "deadline")
+
+    def __init__(self, engine: "Engine", call: Call[Any], options: ExecutionOptions) -> None:
+        self._engine = engine
+        self._call = call
+        self._options = options
+        loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] = loop.create_future()
+        context = copy_context()
+        self._span, traced = start_span(call, context)
+        self._traced = traced
+        self._crew = Crew(loop, context, self._ended, traced=traced)
+        seconds = options.timeout_seconds
+        self.deadline = None if seconds is None else loop.time() + seconds
+
+    async def finish(self, wired: Wired) -> Any:
+        frame = new_frame(wired, self._call.arguments, self._crew, self)
+        frame.span = self._span if self._traced else None
+        if self.deadline is not None and self._options.timeout_seconds is not None:
+            frame.expire_at(self.deadline, self._options.timeout_seconds)
+        self._engine.frames.add(frame)
+        full = self._crew.launch(frame, wired.entries)
+        try:
+            for actor in full:
+                await actor.queue(frame)
+            await self._waiter
+        except asyncio.CancelledError:
+            frame.cancel()
+            await self._unwound()
+            raise
+        finally:
+            self._engine.frames.discard(frame)
+            end_span(self._span, frame)
+        return frame.outcome()
+
+    async def _unwound(self) -> None:
+        """Wait for the handlers to unwind, also if this is cancelled once more: the cancellation is raised then."""
+        while self._crew.workers:
+            self._waiter = self._crew.loop.create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                continue
+
+    def frame_done(self, frame: Frame) -> None:
+        """The outcome is known: let the workers end."""
+        self._crew.close()
+
+    def frame_settled(self, frame: Frame) -> None:
+        """The end of the last worker says so, too."""
+
+    def _ended(self) -> None:
+        if not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,124 @@
+"""Scope: what belongs to one `run`, `stream` or `deploy` and ends with it."""
+
+import asyncio
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.trace import Span
+
+from .._errors import EngineClosedError
+from ..actors import current
+from ..actors.crew import Crew, Worker
+from ..actors.frame import Frame, Listener
+from ..telemetry import spans
+from .instances import Instances
+from .plan import ChosenScheduler, Plan
+from .wiring import Wired, Wiring
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .graph import Call
+    from .options import ExecutionOptions
+
+
+class Scope:
+    """Actors, instances of stateful nodes and workers of one scope.
+
+    Args:
+        engine: the Engine that it is part of.
+        options: its options.
+        scheduler: the scheduler, chosen.
+    """
+
+    def __init__(self, engine: "Engine", options: "ExecutionOptions", scheduler: ChosenScheduler) -> None:
+        self.engine = engine
+        self.loop = asyncio.get_running_loop()
+        self.scheduler: ChosenScheduler = scheduler
+        self.instances = Instances()
+        # Only a pipeline bounds its actors: elsewhere each frame has workers of its own, and admission bounds frames.
+        max_workers = options.max_workers if scheduler == "actors" else None
+        self.wiring = Wiring(engine.pools, self.instances, max_workers)
+        self._wired: dict[Plan, Wired] = {}
+        self._crews: set[Crew] = set()
+        self._empty: asyncio.Event | None = None
+        engine.scope_opened()
+
+    async def prepare(self, plan: Plan) -> Wired:
+        """Return the actors of a plan; the first time, enter the stateful nodes that it uses."""
+        wired = self._wired.get(plan)
+        if wired is None:
+            await self.instances.open([plan])
+            wired = self._wired[plan] = self.wiring.wire(plan.program(self.scheduler))
+        return wired
+
+    def crew(self, context: Context, *, traced: bool = False) -> Crew:
+        """Return a new crew, which is gone when it is closed and its workers have ended."""
+        crew = Crew(self.loop, context, lambda: self._crew_ended(crew), traced=traced)
+        self._crews.add(crew)
+        return crew
+
+    async def close(self) -> None:
+        """Wait until all crews have ended, and leave the stateful nodes. Frames must have been ended before."""
+        for crew in list(self._crews):
+            crew.close()
+        if self._crews:
+            self._empty = asyncio.Event()
+            await uninterrupted(self._empty.wait())
+        try:
+            await uninterrupted(self.instances.close())
+        finally:
+            await uninterrupted(self.engine.scope_closed())
+
+    def _crew_ended(self, crew: Crew) -> None:
+        self._crews.discard(crew)
+        if not self._crews and self._empty is not None:
+            self._empty.set()
+
+
+def start_span(
+    call: "Call[Any]", context: Context, *, item: int | None = None, parent: Span | None = None
+) -> tuple[Span | None, bool]:
+    """Start the span of a call and make it current in `context`; returns it, and whether it is recorded."""
+    span = spans.start_run(call.graph.name, item, parent)
+    if span is None:
+        return None, False
+    spans.enter(span, context)
+    return span, span.is_recording()
+
+
+def end_span(span: Span | None, frame: Frame) -> None:
+    """End the span of a call with its outcome."""
+    if span is not None:
+        spans.end_run(span, frame.state, frame.error)
+
+
+def new_frame(
+    wired: Wired, arguments: tuple[Any, ...], crew: Crew, listener: Listener, *, item: int = 0, priority: int = 0
+) -> Frame:
+    """Return a frame for one call; inside a handler of another call, that one's frame is its parent."""
+    source = current.source.get()
+    parent = source.frame if isinstance(source, Worker) else None
+    return Frame(wired.program, arguments, crew, listener, item=item, priority=priority, parent=parent)
+
+
+async def uninterrupted(work: Any) -> Any:
+    """Finish what has to be finished also while being cancelled; the cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # it is retrieved; the cancellation is what the caller has to see
+        raise cancelled
+    return task.result()
+
+
+def closed_error(what: str) -> EngineClosedError:
+    """Return the error of calls that a closing scope ends."""
+    return EngineClosedError(f"{what} was closed while this call was in flight")
+
+

@@ -1,0 +1,317 @@
+"""Service: resident graphs that many callers share."""
+
+import asyncio
+from collections.abc import Iterable
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack
+
+from .._errors import DeadlineExceeded, EngineClosedError, EngineLoopError, ReentrantCallError
+from ..actors.actor import ActorStatistics
+from ..actors.frame import Frame
+from .admission import Admission, AdmissionStatistics
+from .graph import Call, Graph
+from .options import CallOptions, ExecutionOptions, checked, resolve
+from .pipeline import Calls, Pipeline
+from .plan import Plan
+from .scope import Scope, end_span, new_frame, start_span, uninterrupted
+from .stream import Stream
+from .wiring import Wired
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+ServiceState = Literal["starting", "ready", "draining", "stopped"]
+
+_callers: "ContextVar[tuple[Service[..., Any], ...]]" = ContextVar("penstock_services", default=())
+
+
+@dataclass(frozen=True)
+class ServiceStatistics:
+    """A snapshot of a deployment.
+
+    Attributes:
+        state: starting, ready, draining or stopped.
+        completed: calls that ended with a result.
+        failed: calls that ended with an error.
+        cancelled: calls whose caller went away.
+        admission: places, and who waits for one.
+        actors: the nodes.
+    """
+
+    state: ServiceState
+    completed: int
+    failed: int
+    cancelled: int
+    admission: AdmissionStatistics
+    actors: tuple[ActorStatistics, ...]
+
+
+class Service(Generic[P, R]):
+    """Graphs made resident by `engine.deploy`: one set of actors and stateful nodes for all calls.
+
+    An async context manager: a normal exit drains it, an exception aborts it.
+
+    Attributes:
+        state: "starting", "ready", "draining" or "stopped".
+    """
+
+    def __init__(self, engine: "Engine", graphs: tuple[Graph[..., Any], ...], options: ExecutionOptions) -> None:
+        for graph in graphs:
+            if not isinstance(graph, Graph):
+                raise TypeError(f"engine.deploy takes graphs, not calls or functions: got {graph!r}")
+        self.state: ServiceState = "starting"
+        self._engine = engine
+        self._graphs = graphs
+        self._options = options
+        # A running deployment keeps its plans, whatever is rebound meanwhile.
+        self._plans: dict[Graph[..., Any], Plan] = {}
+        self._scope: Scope | None = None
+        self._admission: Admission | None = None
+        self._ready = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._live: set[Frame] = set()
+        self._streams: set[Pipeline] = set()
+        self._wired: dict[Plan, Wired] = {}
+        self._items = 0
+        self._counts = {"done": 0, "failed": 0, "cancelled": 0, "running": 0}
+
+    async def __aenter__(self) -> Self:
+        if self._scope is not None:
+            raise EngineClosedError("this deployment was started already; engine.deploy(...) makes a new one")
+        self._engine.check_loop()
+        options = self._options
+        self._plans = {graph: graph.plan() for graph in self._graphs}
+        scheduler = "actors" if options.scheduler == "auto" else options.scheduler
+        self._scope = Scope(self._engine, options, scheduler)
+        self._admission = Admission(self._scope.loop, options.max_in_flight, options.max_queue)
+        try:
+            for plan in self._plans.values():
+                self._wired[plan] = await self._scope.prepare(plan)
+        except BaseException:
+            self.state = "stopped"
+            await self._scope.close()
+            raise
+        self.state = "ready"
+        self._ready.set()
+        self._engine.open.add(self)
+        return self
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *exc_info: object) -> None:
+        if exc_type is None:
+            await self.drain()
+        else:
+            await self.abort()
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the first of the deployed graphs."""
+        graph: Graph[P, R] = self._graphs[0]
+        return await self._run(graph(*args, **kwargs), self._options.timeout_seconds, self._options.priority)
+
+    async def run(self, call: Call[T], /, **options: Unpack[CallOptions]) -> T:
+        """Run one call of a deployed graph.
+
+        Args:
+            call: the call.
+            **options: `timeout_seconds` and `priority`.
+
+        Raises:
+            Overloaded: every place and every place in the queue is taken.
+            TimeoutError: the call did not finish within `timeout_seconds`, waiting for a place included.
+            ReentrantCallError: called from inside one of its own nodes.
+            EngineClosedError: the deployment is draining or stopped.
+        """
+        checked(options, "service.run")
+        merged = resolve("service.run", options, self._inherited())
+        result: T = await self._run(call, merged.timeout_seconds, merged.priority)
+        return result
+
+    def stream(self, calls: Calls, /, **options: Unpack[CallOptions]) -> Stream[Any]:
+        """Run many calls of deployed graphs, and yield their results in input order.
+
+        Args:
+            calls: the calls.
+            **options: `timeout_seconds`, `priority`, `ordered`, `on_error`, and `max_in_flight` of this stream.
+        """
+        self._check_callable()
+        merged = resolve("service.stream", options, self._inherited())
+        return Stream(self._engine, calls, merged, self._pipeline)
+
+    async def map(self, calls: Iterable[Call[T]], /, **options: Unpack[CallOptions]) -> list[T]:
+        """Run many calls of deployed graphs; returns their results in input order."""
+        async with self.stream(calls, **options) as results:
+            return [result async for result in results]
+
+    async def ready(self) -> None:
+        """Wait until calls are served."""
+        await self._ready.wait()
+
+    async def drain(self, *, timeout_seconds: float | None = None) -> None:
+        """Refuse new calls, finish those that were accepted, and stop; what is left after the timeout is aborted.
+
+        Args:
+            timeout_seconds: how long to wait for accepted calls; None for as long as they take.
+        """
+        if self.state == "ready":
+            self.state = "draining"
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    while self._live or self._streams or self._admission_queue():
+                        self._idle.clear()
+                        await self._idle.wait()
+            except TimeoutError:
+                pass
+        await self.abort()
+
+    async def abort(self) -> None:
+        """Refuse new calls, end those in flight with `EngineClosedError`, and stop; waits until nothing is left."""
+        if self.state == "stopped" or self._scope is None:
+            self.state = "stopped"
+            return
+        self.state = "stopped"
+        error = EngineClosedError("this deployment was stopped while the call was in flight")
+        for frame in list(self._live):
+            frame.fail(EngineClosedError(str(error)))
+        for pipeline in list(self._streams):
+            pipeline.abort(error)
+            await pipeline.aclose()
+        await uninterrupted(self._scope.close())
+
+    def statistics(self) -> ServiceStatistics:
+        """Return a snapshot of the counters."""
+        if self._admission is None or self._scope is None:
+            empty = AdmissionStatistics(0, self._options.max_in_flight, 0, self._options.max_queue, 0, 0, None)
+            return ServiceStatistics(self.state, 0, 0, 0, empty, ())
+        return ServiceStatistics(
+            self.state,
+            self._counts["done"],
+            self._counts["failed"],
+            self._counts["cancelled"],
+            self._admission.statistics(),
+            tuple(actor.statistics() for actor in self._scope.wiring.actors()),
+        )
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Nothing runs for a call any more."""
+        self._live.discard(frame)
+        self._counts[frame.state] += 1
+        assert self._admission is not None
+        self._admission.release()
+        if not self._live:
+            self._idle.set()
+
+    async def _run(self, call: Call[Any], timeout_seconds: float | None, priority: int) -> Any:
+        scope, admission = self._check_callable()
+        plan = self._plans.get(call.graph)
+        if plan is None:
+            raise EngineClosedError(
+                f"graph {call.graph.name!r} is not part of this deployment of {self._names()}; deploy them together: "
+                "engine.deploy(first, second)"
+            )
+        deadline = None if timeout_seconds is None else scope.loop.time() + timeout_seconds
+        if not admission.reserve_nowait():
+            await self._reserve(admission, call, priority, deadline)
+        context = copy_context()
+        context.run(_callers.set, (*_callers.get(), self))
+        span, traced = start_span(call, context)
+        flight = _Flight(self, scope.loop.create_future())
+        crew = scope.crew(context, traced=traced)
+        wired = self._wired[plan]
+        self._items += 1
+        frame = new_frame(wired, call.arguments, crew, flight, item=self._items - 1, priority=priority)
+        frame.span = span if traced else None
+        if deadline is not None and timeout_seconds is not None:
+            frame.expire_at(deadline, timeout_seconds)
+        self._live.add(frame)
+        full = crew.launch(frame, wired.entries)
+        try:
+            for actor in full:
+                await actor.queue(frame)
+            await flight.outcome_known
+        except asyncio.CancelledError:
+            frame.cancel()
+            raise
+        finally:
+            end_span(span, frame)
+        return frame.outcome()
+
+    async def _reserve(self, admission: Admission, call: Call[Any], priority: int, deadline: float | None) -> None:
+        """Wait for a place; the deadline covers it, and a deployment that stops meanwhile says so."""
+        try:
+            async with asyncio.timeout_at(deadline) as timer:
+                await admission.reserve(priority, call.graph.name)
+        except TimeoutError as error:
+            if not timer.expired():
+                raise
+            raise DeadlineExceeded(f"the call of graph {call.graph.name!r} got no place before its deadline") from error
+        if self.state == "stopped":
+            admission.release()
+            raise self._stopped_error()
+
+    def _admission_queue(self) -> int:
+        return 0 if self._admission is None else self._admission.statistics().queued
+
+    def _pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
+        scope, admission = self._check_callable()
+        context = copy_context()
+        context.run(_callers.set, (*_callers.get(), self))
+        pipeline = Pipeline(scope, calls, options, owns_scope=False, admission=admission, context=context)
+        self._streams.add(pipeline)
+        pipeline.on_closed = lambda: self._stream_closed(pipeline)
+        return pipeline
+
+    def _stream_closed(self, pipeline: Pipeline) -> None:
+        self._streams.discard(pipeline)
+        self._idle.set()
+
+    def _inherited(self) -> dict[str, Any]:
+        options = self._options
+        return {"timeout_seconds": options.timeout_seconds, "max_in_flight": options.max_in_flight}
+
+    def _check_callable(self) -> tuple[Scope, Admission]:
+        if self._scope is None or self._admission is None:
+            raise EngineClosedError(
+                "this deployment was not started; enter it first: async with engine.deploy(...) as service"
+            )
+        if self.state != "ready":
+            raise self._stopped_error()
+        if asyncio.get_running_loop() is not self._scope.loop:
+            raise EngineLoopError("this deployment runs on another event loop; call it from there")
+        callers = _callers.get()
+        if self in callers:
+            chain = " → ".join(caller._names() for caller in (*callers[callers.index(self) :], self))
+            raise ReentrantCallError(
+                f"{chain}: a deployment was called from inside one of its own nodes, which could wait for itself for "
+                "ever; call the graph inside the graph instead, where it is inlined, or use engine.run"
+            )
+        return self._scope, self._admission
+
+    def _stopped_error(self) -> EngineClosedError:
+        return EngineClosedError(f"the deployment of {self._names()} is {self.state} and takes no more calls")
+
+    def _names(self) -> str:
+        return ", ".join(graph.name for graph in self._graphs)
+
+
+class _Flight:
+    """One call of a deployment: it listens to its frame."""
+
+    __slots__ = ("_service", "outcome_known")
+
+    def __init__(self, service: Service[Any, Any], outcome_known: "asyncio.Future[None]") -> None:
+        self._service = service
+        self.outcome_known = outcome_known
+
+    def frame_done(self, frame: Frame) -> None:
+        """Release the caller at once."""
+        frame.crew.close()
+        if not self.outcome_known.done():
+            self.outcome_known.set_result(None)
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Give the place back, now that nothing runs for the call any more."""
+        self._service.frame_settled(frame)

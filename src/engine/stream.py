@@ -1,0 +1,210 @@
+"""Stream: many calls as a pipeline, read in input order."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from .._errors import EngineClosedError
+from ..actors.actor import ActorStatistics
+from .graph import Call
+from .options import ExecutionOptions
+from .pipeline import Calls, Pipeline, log_skipped
+from .scope import Scope
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T_co]):
+    """What has become of one item.
+
+    Attributes:
+        index: its index in the input, from 0.
+        value: its result; None if it failed.
+        error: its error; None if it did not fail.
+    """
+
+    index: int
+    value: T_co | None
+    error: Exception | None
+
+
+@dataclass(frozen=True)
+class StreamStatistics:
+    """A snapshot of a stream.
+
+    Attributes:
+        submitted: items taken from the source.
+        completed: items that ended with a result.
+        failed: items that ended with an error.
+        skipped: failed items that were skipped (`on_error="skip"`).
+        yielded: items handed to the reader.
+        in_flight: items that count in `max_in_flight` now.
+        actors: the nodes.
+    """
+
+    submitted: int
+    completed: int
+    failed: int
+    skipped: int
+    yielded: int
+    in_flight: int
+    actors: tuple[ActorStatistics, ...]
+
+
+class Stream(Generic[T_co]):
+    """The results of many calls, as an async iterator and an async context manager; made by `engine.stream`.
+
+    It starts with `async with`, or with the first item that is asked for. `async with` ends it deterministically;
+    without it, everything is cancelled when the object is dropped.
+    """
+
+    def __init__(
+        self,
+        engine: "Engine",
+        calls: Calls,
+        options: ExecutionOptions,
+        make_pipeline: Callable[[Calls, ExecutionOptions], Pipeline] | None = None,
+    ) -> None:
+        if isinstance(calls, Call):
+            raise TypeError(
+                f"engine.stream takes an iterable of calls; for one call of {calls.graph.name!r} use engine.run"
+            )
+        if not hasattr(calls, "__iter__") and not hasattr(calls, "__aiter__"):
+            raise TypeError(f"engine.stream takes an iterable of calls, such as (search(u) for u in urls), got {calls!r}")
+        self._engine = engine
+        self._options = options
+        self._calls: Calls | None = calls
+        self._make_pipeline = make_pipeline or self._own_pipeline
+        self._pipeline: Pipeline | None = None
+        self._closed = False
+
+    def _own_pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
+        scheduler = "actors" if options.scheduler == "auto" else options.scheduler
+        return Pipeline(Scope(self._engine, options, scheduler), calls, options, owns_scope=True)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T_co:
+        """Return the next result.
+
+        Raises:
+            Exception: the error of this item, with on_error="raise"; the stream is closed then.
+        """
+        pipeline = self._start()
+        while True:
+            frame = await self._next(pipeline)
+            if frame is None:
+                raise StopAsyncIteration
+            if frame.state == "done":
+                pipeline.counters.yielded += 1
+                result: T_co = frame.result
+                return result
+            if self._options.on_error == "raise":
+                await self._end(pipeline)
+                frame.outcome()
+            pipeline.counters.skipped += 1
+            log_skipped(frame)
+
+    async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
+        """Iterate over one `Outcome` for each item; an item's error is in its outcome and never raised."""
+        pipeline = self._start()
+        while (frame := await self._next(pipeline)) is not None:
+            pipeline.counters.yielded += 1
+            error = frame.error if isinstance(frame.error, Exception) else None
+            yield Outcome(frame.item, frame.result, error)
+
+    async def started(self) -> None:
+        """Wait for the first item, and leave it there; for a server, before it sends its headers.
+
+        Raises:
+            Exception: the error of the first item, or what ended the stream before it.
+        """
+        pipeline = self._start()
+        try:
+            frame = await pipeline.first_ended()
+        except BaseException:
+            await self._end(pipeline)
+            raise
+        if frame is not None and frame.state != "done" and self._options.on_error == "raise":
+            await self._end(pipeline)
+            frame.outcome()
+
+    async def __aenter__(self) -> Self:
+        self._start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the stream: cancel what is in flight, close the source, wait until nothing is left. Idempotent."""
+        self._closed = True
+        if self._pipeline is not None:
+            await self._pipeline.aclose()
+
+    async def abort(self) -> None:
+        """End the stream from outside: its reader gets `EngineClosedError`."""
+        if self._pipeline is not None:
+            self._pipeline.abort(EngineClosedError("the Engine was closed while this stream was open"))
+        await self.aclose()
+
+    @property
+    def position(self) -> int:
+        """The index of the next item; after a restart, where to go on."""
+        return 0 if self._pipeline is None else self._pipeline.position
+
+    def statistics(self) -> StreamStatistics:
+        """Return a snapshot of the counters."""
+        if self._pipeline is None:
+            return StreamStatistics(0, 0, 0, 0, 0, 0, ())
+        counters = self._pipeline.counters
+        return StreamStatistics(
+            counters.submitted,
+            counters.completed,
+            counters.failed,
+            counters.skipped,
+            counters.yielded,
+            self._pipeline.in_flight,
+            tuple(actor.statistics() for actor in self._pipeline.actors()),
+        )
+
+    def _start(self) -> Pipeline:
+        if self._pipeline is None:
+            if self._closed:
+                raise EngineClosedError("this stream was closed; a stream is read once: make a new one")
+            self._engine.check_loop()
+            assert self._calls is not None
+            self._pipeline = self._make_pipeline(self._calls, self._options)
+            self._calls = None
+            self._engine.open.add(self)
+        return self._pipeline
+
+    async def _next(self, pipeline: Pipeline) -> Any:
+        if self._closed:
+            return None
+        try:
+            frame = await pipeline.next_frame()
+        except asyncio.CancelledError:
+            raise  # the reader was cancelled, which does not end the stream
+        except BaseException:
+            await self._end(pipeline)
+            raise
+        if frame is None:
+            await self._end(pipeline)
+        return frame
+
+    async def _end(self, pipeline: Pipeline) -> None:
+        self._closed = True
+        await pipeline.aclose()
+
+    def __del__(self) -> None:
+        pipeline = getattr(self, "_pipeline", None)
+        if pipeline is not None and not self._closed and not pipeline.loop.is_closed():
+            # Perhaps in another thread: the garbage collector chooses where it runs.
+            pipeline.loop.call_soon_threadsafe(pipeline.abort)

@@ -1,0 +1,182 @@
+"""Wiring: the actors of one scope, made from a program and connected."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..actors import invocation
+from ..actors.actor import ASYNC, GENERAL, INLINE, Actor, Link
+from ..actors.channel import Channel
+from ..actors.frame import Frame
+from ..actors.places import UNLIMITED, Places
+from ..actors.policy import Policy
+from ..actors.process_target import process_target
+from .bodies import body_of
+from .control import Control
+from .node import Node
+from .plan import Plan, PlannedStep
+from .program import Program, Unit
+
+if TYPE_CHECKING:
+    from .instances import Instances
+    from .pools import Pools
+
+# Frames that an inbox holds. 16 hides the gap between two turns of the loop (a burst is rarely longer) and is small
+# enough that a slow node is seen at once; larger ones made no measurable difference (benchmarks, "chain").
+DEFAULT_CAPACITY = 16
+
+_PLAIN = Policy()
+
+
+@dataclass(frozen=True)
+class Wired:
+    """The actors of one program in one scope.
+
+    Attributes:
+        program: what its frames have in common.
+        actors: one for each unit.
+        entries: the actors that wait for nothing.
+    """
+
+    program: Program
+    actors: tuple[Actor, ...]
+    entries: tuple[Actor, ...]
+
+
+class Wiring:
+    """Makes the actors of one scope.
+
+    Args:
+        pools: the Engine's threads, processes and limits.
+        instances: the scope's instances of stateful nodes.
+        max_workers: how far an `async def` node grows; None for as far as there are items, where every frame has
+            workers of its own.
+    """
+
+    def __init__(self, pools: "Pools", instances: "Instances | None", max_workers: int | None) -> None:
+        self._pools = pools
+        self._instances = instances
+        self._max_workers = max_workers
+        self._instance_places: dict[int, Places] = {}
+        self._wired: dict[Plan, Wired] = {}
+
+    def wire(self, program: Program) -> Wired:
+        """Return the actors of a program; made once for the scope."""
+        if program.plan not in self._wired:
+            actors = tuple(self._actor(program, unit) for unit in program.units)
+            for unit, actor in zip(program.units, actors, strict=True):
+                actor.consumers = tuple(actors[index] for index in unit.consumers)
+                if len(actor.consumers) == 1 and not actor.reads and program.countdown[unit.consumers[0]] == 1:
+                    actor.successor = actor.consumers[0]
+            entries = tuple(actors[index] for index in program.entries)
+            self._wired[program.plan] = Wired(program, actors, entries)
+        return self._wired[program.plan]
+
+    def actors(self) -> list[Actor]:
+        """Return every actor of the scope that stands for a node."""
+        return [
+            actor
+            for wired in self._wired.values()
+            for actor, unit in zip(wired.actors, wired.program.units, strict=True)
+            if unit.step is not None
+        ]
+
+    def _actor(self, program: Program, unit: Unit) -> Actor:
+        step = unit.step
+        if step is None:
+            actor = Actor("(wave)", program.name, unit.index, _PLAIN, Places(), Channel(None))
+            actor.mode, actor.fn = INLINE, _nothing
+        elif isinstance(step.head.callee, Node):
+            actor = self._node_actor(program, unit, step, step.head.callee)
+        else:
+            assert isinstance(step.head.callee, Control)
+            actor = Actor(step.label, program.name, unit.index, _PLAIN, self._own_places(UNLIMITED), self._inbox(_PLAIN))
+            bodies = tuple(self._body_wiring().wire(body.program("parallel")) for body in step.bodies)
+            actor.body = body_of(step.head.callee, bodies)
+        actor.slot = unit.slot
+        actor.args_of = unit.args_of
+        actor.kwargs_of = unit.kwargs_of
+        actor.out = unit.out
+        actor.reads = unit.reads
+        return actor
+
+    def _node_actor(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any]) -> Actor:
+        policy = node.policy
+        fake = node.origin.replacement is not None
+        actor = Actor(step.label, program.name, unit.index, policy, self._places(node), self._inbox(policy, unit))
+        actor.fn = node.target if node.template is None or fake else self._instance_handler(node)
+        actor.tail = tuple(
+            Link(label, link.callee.target)
+            for label, link in zip(step.tail_labels, step.chain[1:], strict=True)
+            if isinstance(link.callee, Node)
+        )
+        if policy.runs_on == "process" and not fake:
+            actor.body = invocation.in_process(self._pools.processes, process_target(node.fn))
+        elif policy.runs_on != "loop":  # a fake of a process node need not be importable: it runs in a thread
+            actor.body = invocation.in_thread(self._pools.threads)
+        elif node.is_async:
+            actor.body = invocation.run_async
+        else:
+            actor.body = invocation.run_inline
+        if policy.is_plain:
+            actor.mode = ASYNC if node.is_async else INLINE
+        else:
+            actor.mode = GENERAL
+        return actor
+
+    def _instance_handler(self, node: Node[..., Any]) -> Callable[..., Any]:
+        assert self._instances is not None
+        return self._instances.handler(node)
+
+    def _places(self, node: Node[..., Any]) -> Places:
+        policy = node.policy
+        if node.template is not None:
+            key = id(node.template)
+            if key not in self._instance_places:
+                self._instance_places[key] = Places(policy.concurrency or 1)
+            return self._instance_places[key]
+        if policy.concurrency is not None:
+            return self._pools.places(node)
+        if policy.runs_on == "thread":
+            return Places(self._pools.max_threads)
+        if policy.runs_on == "process":
+            return Places(self._pools.max_processes)
+        return self._own_places(UNLIMITED if node.is_async else 1)
+
+    def _own_places(self, limit: int) -> Places:
+        return Places(UNLIMITED if self._max_workers is None else min(limit, self._max_workers))
+
+    def _inbox(self, policy: Policy, unit: Unit | None = None) -> "Channel[Frame]":
+        capacity = None if self._max_workers is None else policy.capacity or DEFAULT_CAPACITY
+        if policy.max_bytes is None or capacity is None or unit is None:
+            return Channel(capacity)
+        return Channel(capacity, max_bytes=policy.max_bytes, size_of=_size_of(unit))
+
+    def _body_wiring(self) -> "Wiring":
+        # Bodies run inside their step, whose places bound them; they share limits and instances with the scope.
+        if self._max_workers is None:
+            return self
+        inner = Wiring(self._pools, self._instances, None)
+        inner._instance_places = self._instance_places
+        return inner
+
+
+def _nothing() -> None:
+    return None
+
+
+def _size_of(unit: Unit) -> Callable[[Frame], int]:
+    def size_of(frame: Frame) -> int:
+        args = (frame.values[unit.slot],) if unit.slot >= 0 else unit.args_of(frame.values)
+        return sum(_bytes_of(arg) for arg in args)
+
+    return size_of
+
+
+def _bytes_of(value: Any) -> int:
+    size = getattr(value, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    return len(value) if isinstance(value, bytes | bytearray | str) else 0
+
+
