@@ -39,10 +39,11 @@ class Crew:
         ready: frames to run next, each with an actor whose place it already holds.
         runnable: workers that will run without anybody's help.
         armed: whether `_man` is due.
+        feed: starts one more item, if there is one; called by workers that have nothing to do.
         closed: whether workers end when nothing is left to do.
     """
 
-    __slots__ = ("_idle", "armed", "closed", "context", "loop", "on_empty", "ready", "runnable", "traced", "workers")
+    __slots__ = ("_idle", "armed", "closed", "context", "feed", "loop", "on_empty", "ready", "runnable", "traced", "workers")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, context: Context, on_empty: Callable[[], None], *, traced: bool = False
@@ -53,6 +54,7 @@ class Crew:
         self.traced = traced
         self.ready: deque[tuple[Actor, Frame]] = deque()
         self.workers: set[Worker] = set()
+        self.feed: Callable[[], None] | None = None
         self._idle: list[asyncio.Future[None]] = []
         self.runnable = 0
         self.armed = False
@@ -76,14 +78,12 @@ class Crew:
             return []
         return [actor for actor in entries if not self.enter(actor, frame)]
 
-    def launch(self, frame: Frame, entries: tuple[Actor, ...]) -> list[Actor]:
-        """Start a frame that has this crew to itself, and its first worker at once; returns as `start` does."""
-        self.armed = True  # no need to look after the work: the worker comes
-        full = self.start(frame, entries)
-        self.armed = False
-        if self.ready:
-            self.hire()
-        return full
+    def launch(self, frame: Frame, entries: tuple[Actor, ...]) -> None:
+        """Start a frame that has this crew to itself.
+
+        Its first worker takes the places when it runs, and not now: until then, others may come and go.
+        """
+        self.hire(frame, entries)
 
     def enter(self, actor: Actor, frame: Frame) -> bool:
         """Let a complete frame into an actor: it runs, or is queued; returns False if the inbox is full."""
@@ -137,7 +137,7 @@ class Crew:
     def _man(self) -> None:
         """Find or make workers for what is ready."""
         self.armed = False
-        wanted = len(self.ready)
+        wanted = len(self.ready) + (self.feed is not None)
         if not wanted:
             return
         if self.runnable:  # somebody is about to run; look again after that
@@ -156,9 +156,10 @@ class Crew:
                 self.hire()
         self.arm()
 
-    def hire(self) -> None:
-        """Start one more worker."""
+    def hire(self, frame: Frame | None = None, entries: tuple[Actor, ...] = ()) -> None:
+        """Start one more worker, which begins with a new frame if there is one."""
         worker = Worker(self)
+        worker.first = None if frame is None else (frame, entries)
         context = self.context.copy()
         context.run(current.source.set, worker)
         self.runnable += 1
@@ -174,7 +175,7 @@ class Worker:
         cancels: how often the engine has cancelled this task and not yet undone it.
     """
 
-    __slots__ = ("_nested", "actor", "attempt", "attempt_deadline", "cancels", "crew", "frame", "task", "thread_call")
+    __slots__ = ("_nested", "actor", "attempt", "attempt_deadline", "cancels", "crew", "first", "frame", "task", "thread_call")
 
     def __init__(self, crew: Crew, *, nested: bool = False) -> None:
         self.crew = crew
@@ -184,6 +185,7 @@ class Worker:
         self.attempt = 1
         self.attempt_deadline: float | None = None
         self.cancels = 0
+        self.first: tuple[Frame, tuple[Actor, ...]] | None = None
         self.thread_call: ThreadCall | None = None
         self._nested = nested
         crew.workers.add(self)
@@ -192,7 +194,7 @@ class Worker:
         """Return where this worker is, for `penstock.current()`."""
         frame, actor = self.frame, self.actor
         if frame is None or actor is None:
-            raise RuntimeError("penstock.current() was called by something that outlived its handler")
+            return current.OUTSIDE
         deadline = frame.deadline
         if self.attempt_deadline is not None:
             deadline = self.attempt_deadline if deadline is None else min(deadline, self.attempt_deadline)
@@ -231,8 +233,15 @@ class Worker:
         cancelling = task.cancelling
         undisturbed = cancelling()
         budget = BUDGET
+        if self.first is not None and not await self._begin(undisturbed):
+            return
         while True:
             if not ready:
+                if crew.feed is not None:
+                    armed, crew.armed = crew.armed, True  # this worker looks after what comes
+                    crew.feed()
+                    crew.armed = armed
+                    continue
                 if crew.closed:
                     return
                 await crew.wait_for_work()
@@ -240,7 +249,7 @@ class Worker:
                 continue
             following: Actor | None
             following, frame = ready.popleft()
-            if ready and not crew.armed:
+            if (ready or crew.feed is not None) and not crew.armed:
                 crew.arm()
             while following is not None:
                 actor = following
@@ -319,6 +328,24 @@ class Worker:
             self.frame = self.actor = None  # an idle worker holds no item
             del frame
             values = ()
+
+    async def _begin(self, undisturbed: int) -> bool:
+        """Let the first frame into its actors; returns False if this worker has to end."""
+        assert self.first is not None
+        frame, entries = self.first
+        self.first = None
+        if frame.state != "running":
+            return True
+        crew = self.crew
+        armed, crew.armed = crew.armed, True
+        full = crew.start(frame, entries)
+        crew.armed = armed
+        if not full:
+            return True
+        self.frame = frame
+        going_on = await self._queue(tuple(full), frame, undisturbed)
+        self.frame = None
+        return going_on
 
     def _distribute(self, actor: Actor, frame: Frame) -> tuple[Actor | None, tuple[Actor, ...]]:
         """Count down the readers of a value that is ready.

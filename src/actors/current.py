@@ -76,7 +76,7 @@ class _Nobody:
 
 
 # A node that is called directly is just its function, and has to work without an engine, in a unit test for instance.
-_OUTSIDE = FrameInfo("", "", 0, 1, None, float, _Nobody())
+OUTSIDE = FrameInfo("", "", 0, 1, None, float, _Nobody())
 
 
 def current() -> FrameInfo:
@@ -85,4 +85,4 @@ def current() -> FrameInfo:
     Called directly, without an engine, a node has empty names, item 0, attempt 1 and no deadline.
     """
     found = source.get()
-    return _OUTSIDE if found is None else found.frame_info()
+    return OUTSIDE if found is None else found.frame_info()

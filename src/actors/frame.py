@@ -21,7 +21,8 @@ class Layout(Protocol):
     """What all frames of one plan have in common."""
 
     name: str
-    width: int
+    is_line: bool
+    blank: tuple[None, ...]
     countdown: list[int]
     readers: list[int]
     sinks: int
@@ -78,9 +79,10 @@ class Frame:
         self.item = item
         self.priority = priority
         self.parent = parent
-        self.values: list[Any] = [*inputs, *(None,) * (layout.width - len(inputs))]
-        self.missing = layout.countdown.copy()
-        self.readers = layout.readers.copy()
+        self.values: list[Any] = [*inputs, *layout.blank]
+        # In a line nothing is counted down: each step has one reader, which takes over its slot.
+        self.missing = layout.countdown if layout.is_line else layout.countdown.copy()
+        self.readers = layout.readers if layout.is_line else layout.readers.copy()
         self.sinks_left = layout.sinks
         self.queued_at: list[Actor] = []
         self.state: State = "running"
@@ -193,14 +195,14 @@ class Frame:
         where = f"in node {actor.label!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
         root = self.root
         owner = getattr(error, _MARK, None)
-        if owner is not None and owner is not root.missing and isinstance(error, Exception):
+        if owner is not None and owner is not root.queued_at and isinstance(error, Exception):
             wrapped = NodeError(f"{type(error).__name__}: {error}")
             wrapped.__cause__ = error
             error = wrapped
         error.add_note(where)
         try:
-            # A frame's own list of countdowns is its identity here: unlike the frame, it keeps nothing else alive.
-            setattr(error, _MARK, root.missing)
+            # A frame's own list of queues is its identity here: unlike the frame, it keeps nothing else alive.
+            setattr(error, _MARK, root.queued_at)
         except AttributeError:  # an exception class with __slots__
             pass
         return error

@@ -83,7 +83,7 @@ def encode_request(target: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 def _pickles(value: object) -> bool:
     try:
         encode(value)
-    except Exception:  # as above: any error means that it does not pickle
+    except Exception:  # noqa: BLE001 - as above: any error means that it does not pickle
         return False
     return True
 
@@ -94,7 +94,7 @@ def type_name(value: object) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - it is no error of its own, it shows where one was raised
+class RemoteTraceback(Exception):
     """The traceback of an exception in its worker process, as text; the `__cause__` of the exception that came back."""
 
     def __init__(self, text: str) -> None:

@@ -28,7 +28,9 @@ def process_target(fn: Callable[..., Any]) -> str:
         raise TypeError(f"{fn!r} has no name that a worker process can import; wrap it in a function of a module")
     target = f"{module_name}:{qualname}"
     if "<lambda>" in qualname:
-        raise TypeError(f"a lambda ({target}) cannot run in a worker process; make it a function of a module with `def`")
+        raise TypeError(
+            f"a lambda ({target}) cannot run in a worker process; make it a function of a module with `def`"
+        )
     if "<locals>" in qualname:
         raise TypeError(
             f"{target} is defined inside a function, where a worker process cannot find it; move it to the top level "

@@ -7,31 +7,19 @@ keeps pickling and large writes off the event loop. docs/decisions/0002-process-
 
 import asyncio
 import contextvars
-import multiprocessing
-import select
-import signal
-import socket
 import threading
 import time
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._errors import EngineClosedError, WorkerDied
+from .._errors import WorkerDied
 from . import pickling
-from ._process_worker import READY, serve
-from .process_target import process_target as process_target
-from .threads import ThreadPool
+from .threads import ThreadPool, before_interpreter_exit
+from .worker_process import WorkerProcess
 
 # An idle worker has nothing to do but run its exit handlers; one that takes longer is killed.
 _EXIT_GRACE_SECONDS = 0.5
-# How often a thread that waits for a reply looks whether the process still exists. The closed socket says so at once,
-# unless the process left a forked child behind that holds the socket open.
-_ALIVE_CHECK_MILLISECONDS = 1000
-
-_spawn = multiprocessing.get_context("spawn")
-# multiprocessing's list of children is not made for threads: starting polls, and forgets, those that others close.
-_children_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,97 +45,13 @@ class ProcessPoolStatistics:
     killed: int
 
 
-class _Worker:
-    """One process and the parent's end of its socket."""
-
-    def __init__(self) -> None:
-        self.killed = False
-        self._connection, child_end = socket.socketpair()
-        # Until the worker ignores SIGINT, it is blocked: a Ctrl-C while it starts must not print a traceback.
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            with child_end, _children_lock:
-                self._process = _spawn.Process(target=serve, args=(child_end,), name="penstock-worker")
-                self._process.start()
-        except BaseException:
-            self._connection.close()
-            raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-        self._replies = select.poll()
-        self._replies.register(self._connection, select.POLLIN)
-
-    def wait_ready(self) -> bool:
-        """Block until the worker can take calls; False when it died before."""
-        try:
-            self._wait_for_reply()
-            return self._connection.recv(len(READY)) == READY
-        except (EOFError, OSError):
-            return False
-
-    def exchange(self, request: pickling.Message) -> tuple[bytearray, list[bytearray]]:
-        """Send a call and block until its reply; raises EOFError or OSError when the process died."""
-        pickling.send(self._connection, request)
-        self._wait_for_reply()
-        return pickling.receive(self._connection)
-
-    def _wait_for_reply(self) -> None:
-        while not self._replies.poll(_ALIVE_CHECK_MILLISECONDS):
-            if not self.alive():
-                raise EOFError("the process is gone")
-
-    def alive(self) -> bool:
-        return self._process.exitcode is None
-
-    def kill(self) -> None:
-        """End the process now, and whoever waits for its reply."""
-        self.killed = True
-        self._process.kill()
-        try:
-            self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the process was gone already, and its end of the socket with it
-            pass
-
-    def hang_up(self) -> None:
-        """Tell an idle process to end."""
-        self._connection.close()
-
-    def reap(self, grace_seconds: float) -> str:
-        """Wait until the process has ended, killing it after `grace_seconds`, and say how it ended."""
-        self._connection.close()
-        self._process.join(grace_seconds)
-        if self.alive():
-            self._process.kill()
-        exit_code = None
-        # More than once: when another thread polls this process at the same moment, only one of the two is told.
-        for _ in range(100):
-            if (exit_code := self._process.exitcode) is not None:
-                with _children_lock:
-                    self._process.close()
-                break
-            self._process.join(0.01)
-        return _describe(exit_code)
-
-
-def _describe(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "ended"
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:  # a real-time signal has no name of its own
-        name = f"signal {-exit_code}"
-    return f"was killed by {name}" + (", often a sign of too little memory" if name == "SIGKILL" else "")
-
-
 @dataclass(slots=True, eq=False)
 class _Call:
     target: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     cancelled: bool = False
-    worker: _Worker | None = field(default=None)
+    worker: WorkerProcess | None = field(default=None)
 
 
 class ProcessPool:
@@ -170,8 +74,8 @@ class ProcessPool:
         # A thread takes its next call without a turn of the loop, so calls that wait keep the workers busy.
         self._threads = ThreadPool(max_workers, name="penstock-process")
         self._lock = threading.Lock()  # guards everything below, which the threads and the loop share
-        self._workers: set[_Worker] = set()
-        self._idle: list[_Worker] = []
+        self._workers: set[WorkerProcess] = set()
+        self._idle: list[WorkerProcess] = []
         self._closed = False
         self._completed = 0
         self._died = 0
@@ -229,14 +133,136 @@ class ProcessPool:
 
         An idle worker has half a second for its exit handlers.
         """
-        self._begin_close(kill_idle=False)
+        self._refuse_and_kill()
         try:
-            await self._threads.aclose()
+            if self._idle:
+                # `wait` leaves the job alone when it is cancelled itself.
+                await asyncio.wait([self._threads.submit(contextvars.Context(), None, self._retire_idle)])
         finally:
-            # Idle workers exist only until here; none is added once the pool is closed. In a thread, since it blocks.
-            await asyncio.shield(self._in_own_thread())
+            self.close_nowait()
+        await self._threads.aclose()
 
     def close_nowait(self) -> None:
         """Cancel every call and kill every worker, for a loop that is going away."""
-        self._begin_close(kill_idle=True)
+        self._refuse_and_kill()
+        self.abandon()
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            self._remove(worker, _EXIT_GRACE_SECONDS)
         self._threads.close_nowait()
+
+    def abandon(self) -> None:
+        """Kill every worker without touching futures or the loop; callable from any thread."""
+        with self._lock:
+            self._closed = True
+            for worker in self._workers:
+                worker.kill()
+
+    def _refuse_and_kill(self) -> None:
+        with self._lock:
+            self._closed = True
+            for worker in self._workers.difference(self._idle):
+                worker.kill()
+        for future in self._futures:
+            future.cancel()
+
+    def _retire_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+            self._workers.difference_update(idle)
+        for worker in idle:
+            worker.hang_up()
+        give_up = time.monotonic() + _EXIT_GRACE_SECONDS
+        for worker in idle:
+            worker.reap(max(give_up - time.monotonic(), 0))
+
+    def _cancel(self, call: _Call) -> None:
+        with self._lock:
+            call.cancelled = True
+            if call.worker is not None:
+                call.worker.kill()
+
+    def _perform(self, call: _Call) -> Any:
+        """Run one call; the job of a thread."""
+        request = pickling.encode_request(call.target, call.args, call.kwargs)
+        worker = self._assign(call)
+        try:
+            reply = worker.exchange(request)
+        except (EOFError, OSError):
+            end = self._remove(worker, _EXIT_GRACE_SECONDS, call)
+            raise WorkerDied(f"the worker process that ran {call.target!r} {end}; only this item is affected") from None
+        with self._lock:
+            call.worker = None
+            if not worker.killed:
+                self._idle.append(worker)
+                self._completed += 1
+        if worker.killed:  # the call was cancelled after its reply had come
+            self._remove(worker, _EXIT_GRACE_SECONDS)
+        return _unpack(call.target, *reply)
+
+    def _assign(self, call: _Call) -> WorkerProcess:
+        """Give the call a worker that lives, from the idle ones or new."""
+        while idle := self._take_for(call):
+            if idle.alive():
+                return idle
+            self._remove(idle, 0, call)
+        worker = WorkerProcess()
+        with self._lock:
+            self._workers.add(worker)
+            call.worker = worker
+            if self._closed or call.cancelled:
+                worker.kill()
+        if not worker.wait_ready():
+            end = self._remove(worker, _EXIT_GRACE_SECONDS, call)
+            raise WorkerDied(
+                f"the worker process for {call.target!r} {end} while it started. Each worker imports the main script: "
+                'what runs an engine there must stand under `if __name__ == "__main__":`'
+            )
+        return worker
+
+    def _take_for(self, call: _Call) -> WorkerProcess | None:
+        with self._lock:
+            if call.cancelled or not self._idle:
+                return None
+            call.worker = self._idle.pop()  # the last used: its caches are warm
+            return call.worker
+
+    def _remove(self, worker: WorkerProcess, grace_seconds: float, call: _Call | None = None) -> str:
+        """Wait for a process that is ending and say how it ended."""
+        with self._lock:  # from here on nobody kills it
+            self._workers.discard(worker)
+            if call is not None:
+                call.worker = None
+            if worker.killed:
+                self._killed += 1
+            else:
+                self._died += 1
+        return worker.reap(grace_seconds)
+
+
+def _unpack(target: str, body: bytearray, buffers: list[bytearray]) -> Any:
+    try:
+        succeeded, value = pickling.decode(body, buffers)
+    except Exception as error:  # constructors are the result's own code and may raise anything
+        raise TypeError(f"the result of {target!r} cannot be rebuilt in this process: {error}") from error
+    if succeeded:
+        return value
+    raised, text = value
+    raised.__cause__ = pickling.RemoteTraceback(text)
+    try:
+        raise raised
+    finally:
+        del raised, value  # its traceback holds this frame, which must not hold it in turn
+
+
+_pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
+
+
+def _end_all_pools() -> None:
+    for pool in list(_pools):
+        pool.abandon()
+
+
+# Registered after, so called before the hook of the threads, which wait for their workers.
+before_interpreter_exit(_end_all_pools)

@@ -265,6 +265,15 @@ def _travelling(error: BaseException) -> BaseException:
     return error
 
 
+def before_interpreter_exit(callback: Callable[[], None]) -> None:
+    """Call `callback` when the main thread has ended, before the interpreter waits for the others; last in, first out.
+
+    `atexit` comes after that wait, so threads that nobody closed would hold the interpreter for ever.
+    `concurrent.futures` uses this hook for the same reason; there is no public one.
+    """
+    threading._register_atexit(callback)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
 _pools: "weakref.WeakSet[ThreadPool]" = weakref.WeakSet()
 
 
@@ -276,7 +285,4 @@ def _end_all_pools() -> None:
         pool.join()
 
 
-# The interpreter joins non-daemon threads before it runs `atexit` callbacks, so a pool that was never closed would
-# hold it for ever. This hook runs before that join; `concurrent.futures` uses it for the same reason, and there is no
-# public one.
-threading._register_atexit(_end_all_pools)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+before_interpreter_exit(_end_all_pools)

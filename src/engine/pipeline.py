@@ -2,10 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextvars import Context, copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import structlog
 from opentelemetry.trace import Span
@@ -16,12 +16,10 @@ from ..actors.crew import Crew
 from ..actors.frame import Frame
 from ..telemetry import spans
 from .admission import Admission
-from .graph import Call
+from .graph import Call, Graph
 from .options import ExecutionOptions
-from .scope import Scope, end_span, new_frame, start_span, uninterrupted
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .scope import Scope, enclosing_frame, end_span, start_span, uninterrupted
+from .wiring import Wired
 
 Calls: TypeAlias = Iterable[Call[Any]] | AsyncIterable[Call[Any]]
 
@@ -51,6 +49,7 @@ class Pipeline:
         scope: whose actors the items go through.
         calls: where they come from.
         options: the options of the stream.
+        prepare: returns the actors of a graph; asked once for each graph, so a stream keeps the plan that it began with.
         owns_scope: whether the scope ends with the pipeline.
         admission: for a stream of a deployment, its admission: every item needs a place there as well.
         context: what handlers run in; a copy of the caller's.
@@ -62,6 +61,7 @@ class Pipeline:
         calls: Calls,
         options: ExecutionOptions,
         *,
+        prepare: Callable[[Graph[..., Any]], Awaitable[Wired]],
         owns_scope: bool,
         admission: Admission | None = None,
         context: Context | None = None,
@@ -86,6 +86,10 @@ class Pipeline:
         self._reader: asyncio.Future[None] | None = None
         self._window: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._prepare = prepare
+        self._wired: dict[Graph[..., Any], Wired] = {}
+        self._pull_again: Callable[[], None] | None = None  # pauses while the window is full
+        self._parent = enclosing_frame()
         self._span: Span | None = spans.start_stream(self._context)
         # Unsampled items share a context and the workers that run in it. An item that is sampled, or that belongs to
         # a deployment, has a context of its own, and so workers of its own.
@@ -98,6 +102,11 @@ class Pipeline:
             self._timer = self.loop.call_at(self._deadline, self._expire)
         self.on_closed: Callable[[], None] | None = None
         self._pump = self.loop.create_task(self._feed(), context=self._context.copy(), name="penstock-source")
+
+    def next_nowait(self) -> Frame | None:
+        """Take out the next item in its turn, if it has ended."""
+        index = self._next_index()
+        return None if index is None else self._take_out(index)
 
     async def next_frame(self) -> Frame | None:
         """Take out the next item that has ended, in its turn; None at the end of the stream.
@@ -202,6 +211,10 @@ class Pipeline:
 
     def _release(self) -> None:
         self._in_flight -= 1
+        if self._pull_again is not None and self._crew is not None:
+            self._crew.feed, self._pull_again = self._pull_again, None
+            if not self._crew.armed:
+                self._crew.arm()
         if self._window is not None and not self._window.done():
             self._window.set_result(None)
         if self._exhausted and not self._in_flight:
@@ -216,70 +229,139 @@ class Pipeline:
 
     async def _feed(self) -> None:
         """Ask the source for calls, and start them; the task of the source, from its first step to its last."""
-        index = 0
+        calls = self._calls
         try:
-            async for call in self._source():
-                await self._submit(call, index)
-                index += 1
-                if index % _BURST == 0:
-                    await asyncio.sleep(0)
+            if isinstance(calls, AsyncIterable):
+                await self._feed_from(calls.__aiter__())
+            elif self._crew is None:
+                await self._feed_from(_Steps(iter(calls)))
+            else:
+                await self._let_workers_pull(iter(calls), self._crew)
         except Exception as error:  # of the source, or of a stateful node that does not start: it ends the stream
-            self._in_flight -= 1
             if self._error is None:
                 self._error = error
         self._exhausted = True
         self._wake_reader()
 
-    async def _source(self) -> AsyncIterator[Call[Any]]:
-        """Yield the calls; before each, reserve a place in the window."""
-        calls = self._calls
-        iterator: Iterator[Call[Any]] | AsyncIterator[Call[Any]]
-        iterator = calls.__aiter__() if isinstance(calls, AsyncIterable) else iter(calls)
+    async def _feed_from(self, source: AsyncIterator[Any]) -> None:
+        index = 0
         try:
             while True:
                 while self._in_flight >= self._options.max_in_flight:
                     self._window = self.loop.create_future()
                     await self._window
-                self._in_flight += 1
+                self._in_flight += 1  # the place is reserved before the source is asked
                 try:
-                    if isinstance(iterator, AsyncIterator):
-                        call = await iterator.__anext__()
-                    else:
-                        call = next(iterator)
-                except (StopIteration, StopAsyncIteration):
+                    call = await source.__anext__()
+                    frame, full = await self._submit(call, index)
+                except BaseException:
                     self._in_flight -= 1
-                    return
-                yield call
+                    raise
+                for actor in full:
+                    await actor.queue(frame)
+                index += 1
+                if index % _BURST == 0:
+                    await asyncio.sleep(0)
+        except StopAsyncIteration:
+            pass
         finally:
-            close: Callable[[], Any] | None = getattr(iterator, "aclose", None) or getattr(iterator, "close", None)
+            close = getattr(source, "aclose", None)
             if close is not None:
-                closing = close()
-                if hasattr(closing, "__await__"):
-                    await closing
+                await close()
 
-    async def _submit(self, call: Any, index: int) -> None:
+    async def _let_workers_pull(self, iterator: Iterator[Any], crew: Crew) -> None:
+        """Have a worker that has nothing to do take the next call itself: no hop between the source and its item.
+
+        What a worker cannot do, because it has to wait, it leaves to this task: entering a stateful node, and an inbox
+        that is full.
+        """
+        index = 0
+        frame: Frame | None = None
+        full: list[Actor] = []
+        unprepared: Any = None
+        stopped: asyncio.Future[None] = self.loop.create_future()
+
+        def pull() -> None:
+            nonlocal index, frame, full, unprepared
+            crew.feed = None
+            if self._in_flight >= self._options.max_in_flight:
+                self._pull_again = pull
+                return
+            self._in_flight += 1
+            try:
+                call = next(iterator)
+                wired = self._wired.get(call.graph) if isinstance(call, Call) else None
+            except BaseException as error:
+                self._in_flight -= 1
+                stopped.set_exception(_Ended() if isinstance(error, StopIteration) else error)
+                return
+            if wired is None:
+                unprepared = call
+                stopped.set_result(None)
+                return
+            frame = Frame(wired.program, call.arguments, crew, self, item=index, parent=self._parent)
+            full = self._begin(frame, crew, wired)
+            index += 1
+            if full:
+                stopped.set_result(None)
+            else:
+                crew.feed = pull
+
+        try:
+            while True:
+                crew.feed = pull
+                crew.arm()
+                await stopped
+                stopped = self.loop.create_future()
+                if unprepared is not None:
+                    call, unprepared = unprepared, None
+                    try:
+                        frame, full = await self._submit(call, index)
+                    except BaseException:
+                        self._in_flight -= 1
+                        raise
+                    index += 1
+                for actor in full:
+                    assert frame is not None
+                    await actor.queue(frame)
+                frame = None
+        except _Ended:
+            pass
+        finally:
+            crew.feed = self._pull_again = None
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
+
+    async def _submit(self, call: Any, index: int) -> tuple[Frame, list[Actor]]:
         if not isinstance(call, Call):
             raise TypeError(f"a stream is made of calls of graphs, such as search(url); item {index} is {call!r}")
-        wired = await self._scope.prepare(call.graph.plan())
+        wired = self._wired.get(call.graph)
+        if wired is None:
+            wired = self._wired[call.graph] = await self._prepare(call.graph)
         if self._admission is not None:
             await self._admission.reserve(self._options.priority, call.graph.name)
-        self.counters.submitted += 1
         crew, span, traced = self._crew, None, False
         if crew is None:
             context = self._context.copy()
             span, traced = start_span(call, context, item=index, parent=self._span)
             crew = self._scope.crew(context, traced=traced)
-        frame = new_frame(wired, call.arguments, crew, self, item=index, priority=self._options.priority)
-        frame.deadline = self._deadline
+        frame = Frame(
+            wired.program, call.arguments, crew, self, item=index, priority=self._options.priority, parent=self._parent
+        )
         frame.span = span if traced else None
+        return frame, self._begin(frame, crew, wired)
+
+    def _begin(self, frame: Frame, crew: Crew, wired: Wired) -> list[Actor]:
+        self.counters.submitted += 1
+        if self._deadline is not None:
+            frame.deadline = self._deadline
         self._running.add(frame)
-        if self._crew is None:
-            self._crews[frame] = crew
-            full = crew.launch(frame, wired.entries)
-        else:
-            full = crew.start(frame, wired.entries)
-        for actor in full:
-            await actor.queue(frame)
+        if crew is self._crew:
+            return crew.start(frame, wired.entries)
+        self._crews[frame] = crew
+        crew.launch(frame, wired.entries)
+        return []
 
     async def _close(self) -> None:
         if self._timer is not None:
@@ -289,6 +371,7 @@ class Pipeline:
         for frame in list(self._running):
             frame.cancel()
         if self._crew is not None:
+            self._crew.feed = None
             self._crew.close()
         if self._owns_scope:
             await self._scope.close()
@@ -296,6 +379,27 @@ class Pipeline:
             self._span.end()
         if self.on_closed is not None:
             self.on_closed()
+
+
+class _Ended(Exception):  # noqa: N818 - not an error
+    """The source has no more calls. A StopIteration cannot travel through a future."""
+
+
+class _Steps(AsyncIterator[Any]):
+    """A plain iterator as an async one."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+
+    async def __anext__(self) -> Any:
+        for call in self._iterator:
+            return call
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        close = getattr(self._iterator, "close", None)
+        if close is not None:
+            close()
 
 
 def log_skipped(frame: Frame) -> None:

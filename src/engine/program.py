@@ -47,7 +47,8 @@ class Program:
         plan: the plan.
         scheduler: the scheduler.
         units: the steps, and the barriers of a scheduler.
-        width: slots of a frame.
+        is_line: whether each step has one input and one reader, so that frames have nothing to count.
+        blank: the slots that a new frame has beside its parameters.
         countdown: for each unit, how many it waits for.
         readers: for each slot, how many readers it has.
         sinks: units that nobody waits for.
@@ -71,7 +72,10 @@ class Program:
         self._slots: dict[int, int] = {}
         self.readers: list[int] = []
         self._lay_out()
-        self.width = len(self.readers)
+        self.blank = (None,) * (len(self.readers) - len(plan.parameter_sources))
+        self.is_line = bool(self.units) and all(
+            len(unit.consumers) <= 1 and unit.countdown <= 1 and not unit.reads for unit in self.units
+        )
         self.countdown = [unit.countdown for unit in self.units]
         self.sinks = sum(not unit.consumers for unit in self.units)
         self.entries = tuple(unit.index for unit in self.units if not unit.countdown)

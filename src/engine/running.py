@@ -9,7 +9,7 @@ from ..actors.frame import Frame
 from .graph import Call
 from .options import ExecutionOptions
 from .plan import ChosenScheduler, Plan
-from .scope import Scope, end_span, new_frame, start_span
+from .scope import Scope, enclosing_frame, end_span, start_span
 from .wiring import Wired
 
 if TYPE_CHECKING:
@@ -66,15 +66,13 @@ class _Run:
         self.deadline = None if seconds is None else loop.time() + seconds
 
     async def finish(self, wired: Wired) -> Any:
-        frame = new_frame(wired, self._call.arguments, self._crew, self)
+        frame = Frame(wired.program, self._call.arguments, self._crew, self, parent=enclosing_frame())
         frame.span = self._span if self._traced else None
         if self.deadline is not None and self._options.timeout_seconds is not None:
             frame.expire_at(self.deadline, self._options.timeout_seconds)
         self._engine.frames.add(frame)
-        full = self._crew.launch(frame, wired.entries)
+        self._crew.launch(frame, wired.entries)
         try:
-            for actor in full:
-                await actor.queue(frame)
             await self._waiter
         except asyncio.CancelledError:
             frame.cancel()

@@ -9,7 +9,7 @@ from opentelemetry.trace import Span
 from .._errors import EngineClosedError
 from ..actors import current
 from ..actors.crew import Crew, Worker
-from ..actors.frame import Frame, Listener
+from ..actors.frame import Frame
 from ..telemetry import spans
 from .instances import Instances
 from .plan import ChosenScheduler, Plan
@@ -92,13 +92,10 @@ def end_span(span: Span | None, frame: Frame) -> None:
         spans.end_run(span, frame.state, frame.error)
 
 
-def new_frame(
-    wired: Wired, arguments: tuple[Any, ...], crew: Crew, listener: Listener, *, item: int = 0, priority: int = 0
-) -> Frame:
-    """Return a frame for one call; inside a handler of another call, that one's frame is its parent."""
+def enclosing_frame() -> Frame | None:
+    """Return the frame of the handler that makes a call; None outside of one."""
     source = current.source.get()
-    parent = source.frame if isinstance(source, Worker) else None
-    return Frame(wired.program, arguments, crew, listener, item=item, priority=priority, parent=parent)
+    return source.frame if isinstance(source, Worker) else None
 
 
 async def uninterrupted(work: Any) -> Any:

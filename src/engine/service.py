@@ -13,8 +13,7 @@ from .admission import Admission, AdmissionStatistics
 from .graph import Call, Graph
 from .options import CallOptions, ExecutionOptions, checked, resolve
 from .pipeline import Calls, Pipeline
-from .plan import Plan
-from .scope import Scope, end_span, new_frame, start_span, uninterrupted
+from .scope import Scope, enclosing_frame, end_span, start_span, uninterrupted
 from .stream import Stream
 from .wiring import Wired
 
@@ -69,14 +68,13 @@ class Service(Generic[P, R]):
         self._graphs = graphs
         self._options = options
         # A running deployment keeps its plans, whatever is rebound meanwhile.
-        self._plans: dict[Graph[..., Any], Plan] = {}
+        self._wired: dict[Graph[..., Any], Wired] = {}
         self._scope: Scope | None = None
         self._admission: Admission | None = None
         self._ready = asyncio.Event()
         self._idle = asyncio.Event()
         self._live: set[Frame] = set()
         self._streams: set[Pipeline] = set()
-        self._wired: dict[Plan, Wired] = {}
         self._items = 0
         self._counts = {"done": 0, "failed": 0, "cancelled": 0, "running": 0}
 
@@ -85,13 +83,12 @@ class Service(Generic[P, R]):
             raise EngineClosedError("this deployment was started already; engine.deploy(...) makes a new one")
         self._engine.check_loop()
         options = self._options
-        self._plans = {graph: graph.plan() for graph in self._graphs}
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
         self._scope = Scope(self._engine, options, scheduler)
         self._admission = Admission(self._scope.loop, options.max_in_flight, options.max_queue)
         try:
-            for plan in self._plans.values():
-                self._wired[plan] = await self._scope.prepare(plan)
+            for graph in self._graphs:
+                self._wired[graph] = await self._scope.prepare(graph.plan())
         except BaseException:
             self.state = "stopped"
             await self._scope.close()
@@ -206,12 +203,7 @@ class Service(Generic[P, R]):
 
     async def _run(self, call: Call[Any], timeout_seconds: float | None, priority: int) -> Any:
         scope, admission = self._check_callable()
-        plan = self._plans.get(call.graph)
-        if plan is None:
-            raise EngineClosedError(
-                f"graph {call.graph.name!r} is not part of this deployment of {self._names()}; deploy them together: "
-                "engine.deploy(first, second)"
-            )
+        wired = self._wired.get(call.graph) or await self._deployed(call.graph)
         deadline = None if timeout_seconds is None else scope.loop.time() + timeout_seconds
         if not admission.reserve_nowait():
             await self._reserve(admission, call, priority, deadline)
@@ -220,17 +212,16 @@ class Service(Generic[P, R]):
         span, traced = start_span(call, context)
         flight = _Flight(self, scope.loop.create_future())
         crew = scope.crew(context, traced=traced)
-        wired = self._wired[plan]
+        frame = Frame(
+            wired.program, call.arguments, crew, flight, item=self._items, priority=priority, parent=enclosing_frame()
+        )
         self._items += 1
-        frame = new_frame(wired, call.arguments, crew, flight, item=self._items - 1, priority=priority)
         frame.span = span if traced else None
         if deadline is not None and timeout_seconds is not None:
             frame.expire_at(deadline, timeout_seconds)
         self._live.add(frame)
-        full = crew.launch(frame, wired.entries)
+        crew.launch(frame, wired.entries)
         try:
-            for actor in full:
-                await actor.queue(frame)
             await flight.outcome_known
         except asyncio.CancelledError:
             frame.cancel()
@@ -238,6 +229,14 @@ class Service(Generic[P, R]):
         finally:
             end_span(span, frame)
         return frame.outcome()
+
+    async def _deployed(self, graph: Graph[..., Any]) -> Wired:
+        if graph not in self._wired:
+            raise EngineClosedError(
+                f"graph {graph.name!r} is not part of this deployment of {self._names()}; deploy them together: "
+                "engine.deploy(first, second)"
+            )
+        return self._wired[graph]
 
     async def _reserve(self, admission: Admission, call: Call[Any], priority: int, deadline: float | None) -> None:
         """Wait for a place; the deadline covers it, and a deployment that stops meanwhile says so."""
@@ -259,7 +258,9 @@ class Service(Generic[P, R]):
         scope, admission = self._check_callable()
         context = copy_context()
         context.run(_callers.set, (*_callers.get(), self))
-        pipeline = Pipeline(scope, calls, options, owns_scope=False, admission=admission, context=context)
+        pipeline = Pipeline(
+            scope, calls, options, prepare=self._deployed, owns_scope=False, admission=admission, context=context
+        )
         self._streams.add(pipeline)
         pipeline.on_closed = lambda: self._stream_closed(pipeline)
         return pipeline

@@ -85,7 +85,8 @@ class Stream(Generic[T_co]):
 
     def _own_pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
-        return Pipeline(Scope(self._engine, options, scheduler), calls, options, owns_scope=True)
+        scope = Scope(self._engine, options, scheduler)
+        return Pipeline(scope, calls, options, prepare=lambda graph: scope.prepare(graph.plan()), owns_scope=True)
 
     def __aiter__(self) -> Self:
         return self
@@ -96,9 +97,9 @@ class Stream(Generic[T_co]):
         Raises:
             Exception: the error of this item, with on_error="raise"; the stream is closed then.
         """
-        pipeline = self._start()
+        pipeline = self._pipeline or self._start()
         while True:
-            frame = await self._next(pipeline)
+            frame = pipeline.next_nowait() or await self._next(pipeline)
             if frame is None:
                 raise StopAsyncIteration
             if frame.state == "done":

@@ -6,9 +6,8 @@ body is interpreted abstractly when the graph is decorated (`SourceInterpreter`)
 What may or may not be symbolic is never reported.
 """
 
-import weakref
 from collections.abc import Callable
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 
 import structlog
 
@@ -19,7 +18,7 @@ from .rules import Problem, SourceRules
 from .values import Kind, Value
 
 _log = structlog.get_logger(__name__)
-_unavailable: weakref.WeakSet[CodeType] = weakref.WeakSet()
+_warned: set[tuple[str, int, str]] = set()  # places, so that a factory of graphs is warned of once
 
 
 def check_source(
@@ -51,19 +50,25 @@ def check_source(
         return
     location = locate(function)
     if location is None:
-        if function.__code__ not in _unavailable:
-            _unavailable.add(function.__code__)
-            _log.warning(
-                "graph.source_unavailable",
-                function=f"{function.__module__}.{function.__qualname__}",
-                file=function.__code__.co_filename,
-                consequence="`try`, `with`, `is`, `match` and `isinstance` on symbolic values go unnoticed",
-            )
+        _warn_of(function)
         return
     rules = SourceRules(is_node, is_graph, function.__globals__)
     SourceInterpreter(rules, function, location, is_graph=True).interpret_graph(receiver)
     if rules.problems:
         raise GraphTraceError("\n".join((f"{function.__qualname__} cannot be traced:", *_listed(rules.problems))))
+
+
+def _warn_of(function: FunctionType) -> None:
+    code = function.__code__
+    place = code.co_filename, code.co_firstlineno, function.__qualname__
+    if place not in _warned:
+        _warned.add(place)
+        _log.warning(
+            "graph.source_unavailable",
+            function=f"{function.__module__}.{function.__qualname__}",
+            file=code.co_filename,
+            consequence="`try`, `with`, `is`, `match` and `isinstance` on symbolic values go unnoticed",
+        )
 
 
 def _listed(problems: dict[tuple[str, int, str], Problem]) -> list[str]:
