@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+
 from penstock._errors import EngineClosedError
 from penstock.actors.threads import ThreadPool
 

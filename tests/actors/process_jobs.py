@@ -1,0 +1,163 @@
+"""Functions that tests run in worker processes; a module of its own, so that a worker imports little."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def add(a: int, b: int = 0) -> int:
+    return a + b
+
+
+def pid(*_: object) -> int:
+    return os.getpid()
+
+
+def echo(value: Any) -> Any:
+    return value
+
+
+def double(array: Any) -> Any:
+    array *= 2
+    return array
+
+
+def die(how: str) -> None:
+    if how == "exit":
+        os._exit(3)
+    os.kill(os.getpid(), getattr(signal, how))
+
+
+def die_with_a_forked_child(pid_file: str) -> None:
+    child = os.fork()
+    if not child:
+        threading.Event().wait()
+    Path(pid_file).write_text(str(child))
+    os._exit(4)
+
+
+def block(path: str) -> None:
+    """Tell the Unix socket at `path` who runs here, then run for ever."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        connection.sendall(str(os.getpid()).encode())
+    threading.Event().wait()
+
+
+def hold(path: str, result: Any) -> Any:
+    """Return `result` once the Unix socket at `path` answers."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        connection.recv(1)
+    return result
+
+
+def interrupt_group_and_return() -> str:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0)
+    return "still here"
+
+
+class NotedError(Exception):
+    pass
+
+
+def raise_noted(*args: object) -> None:
+    error = NotedError(*args)
+    error.add_note("a note from the worker")
+    raise error
+
+
+class TwoArguments(Exception):
+    """Pickles, but cannot be rebuilt from its `args`."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def raise_two_arguments() -> None:
+    raise TwoArguments("one", "two")
+
+
+class HoldsALock(Exception):
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
+
+
+def raise_with_lock() -> None:
+    raise HoldsALock
+
+
+def raise_exit() -> None:
+    raise SystemExit(7)
+
+
+def make_generator() -> Any:
+    return (number for number in range(3))
+
+
+class OnlyThere:
+    """Pickles in one process and cannot be rebuilt in the other."""
+
+    def __init__(self, home: int) -> None:
+        self.home = home
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[int]]:
+        return rebuild_at_home, (self.home,)
+
+
+def rebuild_at_home(home: int) -> OnlyThere:
+    if os.getpid() != home:
+        raise ValueError("not at home")
+    return OnlyThere(home)
+
+
+def make_only_there() -> OnlyThere:
+    return OnlyThere(os.getpid())
+
+
+class FakeNode:
+    """What a decorator leaves in the module: an object that keeps the function in `fn`."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+
+    def __call__(self, *args: Any) -> Any:
+        raise AssertionError("the worker calls the function, not the node")
+
+
+@FakeNode
+def shadowed(value: int) -> int:
+    return -value
+
+
+def outer() -> Callable[[], None]:
+    def inner() -> None:
+        pass
+
+    return inner
+
+
+a_lambda = lambda: None  # noqa: E731
+
+
+def renamed() -> int:
+    return 1
+
+
+another_name = renamed
+
+
+def renamed() -> int:  # type: ignore[no-redef]
+    return 2
+
+
+class Tools:
+    @staticmethod
+    def triple(value: int) -> int:
+        return 3 * value

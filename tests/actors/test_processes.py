@@ -1,0 +1,458 @@
+"""Worker processes: values there and back, deaths, cancellation, clean ends."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock._errors import EngineClosedError, WorkerDied
+from penstock.actors.process_target import process_target
+from penstock.actors.processes import ProcessPool
+from tests.actors import process_jobs as jobs
+
+
+async def call(pool: ProcessPool, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await pool.run(process_target(fn), args, kwargs)
+
+
+class Door:
+    """A Unix socket at which a job in another process knocks, so that a test knows that it runs."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.knocks: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+
+    async def running_pid(self) -> int:
+        """Wait until `jobs.block` runs, and say where."""
+        reader, writer = await self.knocks.get()
+        worker = int(await reader.read(20))
+        writer.close()
+        return worker
+
+    async def release(self, number: int = 1) -> None:
+        """Wait until `number` of `jobs.hold` run at a time, then let them return."""
+        writers = [(await self.knocks.get())[1] for _ in range(number)]
+        for writer in writers:
+            writer.write(b"x")
+            writer.close()
+            await writer.wait_closed()
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    door = Door(str(tmp_path / "door"))
+    async with await asyncio.start_unix_server(lambda *streams: door.knocks.put_nowait(streams), door.path):
+        yield door
+
+
+def exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# Values
+
+
+async def test_results_come_back() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        assert await call(pool, jobs.add, 1, b=2) == 3
+        assert await call(pool, jobs.pid) != os.getpid()
+        assert await call(pool, jobs.shadowed.fn, 5) == -5
+        assert await call(pool, jobs.Tools.triple, 5) == 15
+
+
+async def test_arrays_travel_and_stay_writable() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        for number in (0, 10, 1_000, 1_000_000):
+            array = np.arange(number, dtype=np.float64).reshape(2, -1)
+            doubled = await call(pool, jobs.double, array)
+            np.testing.assert_array_equal(array.ravel(), np.arange(number))
+            np.testing.assert_array_equal(doubled, 2 * array)
+            doubled += 1  # its memory is its own
+
+            frozen = np.ones(number)
+            frozen.flags.writeable = False
+            parts = {"frozen": frozen, "transposed": array.T, "view": array[:, ::2], "list": [array, array]}
+            back = await call(pool, jobs.echo, {**parts, "text": "x" * number})
+            assert not back["frozen"].flags.writeable
+            assert back["list"][0] is back["list"][1]
+            assert back["text"] == "x" * number
+            for name in ("frozen", "transposed", "view"):
+                np.testing.assert_array_equal(back[name], parts[name])
+
+
+async def test_a_large_message_does_not_block_the_loop() -> None:
+    # Nobody reads the other end yet: the first worker takes far longer to start than the socket's buffer to fill.
+    array = np.ones(4_000_000)
+    async with aclosing(ProcessPool(1)) as pool:
+        running = asyncio.create_task(call(pool, jobs.echo, array))
+        turns = 0
+        while not running.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > 10
+        np.testing.assert_array_equal(await running, array)
+
+
+async def test_calls_beyond_the_workers_wait_in_order(door: Door) -> None:
+    order: list[int] = []
+
+    async def numbered(pool: ProcessPool, number: int) -> None:
+        order.append(await call(pool, jobs.add, number))
+
+    async with aclosing(ProcessPool(1)) as pool:
+        first = asyncio.create_task(call(pool, jobs.hold, door.path, "first"))
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(numbered(pool, number)) for number in range(20)]
+        await door.release()
+        assert await first == "first"
+        await asyncio.gather(*waiting)
+        assert order == list(range(20))
+        statistics = pool.statistics()
+        assert (statistics.workers, statistics.completed, statistics.died, statistics.killed) == (1, 21, 0, 0)
+
+
+async def test_workers_start_on_demand_and_are_reused(door: Door) -> None:
+    async with aclosing(ProcessPool(2)) as pool:
+        assert pool.statistics().workers == 0
+        assert len({await call(pool, jobs.pid) for _ in range(5)}) == 1
+        assert (pool.statistics().workers, pool.statistics().idle) == (1, 1)
+        holds = [asyncio.create_task(call(pool, jobs.hold, door.path, None)) for _ in range(3)]
+        await door.release(2)
+        assert pool.statistics().workers == 2
+        await door.release()
+        await asyncio.gather(*holds)
+        assert (pool.statistics().idle, pool.statistics().busy) == (2, 0)
+
+
+# Errors
+
+
+async def test_exceptions_keep_type_arguments_notes_and_traceback() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        with pytest.raises(jobs.NotedError) as raised:
+            await call(pool, jobs.raise_noted, "one", 2)
+        assert raised.value.args == ("one", 2)
+        assert raised.value.__notes__ == ["a note from the worker"]
+        assert "in raise_noted" in str(raised.value.__cause__)
+        assert "_process_worker" not in str(raised.value.__cause__)
+        with pytest.raises(SystemExit, match="7"):
+            await call(pool, jobs.raise_exit)
+        assert pool.statistics().workers == 1  # the worker lives
+
+
+async def test_an_unpicklable_argument_is_named_and_nothing_is_sent() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        with pytest.raises(TypeError, match=r"argument 2 \(_thread\.lock\) of '.*:echo'"):
+            await call(pool, jobs.echo, 1, threading.Lock())
+        with pytest.raises(TypeError, match=r"argument 'values' \(generator\)"):
+            await call(pool, jobs.echo, values=(number for number in range(3)))
+        assert pool.statistics().workers == 0
+
+
+async def test_an_unpicklable_result_is_named() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        with pytest.raises(TypeError, match=r"the result of '.*:make_generator' \(generator\)"):
+            await call(pool, jobs.make_generator)
+        with pytest.raises(TypeError, match=r"the result of '.*:make_only_there' cannot be rebuilt.*not at home"):
+            await call(pool, jobs.make_only_there)
+        with pytest.raises(TypeError, match=r"an argument cannot be rebuilt.*not at home"):
+            await call(pool, jobs.echo, jobs.OnlyThere(os.getpid()))
+        assert await call(pool, jobs.add, 1, 2) == 3
+
+
+async def test_an_exception_that_does_not_pickle_is_named() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        for job, name in ((jobs.raise_two_arguments, "TwoArguments"), (jobs.raise_with_lock, "HoldsALock")):
+            with pytest.raises(TypeError, match=f"raised .*{name}, which does not survive pickling") as raised:
+                await call(pool, job)
+            assert f"in {job.__name__}" in str(raised.value.__cause__)
+
+
+async def test_a_missing_target_is_an_error_of_its_call() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+            await pool.run("no_such_module:fn", (), {})
+        with pytest.raises(AttributeError, match="no_such_function"):
+            await pool.run("tests.actors.process_jobs:no_such_function", (), {})
+
+
+# Deaths and cancellation
+
+
+async def test_a_dying_worker_fails_its_own_item_only() -> None:
+    ways = {"SIGKILL": "killed by SIGKILL", "SIGSEGV": "killed by SIGSEGV", "exit": "exit code 3"}
+    async with aclosing(ProcessPool(2)) as pool:
+        for number, (how, message) in enumerate(ways.items(), start=1):
+            results = await asyncio.gather(
+                *[call(pool, jobs.add, number) for number in range(10)],
+                call(pool, jobs.die, how),
+                *[call(pool, jobs.add, number) for number in range(10)],
+                return_exceptions=True,
+            )
+            died = results.pop(10)
+            assert results == [*range(10), *range(10)]
+            assert isinstance(died, WorkerDied)
+            assert message in str(died)
+            assert "process_jobs:die" in str(died)
+            assert pool.statistics().died == number
+
+
+async def test_a_worker_that_died_while_idle_is_replaced() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        worker = await call(pool, jobs.pid)
+        os.kill(worker, signal.SIGKILL)
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # dead, and left for the pool to find
+        assert await call(pool, jobs.pid) != worker
+        assert (pool.statistics().died, pool.statistics().workers) == (1, 1)
+
+
+async def test_a_death_is_seen_though_a_forked_child_holds_the_socket(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    async with aclosing(ProcessPool(1)) as pool:
+        try:
+            with pytest.raises(WorkerDied, match="exit code 4"):
+                await call(pool, jobs.die_with_a_forked_child, str(pid_file))
+        finally:
+            os.kill(int(pid_file.read_text()), signal.SIGKILL)
+
+
+async def test_cancelling_kills_the_worker_and_another_takes_its_place(door: Door) -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        blocked = asyncio.create_task(call(pool, jobs.block, door.path))
+        worker = await door.running_pid()
+        blocked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await blocked
+        assert await call(pool, jobs.pid) != worker
+        assert not exists(worker)
+        statistics = pool.statistics()
+        assert (statistics.killed, statistics.died, statistics.completed) == (1, 0, 1)
+
+
+async def test_cancelling_a_queued_call_kills_nobody(door: Door) -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        running = asyncio.create_task(call(pool, jobs.hold, door.path, "kept"))
+        queued = asyncio.create_task(call(pool, jobs.pid))
+        await asyncio.sleep(0)
+        queued.cancel()
+        await asyncio.wait([queued])
+        await door.release()
+        assert await running == "kept"
+        assert pool.statistics().killed == 0
+
+
+async def test_cancelling_while_the_worker_starts() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        starting = asyncio.create_task(call(pool, jobs.pid))
+        while not pool.statistics().workers:
+            await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert await call(pool, jobs.add, 1) == 1
+
+
+async def test_a_cancel_never_hits_the_next_call() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        await call(pool, jobs.pid)
+        for turns in range(30):
+            first = asyncio.create_task(call(pool, jobs.add, 1))
+            second = asyncio.create_task(call(pool, jobs.add, 2))
+            for _ in range(10 * turns):
+                await asyncio.sleep(0)
+            first.cancel()
+            assert await second == 2
+            await asyncio.wait([first])
+
+
+async def test_a_worker_ignores_ctrl_c() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        assert await call(pool, jobs.interrupt_group_and_return) == "still here"
+
+
+# Ends
+
+
+async def test_aclose_ends_the_idle_and_kills_the_busy(door: Door) -> None:
+    pool = ProcessPool(2)
+    blocked = asyncio.create_task(call(pool, jobs.block, door.path))
+    busy = await door.running_pid()
+    idle = await call(pool, jobs.pid)
+    queued = [asyncio.create_task(call(pool, jobs.block, door.path)) for _ in range(2)]
+    await door.running_pid()
+    await pool.aclose()
+    assert not exists(busy)
+    assert not exists(idle)
+    done, _ = await asyncio.wait([blocked, *queued])
+    assert all(task.cancelled() for task in done)
+    with pytest.raises(EngineClosedError):
+        await call(pool, jobs.add, 1)
+    assert pool.statistics().workers == 0
+    await pool.aclose()  # once more does nothing
+
+
+async def test_aclose_lets_an_idle_worker_end_by_itself() -> None:
+    pool = ProcessPool(1)
+    worker = await call(pool, jobs.pid)
+    await pool.aclose()
+    assert not exists(worker)
+    assert (pool.statistics().killed, pool.statistics().died) == (0, 0)
+
+
+async def test_close_nowait_kills_everything(door: Door) -> None:
+    pool = ProcessPool(2)
+    blocked = asyncio.create_task(call(pool, jobs.block, door.path))
+    busy = await door.running_pid()
+    idle = await call(pool, jobs.pid)
+    pool.close_nowait()
+    assert not exists(idle)
+    await asyncio.wait([blocked])
+    assert blocked.cancelled()
+    await pool.aclose()
+    assert not exists(busy)
+    assert pool.statistics().killed == 2
+
+
+async def test_a_pool_that_never_ran_anything_closes() -> None:
+    await ProcessPool(1).aclose()
+    with pytest.raises(ValueError, match="max_workers"):
+        ProcessPool(0)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("fn", "remedy"),
+    [
+        (jobs.a_lambda, "with `def`"),
+        (jobs.outer(), "move it to the top level"),
+        (jobs.another_name, "a name of its own"),
+        (jobs.FakeNode(jobs.add), "wrap it in a function"),
+    ],
+)
+def test_a_function_without_a_name_to_import_is_refused(fn: Callable[..., Any], remedy: str) -> None:
+    with pytest.raises(TypeError, match=remedy):
+        process_target(fn)
+
+
+# Whole programs
+
+
+def run_script(path: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=40, check=False)
+
+
+SCRIPT = """
+import asyncio, os, time
+from penstock.actors.process_target import process_target
+from penstock.actors.processes import ProcessPool
+
+class Value:
+    def __init__(self, number):
+        self.number = number
+
+def add_one(value):
+    return Value(value.number + 1)
+
+def sleep():
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+async def main():
+    pool = ProcessPool(2)
+    value = await pool.run(process_target(add_one), (Value(41),), {})
+    print(type(value) is Value, value.number, flush=True)
+"""
+GUARD = "if __name__ == '__main__':"
+
+
+def test_the_main_script_may_define_the_function(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"{SCRIPT}\n    await pool.aclose()\n{GUARD} asyncio.run(main())\n")
+    result = run_script(script)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "True 42\n", "")
+
+
+def test_a_main_script_without_guard_gets_the_remedy(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"{SCRIPT}\n    await pool.aclose()\nasyncio.run(main())\n")
+    result = run_script(script)
+    assert result.returncode == 1
+    assert 'must stand under `if __name__ == "__main__":`' in result.stderr
+
+
+def test_a_function_that_no_worker_can_import_is_refused(tmp_path: Path) -> None:
+    code = (
+        "from penstock.actors.process_target import process_target\n"
+        "def job(): pass\n"
+        "try: process_target(job)\n"
+        "except TypeError as error: print(error)\n"
+    )
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(code)
+    python = sys.executable
+    for command, message in (
+        ([python, "-c", code], "interactive session or notebook"),
+        ([python, "-"], "interactive session or notebook"),
+        (
+            [
+                python,
+                "-c",
+                f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['x']; "
+                "runpy.run_module('package', run_name='__main__', alter_sys=True)",
+            ],
+            "a package's __main__.py",
+        ),
+    ):
+        result = subprocess.run(command, input=code, capture_output=True, text=True, timeout=30, check=False)
+        assert message in result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        f"{GUARD} asyncio.run(main())",
+        f"    asyncio.create_task(pool.run('__main__:sleep', (), {{}}))\n    await asyncio.sleep(0.5)\n"
+        f"{GUARD}\n    loop = asyncio.new_event_loop(); loop.run_until_complete(main())",
+    ],
+    ids=["idle", "busy-and-loop-never-closed"],
+)
+def test_the_interpreter_exits_though_the_pool_was_never_closed(tmp_path: Path, end: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"{SCRIPT}\n{end}\n")
+    result = run_script(script)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("True 42\n")
+
+
+def test_a_busy_worker_ends_when_the_parent_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"{SCRIPT}\n    await pool.run('__main__:sleep', (), {{}})\n{GUARD} asyncio.run(main())\n")
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "True 42\n"
+        worker = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    poller = select.poll()
+    poller.register(worker, select.POLLIN)
+    try:
+        assert poller.poll(20_000), "the worker outlived its parent"
+    finally:
+        os.close(worker)
