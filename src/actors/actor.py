@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from .chain import failed_link, running_link
 from .channel import Channel, ChannelStatistics
 from .invocation import invoke
 from .places import Places
@@ -34,10 +35,10 @@ Body = Callable[["Worker", "Actor", "Frame", tuple[Any, ...], dict[str, Any]], A
 
 @dataclass(frozen=True)
 class Link:
-    """One node of an inline chain: its function, and how it takes its arguments from the value before it."""
+    """One node of a chain of plain functions that share an actor."""
 
     name: str
-    fn: Callable[[Any], Any]
+    fn: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,7 @@ class Actor:
 
     __slots__ = (
         "args_of", "body", "busy_seconds", "completed", "consumers", "failed", "fn", "graph", "inbox", "index", "invoke",
-        "kwargs_of", "link", "mode", "name", "out", "places", "policy", "reads", "retried", "slot", "successor", "tail",
-        "warned",
+        "kwargs_of", "links", "mode", "name", "out", "places", "policy", "reads", "retried", "slot", "successor", "warned",
     )  # fmt: skip
 
     def __init__(self, name: str, graph: str, index: int, policy: Policy, places: Places, inbox: "Channel[Frame]") -> None:
@@ -89,8 +89,7 @@ class Actor:
         self.fn: Callable[..., Any] = _unset
         self.invoke = invoke
         self.body: Body = _unset
-        self.tail: tuple[Link, ...] = ()  # an inline chain: what runs on the result of `fn`
-        self.link: Link | None = None  # the link of the tail that runs now
+        self.links: tuple[Link, ...] = ()  # of a chain, whose `fn` is all of them in one
         self.slot = -1  # the slot of the only argument, or -1: `args_of` and `kwargs_of` build them
         self.args_of: Callable[[Values], tuple[Any, ...]] = _no_args
         self.kwargs_of: Callable[[Values], dict[str, Any]] | None = None
@@ -108,13 +107,13 @@ class Actor:
         """Queue a complete frame, for want of a free place; returns False if the inbox is full."""
         if not self.inbox.put_nowait(frame, frame.priority):
             return False
-        frame.queued_at.append(self)
+        frame.queued(self)
         self._line_up()
         return True
 
     async def queue(self, frame: "Frame") -> None:
         """Queue a frame in a full inbox: the producer waits here, which is backpressure."""
-        frame.queued_at.append(self)
+        frame.queued(self)
         try:
             await self.inbox.put(frame, frame.priority)
         except BaseException:
@@ -123,8 +122,7 @@ class Actor:
 
     def withdraw(self, frame: "Frame") -> None:
         """Take a cancelled frame out of the inbox, and let the next one in."""
-        if self in frame.queued_at:
-            frame.queued_at.remove(self)
+        if frame.dequeued(self):
             if self.inbox.discard(frame, frame.priority) and not len(self.inbox):
                 self.places.waiting.remove(self)
 
@@ -132,41 +130,36 @@ class Actor:
         if len(self.inbox) == 1:
             self.places.waiting.append(self)
 
-    @property
-    def label(self) -> str:
-        """The name of the node that runs now; in a chain, which shares one actor, that of the link."""
-        return self.name if self.link is None else self.link.name
-
-    def call(self, values: Values) -> Any:
-        """Call the function with its arguments out of the slots."""
-        if self.slot >= 0:
-            return self.fn(values[self.slot])
-        if self.kwargs_of is None:
-            return self.fn(*self.args_of(values))
-        return self.fn(*self.args_of(values), **self.kwargs_of(values))
+    def label(self, error: BaseException | None = None) -> str:
+        """Return the name of the node that runs now, or in which `error` was raised: in a chain, that of the link."""
+        if len(self.links) < 2:
+            return self.name
+        code = self.fn.__code__
+        number = running_link(code) if error is None else failed_link(code, error.__traceback__)
+        return self.name if number is None else self.links[number].name
 
     def run_inline(self, values: Values) -> Any:
-        """Run a plain function, and the chain of plain functions behind it, watching the clock: they hold the loop."""
-        self.link = None
+        """Run a plain function, or a chain of them, watching the clock: they hold the loop."""
         began = perf_counter()
-        value = self.call(values)
-        for link in self.tail:
-            if value.__class__ is CoroutineType:
-                break
-            self.link = link
-            value = link.fn(value)
-        if value.__class__ is CoroutineType:
-            self.refuse_coroutine(value)
+        if self.slot >= 0:
+            value = self.fn(values[self.slot])
+        elif self.kwargs_of is None:
+            value = self.fn(*self.args_of(values))
+        else:
+            value = self.fn(*self.args_of(values), **self.kwargs_of(values))
         elapsed = perf_counter() - began
         self.busy_seconds += elapsed
-        self.watch(elapsed)
+        if elapsed > BLOCKING_SECONDS:
+            self.watch(elapsed)
+        if value.__class__ is CoroutineType:
+            self.refuse_coroutine(value, self.links[-1].name)
         return value
 
-    def refuse_coroutine(self, value: Any) -> None:
+    def refuse_coroutine(self, value: Any, name: str) -> None:
         """Raise for a plain function that returned a coroutine: nobody would ever await it."""
         value.close()
         raise TypeError(
-            f"node {self.label!r} is a plain `def` that returned a coroutine; declare it `async def` and await inside"
+            f"node {name!r} is a plain `def` that returned a coroutine; declare it `async def` and await inside"
         )
 
     def watch(self, elapsed_seconds: float) -> None:
@@ -175,7 +168,7 @@ class Actor:
             return
         self.warned = True
         _log.warning(
-            "node.blocks_loop", node=" → ".join((self.name, *(link.name for link in self.tail))), graph=self.graph, milliseconds=round(elapsed_seconds * 1000),
+            "node.blocks_loop", node=" → ".join(link.name for link in self.links) or self.name, graph=self.graph, milliseconds=round(elapsed_seconds * 1000),
             remedy='declare it @node(runs_on="thread") or runs_on="process", so that the event loop stays free',
         )  # fmt: skip
 

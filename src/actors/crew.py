@@ -24,6 +24,7 @@ from .invocation import ThreadCall
 # Hops that a worker makes before it lets the loop run others: about 0.1 ms of no-op handlers, long enough to make
 # the yield (2 us) vanish, short against any timer.
 BUDGET = 256
+_NOBODY: list[Actor] = []
 _OWN_CANCEL = "penstock: the item is not wanted any more"
 
 
@@ -73,9 +74,17 @@ class Crew:
 
     def start(self, frame: Frame, entries: tuple[Actor, ...]) -> list[Actor]:
         """Let a new frame into the actors that wait for nothing; returns those whose inbox is full."""
-        if not entries:
+        if len(entries) == 1:  # nearly always
+            places = entries[0].places
+            if places.free > 0:
+                places.free -= 1
+                self.ready.append((entries[0], frame))
+                if not self.armed:
+                    self.arm()
+                return _NOBODY
+        elif not entries:
             frame.finish()
-            return []
+            return _NOBODY
         return [actor for actor in entries if not self.enter(actor, frame)]
 
     def launch(self, frame: Frame, entries: tuple[Actor, ...]) -> None:
@@ -160,7 +169,8 @@ class Crew:
         """Start one more worker, which begins with a new frame if there is one."""
         worker = Worker(self)
         worker.first = None if frame is None else (frame, entries)
-        context = self.context.copy()
+        # Two tasks may share a context, but not what `current()` finds in it.
+        context = self.context if len(self.workers) == 1 else self.context.copy()
         context.run(current.source.set, worker)
         self.runnable += 1
         worker.task = self.loop.create_task(worker.run(), context=context)
@@ -199,7 +209,7 @@ class Worker:
         if self.attempt_deadline is not None:
             deadline = self.attempt_deadline if deadline is None else min(deadline, self.attempt_deadline)
         return current.FrameInfo(
-            actor.graph, actor.label, frame.item, self.attempt, deadline, self.crew.loop.time, frame
+            actor.graph, actor.label(), frame.item, self.attempt, deadline, self.crew.loop.time, frame
         )
 
     def cancel_if_in(self, frame: Frame) -> None:
@@ -270,7 +280,7 @@ class Worker:
                             value = await actor.fn(*actor.args_of(frame.values))
                         else:
                             value = await actor.fn(*actor.args_of(frame.values), **actor.kwargs_of(frame.values))
-                    elif mode == INLINE and not traced:
+                    elif mode == INLINE and not traced and actor.completed:
                         value = actor.run_inline(frame.values)
                     else:
                         value = await actor.invoke(self, actor, frame)

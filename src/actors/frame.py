@@ -16,6 +16,9 @@ State = Literal["running", "done", "failed", "cancelled"]
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("penstock")
 _MARK = "__penstock_item__"
 
+# What a terminal frame holds, whoever still refers to it.
+NOTHING: list[Any] = []
+
 
 class Layout(Protocol):
     """What all frames of one plan have in common."""
@@ -36,11 +39,11 @@ class Listener(Protocol):
     """Who is told how a frame ended."""
 
     def frame_done(self, frame: "Frame") -> None:
-        """The outcome is known; called exactly once."""
+        """The outcome is known; called exactly once. `frame.settled` tells whether handlers are still unwinding."""
         ...
 
     def frame_settled(self, frame: "Frame") -> None:
-        """No handler runs for the frame any more; called once, after `frame_done`."""
+        """The last handler that was unwinding when the frame ended has ended; not called if there was none."""
         ...
 
 
@@ -54,44 +57,40 @@ class Frame:
         missing: inputs that each step still waits for.
         readers: readers that each slot still has.
         sinks_left: steps without readers that have not finished; 0 means that all steps have.
-        queued_at: the actors in whose inbox, or in the line before it, the frame is.
+        unwinding: handlers that still run for it, after it has ended.
     """
 
-    __slots__ = (
-        "_timer", "_unwinding", "crew", "deadline", "error", "item", "layout", "listener", "missing", "parent",
-        "priority", "queued_at", "readers", "result", "sinks_left", "span", "state", "values",
-    )  # fmt: skip
+    # Defaults live in the class, and nothing else is assigned: making a frame is a large part of a short item's cost.
+    priority = 0
+    parent: "Frame | None" = None
+    missing: list[int]
+    readers: list[int]
+    _queued_at: "list[Actor] | None" = None
+    sinks_left = 1
+    state: State = "running"
+    result: Any = None
+    error: BaseException | None = None
+    span: Any = None
+    deadline: float | None = None
+    unwinding = 0
+    _identity: object = None
+    _timer: asyncio.TimerHandle | None = None
 
     def __init__(
-        self,
-        layout: Layout,
-        inputs: tuple[Any, ...],
-        crew: "Crew",
-        listener: Listener,
-        *,
-        item: int = 0,
-        priority: int = 0,
-        parent: "Frame | None" = None,
+        self, layout: Layout, inputs: tuple[Any, ...], crew: "Crew", listener: Listener, item: int, parent: "Frame | None"
     ) -> None:
         self.layout = layout
         self.crew = crew
         self.listener = listener
         self.item = item
-        self.priority = priority
-        self.parent = parent
         self.values: list[Any] = [*inputs, *layout.blank]
-        # In a line nothing is counted down: each step has one reader, which takes over its slot.
-        self.missing = layout.countdown if layout.is_line else layout.countdown.copy()
-        self.readers = layout.readers if layout.is_line else layout.readers.copy()
-        self.sinks_left = layout.sinks
-        self.queued_at: list[Actor] = []
-        self.state: State = "running"
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.span: Any = None
-        self.deadline: float | None = parent.deadline if parent is not None else None
-        self._timer: asyncio.TimerHandle | None = None
-        self._unwinding = 0
+        if not layout.is_line:  # in a line each step has one reader, which takes over its slot: nothing to count
+            self.missing = layout.countdown.copy()
+            self.readers = layout.readers.copy()
+            self.sinks_left = layout.sinks
+        if parent is not None:
+            self.parent = parent
+            self.deadline = parent.deadline
 
     @property
     def cancelled(self) -> bool:
@@ -99,9 +98,16 @@ class Frame:
         return self.state != "running"
 
     @property
+    def identity(self) -> object:
+        """An object that stands for this frame and keeps nothing of it alive."""
+        if self._identity is None:
+            self._identity = object()
+        return self._identity
+
+    @property
     def settled(self) -> bool:
         """Whether it has ended and nothing runs for it any more."""
-        return self.state != "running" and not self._unwinding
+        return self.state != "running" and not self.unwinding
 
     @property
     def root(self) -> "Frame":
@@ -121,6 +127,23 @@ class Frame:
         message = f"item {self.item} of graph {self.layout.name!r} did not finish within {timeout_seconds:g} s"
         self.fail(DeadlineExceeded(message))
 
+    def queues(self) -> "list[Actor]":
+        """Return the actors in whose inbox, or in the line before it, the frame is."""
+        return list(self._queued_at) if self._queued_at else []
+
+    def queued(self, actor: "Actor") -> None:
+        """The frame waits at an actor now."""
+        if self._queued_at is None:
+            self._queued_at = []
+        self._queued_at.append(actor)
+
+    def dequeued(self, actor: "Actor") -> bool:
+        """The frame waits there no more; returns whether it did."""
+        if self._queued_at is None or actor not in self._queued_at:
+            return False
+        self._queued_at.remove(actor)
+        return True
+
     def release(self, slot: int) -> None:
         """One reader of `slot` is done; the last one empties it."""
         self.readers[slot] -= 1
@@ -135,14 +158,18 @@ class Frame:
             error.add_note(f"while building the result of graph {self.layout.name!r}, item {self.item}")
             self.fail(error)
             return
-        self._end("done")
+        self.state = "done"
+        self.values = NOTHING
+        if self._timer is not None:
+            self._timer.cancel()
+        self.listener.frame_done(self)
 
     def fail(self, error: BaseException, actor: "Actor | None" = None, attempt: int = 1) -> None:
         """Claim the outcome "failed", and cancel what else runs for this frame; a later failure is only logged."""
         if self.state != "running":
             if not isinstance(error, asyncio.CancelledError):
                 _log.warning(
-                    "frame.late_failure", graph=self.layout.name, node=actor.label if actor else None,
+                    "frame.late_failure", graph=self.layout.name, node=actor.label(error) if actor else None,
                     item=self.item, error=repr(error),
                 )  # fmt: skip
             return
@@ -168,23 +195,19 @@ class Frame:
 
     def leave(self) -> None:
         """A worker that was in this frame when it ended has unwound."""
-        self._unwinding -= 1
-        if not self._unwinding:
+        self.unwinding -= 1
+        if not self.unwinding:
             self.listener.frame_settled(self)
 
     def _end(self, state: State) -> None:
         self.state = state
+        self.values = NOTHING
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        self.values = []  # a terminal frame holds nothing, whoever still refers to it
-        if state != "done":
-            for actor in list(self.queued_at):
-                actor.withdraw(self)
-            self._unwinding = self.crew.cancel(self)
+        for actor in self.queues():
+            actor.withdraw(self)
+        self.unwinding = self.crew.cancel(self)
         self.listener.frame_done(self)
-        if not self._unwinding:
-            self.listener.frame_settled(self)
 
     def _annotated(self, error: BaseException, actor: "Actor", attempt: int) -> BaseException:
         """Add a note with graph, node, item and attempt, once per item.
@@ -192,17 +215,16 @@ class Frame:
         A node may raise one and the same object for many items; the second gets a `NodeError` of its own, or the
         object would collect the notes of all of them.
         """
-        where = f"in node {actor.label!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
+        where = f"in node {actor.label(error)!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
         root = self.root
         owner = getattr(error, _MARK, None)
-        if owner is not None and owner is not root.queued_at and isinstance(error, Exception):
+        if owner is not None and owner is not root.identity and isinstance(error, Exception):
             wrapped = NodeError(f"{type(error).__name__}: {error}")
             wrapped.__cause__ = error
             error = wrapped
         error.add_note(where)
         try:
-            # A frame's own list of queues is its identity here: unlike the frame, it keeps nothing else alive.
-            setattr(error, _MARK, root.queued_at)
+            setattr(error, _MARK, root.identity)
         except AttributeError:  # an exception class with __slots__
             pass
         return error

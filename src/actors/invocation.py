@@ -29,7 +29,6 @@ async def invoke(worker: "Worker", actor: "Actor", frame: "Frame") -> Any:
     Raises:
         Exception: that of the last attempt, or of the fallback.
     """
-    actor.link = None
     invocation = _Invocation(worker, actor, frame)
     if frame.span is None:
         return await invocation.run()
@@ -129,19 +128,21 @@ async def run_async(worker: "Worker", actor: "Actor", frame: "Frame", args: tupl
 
 
 async def run_inline(worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Body of a plain `def` node, and of the chain of such nodes that shares its actor, each with a span of its own."""
+    """Body of a plain `def` node, and of a chain of them, where each further one has a span of its own."""
     began = perf_counter()
-    value = actor.fn(*args, **kwargs)
-    if value.__class__ is CoroutineType:
-        actor.refuse_coroutine(value)
-    for link in actor.tail:
-        actor.link = link
+    value = actor.links[0].fn(*args, **kwargs)
+    _check(actor, value, actor.links[0].name)
+    for link in actor.links[1:]:
         with spans.node(frame.span, link.name, item=frame.item):
             value = link.fn(value)
-        if value.__class__ is CoroutineType:
-            actor.refuse_coroutine(value)
+        _check(actor, value, link.name)
     actor.watch(perf_counter() - began)
     return value
+
+
+def _check(actor: "Actor", value: Any, name: str) -> None:
+    if value.__class__ is CoroutineType:
+        actor.refuse_coroutine(value, name)
 
 
 class ThreadCall:
@@ -174,8 +175,7 @@ def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
         context.run(current.source.set, current.Snapshot(worker.frame_info()))
         call = worker.thread_call = ThreadCall()
         value = await pool_of().submit(context, call.on_returned, actor.fn, *args, **kwargs)
-        if value.__class__ is CoroutineType:
-            actor.refuse_coroutine(value)
+        _check(actor, value, actor.name)
         return value
 
     return run_in_thread

@@ -43,7 +43,7 @@ class Places:
         frame = actor.inbox.get_nowait()
         if len(actor.inbox):
             waiting.append(actor)
-        frame.queued_at.remove(actor)
+        frame.dequeued(actor)
         frame.crew.enqueue(actor, frame)
 
     def owe(self) -> None:

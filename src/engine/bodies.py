@@ -115,6 +115,8 @@ class _Map:
             self._error = frame.error
             for other in list(self._frames.values()):
                 other.cancel()
+        if frame.settled:
+            self.frame_settled(frame)
 
     def frame_settled(self, frame: Frame) -> None:
         """Start the next item in the place of this one."""
@@ -139,10 +141,10 @@ class _Map:
             (self._items[index], *self._outside),
             self._crew,
             self,
-            item=self._first_item + index,
-            priority=self._parent.priority,
-            parent=self._parent,
+            self._first_item + index,
+            self._parent,
         )
+        frame.priority = self._parent.priority
         frame.span = self._parent.span
         self._frames[frame.item] = frame
         self._crew.start(frame, self._wired.entries)

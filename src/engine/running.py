@@ -66,7 +66,7 @@ class _Run:
         self.deadline = None if seconds is None else loop.time() + seconds
 
     async def finish(self, wired: Wired) -> Any:
-        frame = Frame(wired.program, self._call.arguments, self._crew, self, parent=enclosing_frame())
+        frame = Frame(wired.program, self._call.arguments, self._crew, self, 0, enclosing_frame())
         frame.span = self._span if self._traced else None
         if self.deadline is not None and self._options.timeout_seconds is not None:
             frame.expire_at(self.deadline, self._options.timeout_seconds)

@@ -212,9 +212,8 @@ class Service(Generic[P, R]):
         span, traced = start_span(call, context)
         flight = _Flight(self, scope.loop.create_future())
         crew = scope.crew(context, traced=traced)
-        frame = Frame(
-            wired.program, call.arguments, crew, flight, item=self._items, priority=priority, parent=enclosing_frame()
-        )
+        frame = Frame(wired.program, call.arguments, crew, flight, self._items, enclosing_frame())
+        frame.priority = priority
         self._items += 1
         frame.span = span if traced else None
         if deadline is not None and timeout_seconds is not None:
@@ -312,6 +311,8 @@ class _Flight:
         frame.crew.close()
         if not self.outcome_known.done():
             self.outcome_known.set_result(None)
+        if frame.settled:
+            self._service.frame_settled(frame)
 
     def frame_settled(self, frame: Frame) -> None:
         """Give the place back, now that nothing runs for the call any more."""

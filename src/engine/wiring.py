@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..actors import invocation
 from ..actors.actor import ASYNC, GENERAL, INLINE, Actor, Link
+from ..actors.chain import compose
 from ..actors.channel import Channel
 from ..actors.frame import Frame
 from ..actors.places import UNLIMITED, Places
@@ -16,6 +17,7 @@ from .control import Control
 from .node import Node
 from .plan import Plan, PlannedStep
 from .program import Program, Unit
+from .tracer import Step
 
 if TYPE_CHECKING:
     from .instances import Instances
@@ -85,7 +87,8 @@ class Wiring:
         step = unit.step
         if step is None:
             actor = Actor("(wave)", program.name, unit.index, _PLAIN, Places(), Channel(None))
-            actor.mode, actor.fn = INLINE, _nothing
+            actor.mode, actor.fn, actor.body = INLINE, _nothing, invocation.run_inline
+            actor.links = (Link(actor.name, _nothing),)
         elif isinstance(step.head.callee, Node):
             actor = self._node_actor(program, unit, step, step.head.callee)
         else:
@@ -105,11 +108,11 @@ class Wiring:
         fake = node.origin.replacement is not None
         actor = Actor(step.label, program.name, unit.index, policy, self._places(node), self._inbox(policy, unit))
         actor.fn = node.target if node.template is None or fake else self._instance_handler(node)
-        actor.tail = tuple(
-            Link(label, link.callee.target)
-            for label, link in zip(step.tail_labels, step.chain[1:], strict=True)
-            if isinstance(link.callee, Node)
-        )
+        if not node.is_async:
+            further = zip(step.tail_labels, step.chain[1:], strict=True)
+            actor.links = (Link(step.label, actor.fn), *(Link(label, _target(link)) for label, link in further))
+        if len(actor.links) > 1:
+            actor.fn = compose([link.fn for link in actor.links], single_argument=unit.slot >= 0)
         if policy.runs_on == "process" and not fake:
             actor.body = invocation.in_process(self._pools.processes, process_target(node.fn))
         elif policy.runs_on != "loop":  # a fake of a process node need not be importable: it runs in a thread
@@ -159,6 +162,11 @@ class Wiring:
         inner = Wiring(self._pools, self._instances, None)
         inner._instance_places = self._instance_places
         return inner
+
+
+def _target(step: Step) -> Callable[..., Any]:
+    assert isinstance(step.callee, Node)  # only nodes are chained
+    return step.callee.target
 
 
 def _nothing() -> None:
