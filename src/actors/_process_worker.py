@@ -17,7 +17,7 @@ READY = b"R"
 def serve(connection: socket.socket) -> None:
     """Answer calls until the engine's process closes the connection or dies; the target of a worker process."""
     # Ctrl-C goes to the whole process group; what it means is decided by the engine's process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pass
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while the interpreter started
     connection.set_inheritable(False)
     threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()

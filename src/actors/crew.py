@@ -40,7 +40,7 @@ class Crew:
         ready: frames to run next, each with an actor whose place it already holds.
         runnable: workers that will run without anybody's help.
         armed: whether `_man` is due.
-        feed: starts one more item, if there is one; called by workers that have nothing to do.
+        feed: gives one more item, its place already taken, to a worker that has nothing to do; None if there is none.
         closed: whether workers end when nothing is left to do.
     """
 
@@ -55,7 +55,7 @@ class Crew:
         self.traced = traced
         self.ready: deque[tuple[Actor, Frame]] = deque()
         self.workers: set[Worker] = set()
-        self.feed: Callable[[], None] | None = None
+        self.feed: Callable[[], tuple[Actor, Frame] | None] | None = None
         self._idle: list[asyncio.Future[None]] = []
         self.runnable = 0
         self.armed = False
@@ -246,19 +246,22 @@ class Worker:
         if self.first is not None and not await self._begin(undisturbed):
             return
         while True:
-            if not ready:
-                if crew.feed is not None:
-                    armed, crew.armed = crew.armed, True  # this worker looks after what comes
-                    crew.feed()
-                    crew.armed = armed
+            following: Actor | None
+            if ready:
+                following, frame = ready.popleft()
+            elif crew.feed is not None:
+                pulled = crew.feed()
+                if pulled is None:
                     continue
-                if crew.closed:
-                    return
+                following, frame = pulled
+                pulled = None
+            elif crew.closed:
+                return
+            else:
+                self.actor = following = frame = values = None  # an idle worker holds no item
                 await crew.wait_for_work()
                 budget = BUDGET
                 continue
-            following: Actor | None
-            following, frame = ready.popleft()
             if (ready or crew.feed is not None) and not crew.armed:
                 crew.arm()
             while following is not None:
@@ -335,9 +338,7 @@ class Worker:
                     self.frame = None
                     await self._let_others_run(following, frame)
                     budget = BUDGET
-            self.frame = self.actor = None  # an idle worker holds no item
-            del frame
-            values = ()
+            self.frame = None
 
     async def _begin(self, undisturbed: int) -> bool:
         """Let the first frame into its actors; returns False if this worker has to end."""

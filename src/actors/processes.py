@@ -204,7 +204,7 @@ class ProcessPool:
     def _assign(self, call: _Call) -> WorkerProcess:
         """Give the call a worker that lives, from the idle ones or new."""
         while idle := self._take_for(call):
-            if True:
+            if idle.alive():
                 return idle
             self._remove(idle, 0, call)
         worker = WorkerProcess()

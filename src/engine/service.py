@@ -12,8 +12,9 @@ from ..actors.frame import Frame
 from .admission import Admission, AdmissionStatistics
 from .graph import Call, Graph
 from .options import CallOptions, ExecutionOptions, checked, resolve
-from .pipeline import Calls, Pipeline
+from .pipeline import Pipeline
 from .scope import Scope, enclosing_frame, end_span, start_span, uninterrupted
+from .source import Calls
 from .stream import Stream
 from .wiring import Wired
 
@@ -261,7 +262,7 @@ class Service(Generic[P, R]):
             scope, calls, options, prepare=self._deployed, owns_scope=False, admission=admission, context=context
         )
         self._streams.add(pipeline)
-        pipeline.on_closed = lambda: self._stream_closed(pipeline)
+        pipeline.on_closed = self._stream_closed
         return pipeline
 
     def _stream_closed(self, pipeline: Pipeline) -> None:

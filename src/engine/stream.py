@@ -9,8 +9,9 @@ from .._errors import EngineClosedError
 from ..actors.actor import ActorStatistics
 from .graph import Call
 from .options import ExecutionOptions
-from .pipeline import Calls, Pipeline, log_skipped
+from .pipeline import Pipeline, log_skipped
 from .scope import Scope
+from .source import Calls
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -42,7 +43,7 @@ class StreamStatistics:
         completed: items that ended with a result.
         failed: items that ended with an error.
         skipped: failed items that were skipped (`on_error="skip"`).
-        yielded: items handed to the reader.
+        yielded: items handed to the reader, as a result or as an error.
         in_flight: items that count in `max_in_flight` now.
         actors: the nodes.
     """
@@ -82,6 +83,7 @@ class Stream(Generic[T_co]):
         self._make_pipeline = make_pipeline or self._own_pipeline
         self._pipeline: Pipeline | None = None
         self._closed = False
+        self._skipped = 0
 
     def _own_pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
@@ -99,24 +101,22 @@ class Stream(Generic[T_co]):
         """
         pipeline = self._pipeline or self._start()
         while True:
-            frame = pipeline.next_nowait() or await self._next(pipeline)
+            frame = pipeline.window.take() or await self._next(pipeline)
             if frame is None:
                 raise StopAsyncIteration
             if frame.state == "done":
-                pipeline.counters.yielded += 1
                 result: T_co = frame.result
                 return result
             if self._options.on_error == "raise":
                 await self._end(pipeline)
                 frame.outcome()
-            pipeline.counters.skipped += 1
+            self._skipped += 1
             log_skipped(frame)
 
     async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
         """Iterate over one `Outcome` for each item; an item's error is in its outcome and never raised."""
         pipeline = self._start()
         while (frame := await self._next(pipeline)) is not None:
-            pipeline.counters.yielded += 1
             error = frame.error if isinstance(frame.error, Exception) else None
             yield Outcome(frame.item, frame.result, error)
 
@@ -158,20 +158,20 @@ class Stream(Generic[T_co]):
     @property
     def position(self) -> int:
         """The index of the next item; after a restart, where to go on."""
-        return 0 if self._pipeline is None else self._pipeline.position
+        return 0 if self._pipeline is None else self._pipeline.window.position
 
     def statistics(self) -> StreamStatistics:
         """Return a snapshot of the counters."""
         if self._pipeline is None:
             return StreamStatistics(0, 0, 0, 0, 0, 0, ())
-        counters = self._pipeline.counters
+        window = self._pipeline.window
         return StreamStatistics(
-            counters.submitted,
-            counters.completed,
-            counters.failed,
-            counters.skipped,
-            counters.yielded,
-            self._pipeline.in_flight,
+            window.submitted,
+            window.completed,
+            window.failed,
+            self._skipped,
+            window.position - self._skipped,
+            window.in_flight,
             tuple(actor.statistics() for actor in self._pipeline.actors()),
         )
 

@@ -1,0 +1,202 @@
+"""Sources: where a stream's calls come from, and how they are asked for as there is room."""
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+from ..actors.actor import Actor
+from ..actors.crew import Crew
+from ..actors.frame import Frame
+from .graph import Call, Graph
+from .window import Window
+from .wiring import Wired
+
+Calls: TypeAlias = Iterable[Call[Any]] | AsyncIterable[Call[Any]]
+Prepare: TypeAlias = Callable[[Graph[..., Any]], Awaitable[Wired]]
+
+# Items that are taken from a source that never waits before the loop gets its turn.
+_BURST = 64
+
+
+class _Ended(Exception):  # noqa: N818 - not an error
+    """The source has no more calls. A StopIteration cannot travel through a future."""
+
+
+class PulledSource:
+    """A plain iterable whose calls are asked for by the workers themselves: no hop between the source and its item.
+
+    What a worker cannot do, because it has to wait, is left to the task of the source: entering a stateful node, and
+    an inbox that is full.
+    """
+
+    def __init__(
+        self,
+        calls: Iterable[Call[Any]],
+        window: Window,
+        crew: Crew,
+        prepare: Prepare,
+        parent: Frame | None,
+        deadline: float | None,
+    ) -> None:
+        self._iterator: Iterator[Any] = iter(calls)
+        self._window = window
+        self._crew = crew
+        self._prepare = prepare
+        self._parent = parent
+        self._deadline = deadline
+        self._wired: dict[Graph[..., Any], Wired] = {}
+        self._unprepared: Call[Any] | None = None
+        self._blocked: tuple[Frame, list[Actor]] | None = None
+        self._stopped: asyncio.Future[None] = crew.loop.create_future()
+
+    async def run(self) -> None:
+        """Let the workers pull until there are no more calls.
+
+        Raises:
+            Exception: what the source raised, or a stateful node that did not start.
+        """
+        try:
+            while True:
+                self._go_on()
+                await self._stopped
+                self._stopped = self._crew.loop.create_future()
+                if self._unprepared is not None:
+                    await self._start_unprepared(self._unprepared)
+                if self._blocked is not None:
+                    frame, full = self._blocked
+                    self._blocked = None
+                    for actor in full:
+                        await actor.queue(frame)
+        except _Ended:
+            return
+        finally:
+            self._crew.feed = self._window.on_room = None
+            close_nowait(self._iterator)
+
+    def pull(self) -> tuple[Actor, Frame] | None:
+        """Return an item to run, its place already taken; None if there is none now, or others were given work."""
+        window = self._window
+        if window.in_flight >= window.size:
+            self._crew.feed = None
+            window.on_room = self._go_on
+            return None
+        window.in_flight += 1  # the place is reserved before the source is asked
+        try:
+            call = next(self._iterator)
+        except BaseException as error:
+            self._stop(_Ended() if isinstance(error, StopIteration) else error)
+            window.release()
+            return None
+        wired = self._wired.get(call.graph) if call.__class__ is Call else None
+        if wired is None:
+            self._unprepared = call
+            self._stop(None)
+            return None
+        frame = self._frame(call, wired)
+        if len(wired.entries) == 1:  # nearly always
+            entry = wired.entries[0]
+            places = entry.places
+            if places.free > 0:
+                places.free -= 1
+                return entry, frame
+        self._enter(frame, wired)
+        return None
+
+    def _frame(self, call: Call[Any], wired: Wired) -> Frame:
+        window = self._window
+        index = window.submitted
+        window.submitted = index + 1
+        frame = window.frames[index] = Frame(
+            wired.program, call.arguments, self._crew, window, index, self._parent
+        )
+        if self._deadline is not None:
+            frame.deadline = self._deadline
+        return frame
+
+    def _enter(self, frame: Frame, wired: Wired) -> None:
+        full = self._crew.start(frame, wired.entries)
+        if full:
+            self._blocked = frame, full
+            self._stop(None)
+
+    async def _start_unprepared(self, call: Any) -> None:
+        self._unprepared = None
+        try:
+            self._wired[call.graph] = await self._prepare(checked_call(call, self._window.submitted).graph)
+        except BaseException:
+            self._window.release()
+            raise
+        self._enter(self._frame(call, self._wired[call.graph]), self._wired[call.graph])
+
+    def _go_on(self) -> None:
+        self._crew.feed = self.pull
+        if not self._crew.armed:
+            self._crew.arm()
+
+    def _stop(self, error: BaseException | None) -> None:
+        """Hand over to the task of the source."""
+        self._crew.feed = None
+        if self._stopped.done():
+            return
+        if error is None:
+            self._stopped.set_result(None)
+        else:
+            self._stopped.set_exception(error)
+
+
+async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitable[None]]) -> None:
+    """Ask a source for calls, one by one, and start them; for async iterables, and items with workers of their own.
+
+    Args:
+        calls: the calls.
+        window: reserves a place before each call is asked for.
+        start: starts one call, given its index.
+
+    Raises:
+        Exception: what the source raised, or `start`.
+    """
+    source = calls.__aiter__() if isinstance(calls, AsyncIterable) else _stepwise(iter(calls))
+    try:
+        while True:
+            if window.in_flight >= window.size:
+                room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                window.on_room = lambda room=room: None if room.done() else room.set_result(None)  # type: ignore[misc]
+                await room
+            window.in_flight += 1
+            try:
+                call = await source.__anext__()
+                await start(call, window.submitted)
+            except BaseException:
+                window.release()
+                raise
+            if window.submitted % _BURST == 0:
+                await asyncio.sleep(0)
+    except StopAsyncIteration:
+        return
+    finally:
+        window.on_room = None
+        aclose = getattr(source, "aclose", None)
+        if aclose is not None:
+            await aclose()
+
+
+def checked_call(call: Any, index: int) -> Call[Any]:
+    """Return the call; raises TypeError if a source gave something else."""
+    if isinstance(call, Call):
+        return call
+    raise TypeError(f"a stream is made of calls of graphs, such as search(url); item {index} is {call!r}")
+
+
+def close_nowait(iterator: Iterator[Any]) -> None:
+    """Close a generator, so that its `finally` runs now."""
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+
+
+async def _stepwise(iterator: Iterator[Any]) -> AsyncIterator[Any]:
+    try:
+        for call in iterator:
+            yield call
+    finally:
+        close_nowait(iterator)

@@ -1,0 +1,137 @@
+"""Window: the places of a stream, and the order in which its items are taken out.
+
+The reorder window is enforced at admission: an item counts from before it is asked for until it is taken out in its
+turn. So a slow first item fills the window and no node ever waits for it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from ..actors.frame import Frame
+
+
+class Window:
+    """Listens to the frames of a stream, and hands them out when they have ended.
+
+    Args:
+        size: the most items that count at a time.
+        ordered: whether they are taken out in input order, or as they end.
+        on_fatal: called with an error that ends the whole stream: KeyboardInterrupt, SystemExit.
+        on_settled: called when nothing runs for an item any more; None if nobody has to know.
+
+    Attributes:
+        in_flight: items that count now.
+        submitted: items that were started; the next one's index.
+        position: in input order, the index of the next item to be taken out; else how many were.
+        frames: the items that were started and not yet taken out.
+        on_room: called once when there is room again.
+    """
+
+    __slots__ = (
+        "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "completed", "failed",
+        "frames", "in_flight", "on_room", "position", "size", "submitted",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        size: int,
+        on_fatal: Callable[[BaseException | None], None],
+        on_settled: Callable[[Frame], None] | None,
+        *,
+        ordered: bool,
+    ) -> None:
+        self._loop = loop
+        self._on_fatal = on_fatal
+        self._on_settled = on_settled
+        self._completion_order: deque[int] | None = None if ordered else deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._unwinding: set[int] = set()  # taken out, but still running: they count until they have unwound
+        self.size = size
+        self.in_flight = 0
+        self.submitted = 0
+        self.position = 0
+        self.completed = 0
+        self.failed = 0
+        self.frames: dict[int, Frame] = {}
+        self.on_room: Callable[[], None] | None = None
+
+    def peek(self) -> Frame | None:
+        """Return the next item in its turn, if it has ended, and leave it there."""
+        if self._completion_order is None:
+            frame = self.frames.get(self.position)
+            return None if frame is None or frame.state == "running" else frame
+        return self.frames[self._completion_order[0]] if self._completion_order else None
+
+    def take(self) -> Frame | None:
+        """Take out the next item in its turn, if it has ended."""
+        if self._completion_order is None:
+            item = self.position
+            frame = self.frames.get(item)
+            if frame is None or frame.state == "running":
+                return None
+        elif self._completion_order:
+            item = self._completion_order.popleft()
+            frame = self.frames[item]
+        else:
+            return None
+        del self.frames[item]
+        self.position += 1
+        if frame.unwinding:
+            self._unwinding.add(item)
+        else:
+            self.in_flight -= 1
+            if self.on_room is not None:
+                self._make_room()
+        return frame
+
+    def release(self) -> None:
+        """Give back a place: the source had no item for it, or its item has unwound."""
+        self.in_flight -= 1
+        self._make_room()
+        self.wake_reader()  # it may wait for the last item
+
+    async def wait(self) -> None:
+        """Wait until something has happened that the reader may want to see."""
+        if self._reader is not None:
+            raise RuntimeError("this stream is being read by another task; a stream has one reader")
+        self._reader = self._loop.create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def wake_reader(self) -> None:
+        """Have the reader look again."""
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def frame_done(self, frame: Frame) -> None:
+        """An item has ended."""
+        if frame.state == "done":
+            self.completed += 1
+        else:
+            self.failed += 1
+            if frame.error is not None and not isinstance(frame.error, Exception):
+                self._on_fatal(frame.error)
+        if self._completion_order is not None:
+            self._completion_order.append(frame.item)
+            self.wake_reader()
+        elif frame.item == self.position:
+            self.wake_reader()
+        if self._on_settled is not None and not frame.unwinding:
+            self._on_settled(frame)
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Nothing runs for an item any more."""
+        if self._on_settled is not None:
+            self._on_settled(frame)
+        if frame.item in self._unwinding:
+            self._unwinding.discard(frame.item)
+            self.release()
+
+    def _make_room(self) -> None:
+        on_room, self.on_room = self.on_room, None
+        if on_room is not None:
+            on_room()
