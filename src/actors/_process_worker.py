@@ -33,7 +33,7 @@ def _end_with_parent() -> None:
     # The closed connection ends an idle worker; this ends one whose call is still running.
     parent = multiprocessing.parent_process()
     if parent is not None:
-        parent.join()
+        threading.Event().wait()
         os._exit(1)
 
 

@@ -33,7 +33,7 @@ class Crew:
 
     Args:
         context: where handlers run; each worker gets a copy of it.
-        on_empty: called when the crew is closed and its last worker has ended.
+        on_empty: called with the crew when it is closed and its last worker has ended.
         traced: the frames are sampled, so every node execution takes the general path, which opens spans.
 
     Attributes:
@@ -44,10 +44,27 @@ class Crew:
         closed: whether workers end when nothing is left to do.
     """
 
-    __slots__ = ("_idle", "armed", "closed", "context", "feed", "loop", "on_empty", "ready", "runnable", "traced", "workers")
+    __slots__ = (
+        "_idle",
+        "armed",
+        "closed",
+        "context",
+        "feed",
+        "loop",
+        "on_empty",
+        "ready",
+        "runnable",
+        "traced",
+        "workers",
+    )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, context: Context, on_empty: Callable[[], None], *, traced: bool = False
+        self,
+        loop: asyncio.AbstractEventLoop,
+        context: Context,
+        on_empty: Callable[["Crew"], None],
+        *,
+        traced: bool = False,
     ) -> None:
         self.loop = loop
         self.context = context
@@ -108,7 +125,7 @@ class Crew:
         current_task = asyncio.current_task(self.loop) if self.workers else None
         count = 0
         for worker in self.workers:
-            if worker.frame is frame:
+            if worker.position.frame is frame:
                 count += 1
                 if worker.task is current_task:
                     # A handler cancels its own item. A cancel() from inside could hit the next one: wait for its
@@ -127,7 +144,7 @@ class Crew:
                 future.set_result(None)
         self._idle.clear()
         if not self.workers:
-            self.on_empty()
+            self.on_empty(self)
 
     async def wait_for_work(self) -> None:
         """Park the calling worker until there is something to do, or the crew is closed."""
@@ -171,7 +188,7 @@ class Crew:
         worker.first = None if frame is None else (frame, entries)
         # Two tasks may share a context, but not what `current()` finds in it.
         context = self.context if len(self.workers) == 1 else self.context.copy()
-        context.run(current.source.set, worker)
+        context.run(current.source.set, worker.position)
         self.runnable += 1
         worker.task = self.loop.create_task(worker.run(), context=context)
 
@@ -180,183 +197,164 @@ class Worker:
     """One task that runs handlers, one after the other.
 
     Attributes:
-        frame: the frame whose handler runs now; None between two.
+        position: where it is.
         thread_call: the last job in a thread, which may go on after its attempt.
         cancels: how often the engine has cancelled this task and not yet undone it.
     """
 
-    __slots__ = ("_nested", "actor", "attempt", "attempt_deadline", "cancels", "crew", "first", "frame", "task", "thread_call")
+    __slots__ = ("_nested", "cancels", "crew", "first", "position", "task", "thread_call")
 
     def __init__(self, crew: Crew, *, nested: bool = False) -> None:
         self.crew = crew
         self.task: asyncio.Task[Any] | None = asyncio.current_task() if nested else None
-        self.frame: Frame | None = None
-        self.actor: Actor | None = None
-        self.attempt = 1
-        self.attempt_deadline: float | None = None
+        self.position = current.Position()
         self.cancels = 0
         self.first: tuple[Frame, tuple[Actor, ...]] | None = None
         self.thread_call: ThreadCall | None = None
         self._nested = nested
         crew.workers.add(self)
 
-    def frame_info(self) -> current.FrameInfo:
-        """Return where this worker is, for `penstock.current()`."""
-        frame, actor = self.frame, self.actor
-        if frame is None or actor is None:
-            return current.OUTSIDE
-        deadline = frame.deadline
-        if self.attempt_deadline is not None:
-            deadline = self.attempt_deadline if deadline is None else min(deadline, self.attempt_deadline)
-        return current.FrameInfo(
-            actor.graph, actor.label(), frame.item, self.attempt, deadline, self.crew.loop.time, frame
-        )
-
     def cancel_if_in(self, frame: Frame) -> None:
         """Cancel the task, provided that it still runs a handler of `frame`."""
-        if self.frame is frame and self.task is not None and not self.cancels:
+        if self.position.frame is frame and self.task is not None and not self.cancels:
             self.cancels += 1
             self.task.cancel(_OWN_CANCEL)
 
-    async def run(self) -> None:
+    async def run(self) -> None:  # noqa: C901, PLR0912, PLR0915 - the hot path: every call out of it costs as much as a hop
         """Work until the crew is closed and nothing is left."""
         crew = self.crew
-        if not self._nested:
-            crew.runnable -= 1
-        try:
-            await self._work()
-        finally:
-            self.frame = None
-            crew.workers.discard(self)
-            if crew.ready and not crew.armed:
-                crew.arm()
-            if crew.closed and not crew.workers:
-                crew.on_empty()
-
-    async def _work(self) -> None:  # noqa: C901, PLR0912, PLR0915 - the hot path: every call out of it costs as much as a hop
-        crew = self.crew
         ready = crew.ready
+        position = self.position
         traced = crew.traced
         task = self.task if self.task is not None else asyncio.current_task()
         assert task is not None
         self.task = task
         cancelling = task.cancelling
         undisturbed = cancelling()
-        budget = BUDGET
-        if self.first is not None and not await self._begin(undisturbed):
-            return
-        while True:
-            following: Actor | None
-            if ready:
-                following, frame = ready.popleft()
-            elif crew.feed is not None:
-                pulled = crew.feed()
-                if pulled is None:
-                    continue
-                following, frame = pulled
-                pulled = None
-            elif crew.closed:
-                return
-            else:
-                self.actor = following = frame = values = None  # an idle worker holds no item
-                await crew.wait_for_work()
-                budget = BUDGET
-                continue
-            if (ready or crew.feed is not None) and not crew.armed:
-                crew.arm()
-            while following is not None:
-                actor = following
-                if frame.state != "running":
-                    actor.places.release()
-                    break
-                self.frame = frame
-                self.actor = actor
-                failure: BaseException | None = None
-                value: Any = None
-                try:
-                    mode = actor.mode
-                    if mode == ASYNC and not traced:
-                        slot = actor.slot
-                        if slot >= 0:
-                            value = await actor.fn(frame.values[slot])
-                        elif actor.kwargs_of is None:
-                            value = await actor.fn(*actor.args_of(frame.values))
-                        else:
-                            value = await actor.fn(*actor.args_of(frame.values), **actor.kwargs_of(frame.values))
-                    elif mode == INLINE and not traced and actor.completed:
-                        value = actor.run_inline(frame.values)
-                    else:
-                        value = await actor.invoke(self, actor, frame)
-                except BaseException as error:  # whatever a handler raises is its item's outcome, and not the worker's
-                    failure = error
-                if cancelling() != undisturbed and self._is_stopped(undisturbed):
-                    self._leave(actor, frame, failure, stopped=True)
-                    failure = value = None
-                    if self._nested:
-                        raise asyncio.CancelledError
+        if not self._nested:
+            crew.runnable -= 1
+        try:
+            budget = BUDGET
+            if self.first is not None:
+                (frame, entries), self.first = self.first, None
+                full_inboxes = self._begin(frame, entries)
+                if full_inboxes and not await self._queue(full_inboxes, frame, undisturbed):
                     return
-                if failure is not None or frame.state != "running":  # a late result is discarded
-                    self._leave(actor, frame, failure)
-                    failure = value = None
-                    break
-                actor.completed += 1
-                values = frame.values
-                values[actor.out] = value
-                value = None
-                # A link of a chain: the value has one reader, which waits for nothing else and takes over the slot.
-                following = actor.successor
-                if following is not None:
-                    places = following.places
-                    if places.free > 0:
-                        places.free -= 1
-                    elif following.offer(frame):
-                        following = None
-                    elif await self._queue((following,), frame, undisturbed):
-                        following = None
-                    else:
-                        actor.places.release()
-                        return
-                elif actor.consumers:
-                    following, full = self._distribute(actor, frame)
-                    if full and not await self._queue(full, frame, undisturbed):
-                        actor.places.release()
-                        return
+                position.frame = None
+            while True:
+                following: Actor | None
+                if ready:
+                    following, frame = ready.popleft()
+                elif crew.feed is not None:
+                    pulled = crew.feed()
+                    if pulled is None:
+                        continue
+                    following, frame = pulled
+                    pulled = None
+                elif crew.closed:
+                    return
                 else:
-                    for slot in actor.reads:
-                        frame.release(slot)
-                    frame.sinks_left -= 1
-                    if not frame.sinks_left:
-                        self.frame = None
-                        frame.finish()
-                places = actor.places
-                if places.waiting:
-                    places.release()
-                else:
-                    places.free += 1
-                budget -= 1
-                if budget <= 0:
-                    self.frame = None
-                    await self._let_others_run(following, frame)
+                    position.actor = following = frame = values = None  # an idle worker holds no item
+                    await crew.wait_for_work()
                     budget = BUDGET
-            self.frame = None
+                    continue
+                if (ready or crew.feed is not None) and not crew.armed:
+                    crew.arm()
+                while following is not None:
+                    actor = following
+                    if frame.state != "running":
+                        actor.places.release()
+                        break
+                    position.frame = frame
+                    position.actor = actor
+                    failure: BaseException | None = None
+                    value: Any = None
+                    try:
+                        mode = actor.mode
+                        if mode == ASYNC and not traced:
+                            slot = actor.slot
+                            if slot >= 0:
+                                value = await actor.fn(frame.values[slot])
+                            elif actor.kwargs_of is None:
+                                value = await actor.fn(*actor.args_of(frame.values))
+                            else:
+                                value = await actor.fn(*actor.args_of(frame.values), **actor.kwargs_of(frame.values))
+                        elif mode == INLINE and not traced and actor.completed:
+                            value = actor.run_inline(frame.values)
+                        else:
+                            value = await actor.invoke(self, actor, frame)
+                    except BaseException as error:  # whatever a handler raises is its item's outcome
+                        failure = error
+                    if cancelling() != undisturbed and self._is_stopped(undisturbed):
+                        self._leave(actor, frame, failure, stopped=True)
+                        failure = value = None
+                        if self._nested:
+                            raise asyncio.CancelledError
+                        return
+                    if failure is not None or frame.state != "running":  # a late result is discarded
+                        self._leave(actor, frame, failure)
+                        failure = value = None
+                        break
+                    actor.completed += 1
+                    values = frame.values
+                    values[actor.out] = value
+                    value = None
+                    # A link of a chain: the value has one reader, which waits for nothing else and takes over the slot.
+                    following = actor.successor
+                    if following is not None:
+                        places = following.places
+                        if places.free > 0:
+                            places.free -= 1
+                        elif following.offer(frame):
+                            following = None
+                        elif await self._queue((following,), frame, undisturbed):
+                            following = None
+                        else:
+                            actor.places.release()
+                            return
+                    elif actor.consumers:
+                        following, full = self._distribute(actor, frame)
+                        if full and not await self._queue(full, frame, undisturbed):
+                            actor.places.release()
+                            return
+                    else:
+                        for slot in actor.reads:
+                            frame.release(slot)
+                        frame.sinks_left -= 1
+                        if not frame.sinks_left:
+                            position.frame = None
+                            frame.finish()
+                    places = actor.places
+                    if places.waiting:
+                        places.release()
+                    else:
+                        places.free += 1
+                    budget -= 1
+                    if budget <= 0:
+                        position.frame = None
+                        await self._let_others_run(following, frame)
+                        budget = BUDGET
+                position.frame = None
 
-    async def _begin(self, undisturbed: int) -> bool:
-        """Let the first frame into its actors; returns False if this worker has to end."""
-        assert self.first is not None
-        frame, entries = self.first
-        self.first = None
+        finally:
+            position.frame = None
+            crew.workers.discard(self)
+            if crew.ready and not crew.armed:
+                crew.arm()
+            if crew.closed and not crew.workers:
+                crew.on_empty(crew)
+
+    def _begin(self, frame: Frame, entries: tuple[Actor, ...]) -> tuple[Actor, ...]:
+        """Let the first frame into its actors; returns those whose inbox is full."""
         if frame.state != "running":
-            return True
+            return ()
         crew = self.crew
-        armed, crew.armed = crew.armed, True
+        armed, crew.armed = crew.armed, True  # this worker looks after what is ready
         full = crew.start(frame, entries)
         crew.armed = armed
-        if not full:
-            return True
-        self.frame = frame
-        going_on = await self._queue(tuple(full), frame, undisturbed)
-        self.frame = None
-        return going_on
+        if full:
+            self.position.frame = frame
+        return tuple(full)
 
     def _distribute(self, actor: Actor, frame: Frame) -> tuple[Actor | None, tuple[Actor, ...]]:
         """Count down the readers of a value that is ready.
@@ -394,7 +392,7 @@ class Worker:
                 await actor.queue(frame)
         except asyncio.CancelledError as error:
             stopped = self._is_stopped(undisturbed)
-            self.frame = None
+            self.position.frame = None
             if frame.state != "running":
                 frame.leave()
             elif stopped and self._nested:
@@ -410,10 +408,10 @@ class Worker:
 
     def _leave(self, actor: Actor, frame: Frame, failure: BaseException | None, *, stopped: bool = False) -> None:
         """A handler ended without a result that counts: record its failure, or unwind from a frame that has ended."""
-        self.frame = None
+        self.position.frame = None
         if frame.state != "running":
             if failure is not None and not isinstance(failure, asyncio.CancelledError):
-                frame.fail(failure, actor, self.attempt)  # too late to count: it is logged
+                frame.fail(failure, actor, self.position.attempt)  # too late to count: it is logged
             frame.leave()
         elif stopped and self._nested:
             frame.cancel()
@@ -424,7 +422,7 @@ class Worker:
             elif failure.__traceback__ is not None:
                 # The first entry is this worker's own loop. It would show the user nothing, and keep the worker alive.
                 failure.__traceback__ = failure.__traceback__.tb_next
-            frame.fail(failure, actor, self.attempt)
+            frame.fail(failure, actor, self.position.attempt)
         actor.places.release()
 
     def _is_stopped(self, undisturbed: int) -> bool:

@@ -4,7 +4,11 @@ import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from .actor import Actor
+    from .frame import Frame
 
 
 class Cancellable(Protocol):
@@ -49,17 +53,41 @@ class FrameInfo:
             raise asyncio.CancelledError(f"item {self.item} of graph {self.graph!r} is not wanted any more")
 
 
-class Source(Protocol):
-    """Whoever can say where its handler is now: the worker on the loop, or a snapshot of it in a thread."""
+class Position:
+    """Where a worker is: the frame and the actor whose handler it runs.
+
+    It is an object of its own because contexts refer to it: through the worker they would refer to themselves, and
+    every call would leave a cycle for the garbage collector.
+
+    Attributes:
+        frame: the frame whose handler runs now; None between two.
+        actor: the last actor.
+        attempt: number of the attempt, from 1.
+        attempt_deadline: when it times out, in the loop's time.
+    """
+
+    __slots__ = ("actor", "attempt", "attempt_deadline", "frame")
+
+    def __init__(self) -> None:
+        self.frame: Frame | None = None
+        self.actor: Actor | None = None
+        self.attempt = 1
+        self.attempt_deadline: float | None = None
 
     def frame_info(self) -> FrameInfo:
         """Return the present position."""
-        ...
+        frame, actor = self.frame, self.actor
+        if frame is None or actor is None:
+            return OUTSIDE
+        deadline = frame.deadline
+        if self.attempt_deadline is not None:
+            deadline = self.attempt_deadline if deadline is None else min(deadline, self.attempt_deadline)
+        return FrameInfo(actor.graph, actor.label(), frame.item, self.attempt, deadline, frame.crew.loop.time, frame)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A position that no longer moves: handlers in threads and processes keep theirs when the worker goes on."""
+    """A position that no longer moves: handlers in threads keep theirs when the worker goes on."""
 
     info: FrameInfo
 
@@ -68,7 +96,7 @@ class Snapshot:
         return self.info
 
 
-source: ContextVar[Source | None] = ContextVar("penstock_current", default=None)
+source: ContextVar[Position | Snapshot | None] = ContextVar("penstock_current", default=None)
 
 
 class _Nobody:

@@ -50,7 +50,7 @@ class _Invocation:
         self._kwargs = actor.kwargs_of(values) if actor.kwargs_of is not None else {}
         assert worker.task is not None
         self._cancelling = worker.task.cancelling()
-        worker.attempt = 1
+        worker.position.attempt = 1
 
     async def run(self) -> Any:
         actor = self._actor
@@ -70,11 +70,11 @@ class _Invocation:
                 if pause:
                     await asyncio.sleep(pause)
                 await _returned(worker)  # a thread that timed out holds the node's place until it is back
-                worker.attempt += 1
+                worker.position.attempt += 1
                 actor.retried += 1
-                spans.retried(self._frame.span, actor.name, worker.attempt)
+                spans.retried(self._frame.span, actor.name, worker.position.attempt)
         finally:
-            worker.attempt_deadline = None
+            worker.position.attempt_deadline = None
             _lend_place(worker, actor.places)
             actor.busy_seconds += perf_counter() - began
 
@@ -83,7 +83,7 @@ class _Invocation:
         try:
             if seconds is None:
                 return await self._run_body()
-            self._worker.attempt_deadline = self._worker.crew.loop.time() + seconds
+            self._worker.position.attempt_deadline = self._worker.crew.loop.time() + seconds
             try:
                 async with asyncio.timeout(seconds) as timer:
                     return await self._run_body()
@@ -106,7 +106,7 @@ class _Invocation:
     def _pause_seconds(self, error: Exception) -> float | None:
         """Return how long to wait before another attempt; None if there is to be none."""
         retry = self._actor.policy.retry
-        attempt = self._worker.attempt
+        attempt = self._worker.position.attempt
         if retry is None or attempt >= retry.attempts or not isinstance(error, retry.retry_on):
             return None
         pause = retry.pause_seconds(attempt)
@@ -172,7 +172,7 @@ def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
         worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         context = copy_context()
-        context.run(current.source.set, current.Snapshot(worker.frame_info()))
+        context.run(current.source.set, current.Snapshot(worker.position.frame_info()))
         call = worker.thread_call = ThreadCall()
         value = await pool_of().submit(context, call.on_returned, actor.fn, *args, **kwargs)
         _check(actor, value, actor.name)

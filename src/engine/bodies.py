@@ -72,7 +72,7 @@ class _Map:
         self._parent = parent
         self._outside = outside
         self._empty = asyncio.Event()
-        self._crew = Crew(parent.crew.loop, copy_context(), self._empty.set, traced=parent.crew.traced)
+        self._crew = Crew(parent.crew.loop, copy_context(), self._ended, traced=parent.crew.traced)
         self._results: list[Any] = []
         self._frames: dict[int, Frame] = {}
         self._error: BaseException | None = None
@@ -90,7 +90,7 @@ class _Map:
         self._first_item = first_item
         crew = self._crew
         worker = Worker(crew, nested=True)
-        token = current.source.set(worker)
+        token = current.source.set(worker.position)
         try:
             self._fill()
             await worker.run()
@@ -117,6 +117,9 @@ class _Map:
                 other.cancel()
         if frame.settled:
             self.frame_settled(frame)
+
+    def _ended(self, crew: Crew) -> None:
+        self._empty.set()
 
     def frame_settled(self, frame: Frame) -> None:
         """Start the next item in the place of this one."""

@@ -99,6 +99,6 @@ class _Run:
     def frame_settled(self, frame: Frame) -> None:
         """The end of the last worker says so, too."""
 
-    def _ended(self) -> None:
+    def _ended(self, crew: Crew) -> None:
         if not self._waiter.done():
             self._waiter.set_result(None)

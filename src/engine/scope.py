@@ -8,7 +8,7 @@ from opentelemetry.trace import Span
 
 from .._errors import EngineClosedError
 from ..actors import current
-from ..actors.crew import Crew, Worker
+from ..actors.crew import Crew
 from ..actors.frame import Frame
 from ..telemetry import spans
 from .instances import Instances
@@ -53,7 +53,7 @@ class Scope:
 
     def crew(self, context: Context, *, traced: bool = False) -> Crew:
         """Return a new crew, which is gone when it is closed and its workers have ended."""
-        crew = Crew(self.loop, context, lambda: self._crew_ended(crew), traced=traced)
+        crew = Crew(self.loop, context, self._crew_ended, traced=traced)
         self._crews.add(crew)
         return crew
 
@@ -95,7 +95,7 @@ def end_span(span: Span | None, frame: Frame) -> None:
 def enclosing_frame() -> Frame | None:
     """Return the frame of the handler that makes a call; None outside of one."""
     source = current.source.get()
-    return source.frame if isinstance(source, Worker) else None
+    return source.frame if isinstance(source, current.Position) else None
 
 
 async def uninterrupted(work: Any) -> Any:

@@ -1,7 +1,7 @@
 """Service: resident graphs that many callers share."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack
@@ -105,10 +105,10 @@ class Service(Generic[P, R]):
         else:
             await self.abort()
 
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the first of the deployed graphs."""
-        graph: Graph[P, R] = self._graphs[0]
-        return await self._run(graph(*args, **kwargs), self._options.timeout_seconds, self._options.priority)
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Call the first of the deployed graphs; `await` the result. Raises as `run` does."""
+        # Not an `async def` itself: a second coroutine around `_run` would cost as much as a hop.
+        return self._run(self._graphs[0](*args, **kwargs), self._options.timeout_seconds, self._options.priority)
 
     async def run(self, call: Call[T], /, **options: Unpack[CallOptions]) -> T:
         """Run one call of a deployed graph.
