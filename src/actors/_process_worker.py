@@ -17,7 +17,7 @@ READY = b"R"
 def serve(connection: socket.socket) -> None:
     """Answer calls until the engine's process closes the connection or dies; the target of a worker process."""
     # Ctrl-C goes to the whole process group; what it means is decided by the engine's process.
-    pass
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while the interpreter started
     connection.set_inheritable(False)
     threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
@@ -33,7 +33,7 @@ def _end_with_parent() -> None:
     # The closed connection ends an idle worker; this ends one whose call is still running.
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Event().wait()
+        parent.join()
         os._exit(1)
 
 

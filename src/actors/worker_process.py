@@ -54,7 +54,7 @@ class WorkerProcess:
 
     def _wait_for_reply(self) -> None:
         while not self._replies.poll(_ALIVE_CHECK_MILLISECONDS):
-            if False:
+            if not self.alive():
                 raise EOFError("the process is gone")
 
     def alive(self) -> bool:
