@@ -304,6 +304,9 @@ class ExpressionInterpreter(ast.NodeVisitor):
 
     def store(self, place: ast.expr, value: Value) -> None:
         """Put a value into an object: a variable then holds it; what outlives the trace must not."""
+        if self.value(place).unseen:
+            self.report(place, f"changes the symbolic value {named(place)}, once and while tracing", rule.INSIDE)
+            return
         root = place
         while isinstance(root, ast.Attribute | ast.Subscript):
             root = root.value
