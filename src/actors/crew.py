@@ -12,7 +12,7 @@ suspended, and if work is still there, more workers are needed. A node that neve
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextvars import Context, copy_context
+from contextvars import Context
 from typing import Any
 
 from .._errors import NodeCancelledError
@@ -226,116 +226,110 @@ class Worker:
         ready = crew.ready
         position = self.position
         traced = crew.traced
-        task = self.task if self.task is not None else asyncio.current_task()
+        task = self.task = asyncio.current_task(crew.loop)
         assert task is not None
-        self.task = task
-        cancelling = task.cancelling
-        undisturbed = cancelling()
+        undisturbed = task.cancelling()
         if not self._nested:
             crew.runnable -= 1
+        value: Any = None
+        failure: BaseException | None = None
+        stopped = False  # this worker has to end: somebody else than the engine cancelled its task
+        budget = BUDGET
         try:
-            budget = BUDGET
             if self.first is not None:
-                (frame, entries), self.first = self.first, None
-                full_inboxes = self._begin(frame, entries)
-                if full_inboxes and not await self._queue(full_inboxes, frame, undisturbed):
+                full = self._begin(*self.first)
+                self.first = None
+                if full and not await self._queue(full, undisturbed):
                     return
                 position.frame = None
             while True:
-                following: Actor | None
                 if ready:
-                    following, frame = ready.popleft()
+                    actor, frame = ready.popleft()
                 elif crew.feed is not None:
                     pulled = crew.feed()
                     if pulled is None:
                         continue
-                    following, frame = pulled
-                    pulled = None
+                    actor, frame = pulled
+                    del pulled
                 elif crew.closed:
                     return
                 else:
-                    position.actor = following = frame = values = None  # an idle worker holds no item
                     await crew.wait_for_work()
                     budget = BUDGET
                     continue
                 if (ready or crew.feed is not None) and not crew.armed:
                     crew.arm()
-                while following is not None:
-                    actor = following
-                    if frame.state != "running":
-                        actor.places.release()
-                        break
-                    position.frame = frame
+                if frame.state != "running":
+                    actor.places.release()
+                    continue
+                position.frame = frame
+                values = frame.values
+                while True:
                     position.actor = actor
-                    failure: BaseException | None = None
-                    value: Any = None
                     try:
                         mode = actor.mode
                         if mode == ASYNC and not traced:
                             slot = actor.slot
                             if slot >= 0:
-                                value = await actor.fn(frame.values[slot])
+                                value = await actor.fn(values[slot])
                             elif actor.kwargs_of is None:
-                                value = await actor.fn(*actor.args_of(frame.values))
+                                value = await actor.fn(*actor.args_of(values))
                             else:
-                                value = await actor.fn(*actor.args_of(frame.values), **actor.kwargs_of(frame.values))
+                                value = await actor.fn(*actor.args_of(values), **actor.kwargs_of(values))
                         elif mode == INLINE and not traced and actor.completed:
-                            value = actor.run_inline(frame.values)
+                            value = actor.run_inline(values)
                         else:
                             value = await actor.invoke(self, actor, frame)
                     except BaseException as error:  # whatever a handler raises is its item's outcome
                         failure = error
-                    if cancelling() != undisturbed and self._is_stopped(undisturbed):
-                        self._leave(actor, frame, failure, stopped=True)
-                        failure = value = None
-                        if self._nested:
-                            raise asyncio.CancelledError
-                        return
-                    if failure is not None or frame.state != "running":  # a late result is discarded
-                        self._leave(actor, frame, failure)
-                        failure = value = None
+                    if failure is not None or self.cancels or frame.state != "running":  # a late result is discarded
+                        stopped = self._is_stopped(undisturbed)
+                        self._leave(actor, frame, failure, stopped=stopped)
                         break
                     actor.completed += 1
-                    values = frame.values
                     values[actor.out] = value
-                    value = None
-                    # A link of a chain: the value has one reader, which waits for nothing else and takes over the slot.
+                    places = actor.places
                     following = actor.successor
                     if following is not None:
-                        places = following.places
-                        if places.free > 0:
-                            places.free -= 1
-                        elif following.offer(frame):
-                            following = None
-                        elif await self._queue((following,), frame, undisturbed):
-                            following = None
+                        # A link of a chain: the value has one reader, which waits for nothing else.
+                        if following.places.free > 0:
+                            following.places.free -= 1
                         else:
-                            actor.places.release()
-                            return
+                            if not following.offer(frame):
+                                stopped = not await self._queue((following,), undisturbed)
+                            following = None
                     elif actor.consumers:
                         following, full = self._distribute(actor, frame)
-                        if full and not await self._queue(full, frame, undisturbed):
-                            actor.places.release()
-                            return
+                        if full:
+                            stopped = not await self._queue(full, undisturbed)
                     else:
-                        for slot in actor.reads:
-                            frame.release(slot)
-                        frame.sinks_left -= 1
-                        if not frame.sinks_left:
-                            position.frame = None
-                            frame.finish()
-                    places = actor.places
+                        self._finish(actor, frame)
                     if places.waiting:
                         places.release()
                     else:
                         places.free += 1
+                    if following is None:
+                        break
+                    actor = following
                     budget -= 1
                     if budget <= 0:
-                        position.frame = None
-                        await self._let_others_run(following, frame)
                         budget = BUDGET
-                position.frame = None
-
+                        await self._let_others_run(actor, frame)
+                        if frame.state != "running":
+                            actor.places.release()
+                            break
+                # An idle worker holds no item; and what was cancelled here must not cancel the next one.
+                position.frame = position.actor = None
+                value = failure = following = None
+                del frame, values
+                budget -= 1
+                if stopped or task.cancelling() != undisturbed:
+                    if self._nested:
+                        raise asyncio.CancelledError
+                    return
+                if budget <= 0:
+                    budget = BUDGET
+                    await self._let_others_run()
         finally:
             position.frame = None
             crew.workers.discard(self)
@@ -343,6 +337,15 @@ class Worker:
                 crew.arm()
             if crew.closed and not crew.workers:
                 crew.on_empty(crew)
+
+    def _finish(self, actor: Actor, frame: Frame) -> None:
+        """A step that nobody waits for is done; the last one ends the frame."""
+        for slot in actor.reads:
+            frame.release(slot)
+        frame.sinks_left -= 1
+        if not frame.sinks_left:
+            self.position.frame = None
+            frame.finish()
 
     def _begin(self, frame: Frame, entries: tuple[Actor, ...]) -> tuple[Actor, ...]:
         """Let the first frame into its actors; returns those whose inbox is full."""
@@ -385,26 +388,27 @@ class Worker:
             following = None
         return following, full
 
-    async def _queue(self, full: tuple[Actor, ...], frame: Frame, undisturbed: int) -> bool:
-        """Wait until the frame is in the inbox of each of `full`; returns False if this worker has to end."""
+    async def _queue(self, full: tuple[Actor, ...], undisturbed: int) -> bool:
+        """Wait until the present frame is in the inbox of each of `full`; returns False if this worker has to end."""
+        position = self.position
+        frame = position.frame
+        assert frame is not None
+        going_on = True
         try:
             for actor in full:
                 await actor.queue(frame)
         except asyncio.CancelledError as error:
-            stopped = self._is_stopped(undisturbed)
-            self.position.frame = None
-            if frame.state != "running":
-                frame.leave()
-            elif stopped and self._nested:
-                frame.cancel()
-            else:
-                frame.fail(_foreign_cancel(error), full[0])
-            if stopped and self._nested:
-                raise
-            return not stopped
+            going_on = not self._is_stopped(undisturbed)
+            position.frame = None
+            if frame.state == "running":
+                if self._nested and not going_on:
+                    frame.cancel()
+                else:
+                    frame.fail(_foreign_cancel(error), full[0])
+                return going_on
         if frame.state != "running":
             frame.leave()
-        return True
+        return going_on
 
     def _leave(self, actor: Actor, frame: Frame, failure: BaseException | None, *, stopped: bool = False) -> None:
         """A handler ended without a result that counts: record its failure, or unwind from a frame that has ended."""
@@ -434,17 +438,20 @@ class Worker:
             task.uncancel()
         return task.cancelling() > undisturbed
 
-    async def _let_others_run(self, following: Actor | None, frame: Frame) -> None:
+    async def _let_others_run(self, actor: Actor | None = None, frame: Frame | None = None) -> None:
+        """Yield to the loop; a frame on its way is safe meanwhile: nobody cancels a worker between two handlers."""
         crew = self.crew
+        self.position.frame = None
         crew.runnable += 1
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            if following is not None:
-                crew.ready.appendleft((following, frame))
+            if actor is not None and frame is not None:
+                crew.ready.appendleft((actor, frame))
             raise
         finally:
             crew.runnable -= 1
+        self.position.frame = frame
 
 
 def _foreign_cancel(cause: BaseException | None) -> NodeCancelledError:

@@ -67,7 +67,6 @@ class Frame:
     readers: list[int]
     _queued_at: "list[Actor] | None" = None
     sinks_left = 1
-    state: State = "running"
     result: Any = None
     error: BaseException | None = None
     span: Any = None
@@ -83,6 +82,7 @@ class Frame:
         self.crew = crew
         self.listener = listener
         self.item = item
+        self.state: State = "running"
         self.values: list[Any] = [*inputs, *layout.blank]
         if not layout.is_line:  # in a line each step has one reader, which takes over its slot: nothing to count
             self.missing = layout.countdown.copy()
