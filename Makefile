@@ -55,7 +55,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev
-	PENSTOCK_TEST_EFFORT=$(EFFORT) $(BIN)/python -m pytest -n auto --dist worksteal --timeout 1200 $(PYTEST_ARGS)
+	PENSTOCK_TEST_EFFORT=$(EFFORT) $(BIN)/python -m pytest -n auto --dist worksteal --timeout 1200 -o faulthandler_timeout=1500 $(PYTEST_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -32,6 +32,39 @@ def test_every_suspension_point_is_reached() -> None:
     assert not any(outcome.tasks_left or outcome.loop_errors for outcome in outcomes)
 
 
+def test_no_step_is_left_out() -> None:
+    reached: list[int] = []
+
+    async def main() -> None:
+        for turn in range(10):
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                reached.append(turn)
+                raise
+
+    list(cancel_at_every_step(main))
+    assert set(reached) == set(range(10))
+
+
+def test_a_task_that_ends_by_itself_is_not_left_behind() -> None:
+    async def unwind() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    async def main() -> None:
+        child = asyncio.create_task(unwind())
+        try:
+            await asyncio.sleep(1)
+        finally:
+            child.cancel()
+
+    assert [outcome.tasks_left for outcome in cancel_at_every_step(main) if outcome.tasks_left] == []
+
+
 def test_the_cancel_also_falls_between_wake_up_and_run() -> None:
     woken_but_cancelled: list[bool] = []
 

@@ -55,6 +55,29 @@ def test_tasks_that_wake_together_come_in_any_order() -> None:
     assert set(interleavings(main, count=100)) == {"".join(order) for order in itertools.permutations("abc")}
 
 
+def test_tasks_woken_by_different_callbacks_come_in_any_order() -> None:
+    async def main() -> str:
+        loop = asyncio.get_running_loop()
+        woken: list[str] = []
+
+        async def wait(name: str, future: asyncio.Future[None]) -> None:
+            await future
+            woken.append(name)
+
+        first: asyncio.Future[None] = loop.create_future()
+        second: asyncio.Future[None] = loop.create_future()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(wait("a", first))
+            group.create_task(wait("b", second))
+            await asyncio.sleep(1)
+            first.set_result(None)
+            loop.call_soon(lambda: None)  # "b" may not overtake it, so only a postponed "a" comes second
+            second.set_result(None)
+        return "".join(woken)
+
+    assert set(interleavings(main, count=50)) == {"ab", "ba"}
+
+
 def test_cancelling_a_set_of_tasks_replays() -> None:
     async def main() -> str:
         ended: list[str] = []

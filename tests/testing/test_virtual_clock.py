@@ -73,9 +73,11 @@ def test_bytes_that_are_there_come_before_a_timer() -> None:
         here, there = socket.socketpair()
         here.setblocking(False)
         with here, there:
-            there.send(b"ready")
-            async with asyncio.timeout(1e-6):
-                return await loop.sock_recv(here, 10), loop.time()
+            async with asyncio.timeout(1e-6), asyncio.TaskGroup() as group:
+                received = group.create_task(loop.sock_recv(here, 10))
+                await asyncio.sleep(0)  # it waits for its socket now
+                there.send(b"ready")
+            return received.result(), loop.time()
 
     assert run_virtual(main) == (b"ready", 0.0)
 
