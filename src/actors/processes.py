@@ -13,7 +13,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._errors import WorkerDied
+from .._errors import EngineClosedError, WorkerDied
 from . import pickling
 from .threads import ThreadPool, before_interpreter_exit
 from .worker_process import WorkerProcess
@@ -102,6 +102,8 @@ class ProcessPool:
             TypeError: an argument, the result or the exception does not pickle; the message names it and its type.
             BaseException: what the function raised; its `__cause__` shows the traceback in the worker.
         """
+        if self._closed:
+            raise EngineClosedError("this process pool was closed; it belongs to an Engine that has ended")
         call = _Call(target, args, kwargs)
         # An empty context: nothing of the caller's is read on this side.
         future = self._threads.submit(contextvars.Context(), None, self._perform, call)

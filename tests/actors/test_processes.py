@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from penstock._errors import EngineClosedError, WorkerDied
+from penstock.actors import pickling
 from penstock.actors.process_target import process_target
 from penstock.actors.processes import ProcessPool
 from tests.actors import process_jobs as jobs
@@ -92,6 +93,12 @@ async def test_arrays_travel_and_stay_writable() -> None:
             assert back["text"] == "x" * number
             for name in ("frozen", "transposed", "view"):
                 np.testing.assert_array_equal(back[name], parts[name])
+
+
+def test_an_array_is_written_from_its_own_memory() -> None:
+    array = np.ones(1_000_000)
+    message = pickling.encode_request("module:fn", (array,), {})
+    assert any(np.shares_memory(np.frombuffer(segment, dtype=np.uint8), array) for segment in message)
 
 
 async def test_a_large_message_does_not_block_the_loop() -> None:
@@ -215,7 +222,7 @@ async def test_a_worker_that_died_while_idle_is_replaced() -> None:
     async with aclosing(ProcessPool(1)) as pool:
         worker = await call(pool, jobs.pid)
         os.kill(worker, signal.SIGKILL)
-        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # dead, and left for the pool to find
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - dead, and left for the pool to find
         assert await call(pool, jobs.pid) != worker
         assert (pool.statistics().died, pool.statistics().workers) == (1, 1)
 
@@ -411,17 +418,11 @@ def test_a_function_that_no_worker_can_import_is_refused(tmp_path: Path) -> None
     for command, message in (
         ([python, "-c", code], "interactive session or notebook"),
         ([python, "-"], "interactive session or notebook"),
-        (
-            [
-                python,
-                "-c",
-                f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['x']; "
-                "runpy.run_module('package', run_name='__main__', alter_sys=True)",
-            ],
-            "a package's __main__.py",
-        ),
+        ([python, "-m", "package"], "a package's __main__.py"),
     ):
-        result = subprocess.run(command, input=code, capture_output=True, text=True, timeout=30, check=False)
+        result = subprocess.run(
+            command, input=code, capture_output=True, text=True, timeout=30, check=False, cwd=tmp_path
+        )
         assert message in result.stdout, result.stderr
 
 
@@ -429,8 +430,10 @@ def test_a_function_that_no_worker_can_import_is_refused(tmp_path: Path) -> None
     "end",
     [
         f"{GUARD} asyncio.run(main())",
-        f"    asyncio.create_task(pool.run('__main__:sleep', (), {{}}))\n    await asyncio.sleep(0.5)\n"
-        f"{GUARD}\n    loop = asyncio.new_event_loop(); loop.run_until_complete(main())",
+        (
+            "    asyncio.create_task(pool.run('__main__:sleep', (), {}))\n    await asyncio.sleep(0.5)\n"
+            f"{GUARD}\n    loop = asyncio.new_event_loop(); loop.run_until_complete(main())"
+        ),
     ],
     ids=["idle", "busy-and-loop-never-closed"],
 )
