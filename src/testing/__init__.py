@@ -8,9 +8,9 @@ Clocks that jump (`VirtualClockLoop`, `run_virtual`), interleavings that replay 
 from ._cancellation import CancelOutcome as CancelOutcome
 from ._cancellation import cancel_at_every_step as cancel_at_every_step
 from ._quiescence import wait_quiescent as wait_quiescent
+from ._replace import replace as replace
 from ._run import interleavings as interleavings
 from ._run import run_seeded as run_seeded
 from ._run import run_virtual as run_virtual
 from ._seeded_loop import SeededLoop as SeededLoop
 from ._virtual_clock import VirtualClockLoop as VirtualClockLoop
-from ._replace import replace as replace
