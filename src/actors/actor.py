@@ -28,6 +28,9 @@ GENERAL: Final = 2
 # A body that holds the loop longer than this is reported: at 50 ms a person notices, and other items wait.
 BLOCKING_SECONDS = 0.05
 
+# After a body this long, others get their turn: a timer is late by 1 ms at most.
+SLOW_SECONDS = 0.001
+
 Values = list[Any]
 # How a handler is run with its arguments: on the loop, in a thread, in a process, or as a sub-graph.
 Body = Callable[["Worker", "Actor", "Frame", tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
@@ -75,7 +78,7 @@ class Actor:
 
     __slots__ = (
         "args_of", "body", "busy_seconds", "completed", "consumers", "failed", "fn", "graph", "inbox", "index", "invoke",
-        "kwargs_of", "links", "mode", "name", "out", "places", "policy", "reads", "retried", "slot", "successor", "warned",
+        "kwargs_of", "links", "mode", "name", "out", "places", "policy", "reads", "retried", "slot", "successor", "warned", "was_slow",
     )  # fmt: skip
 
     def __init__(self, name: str, graph: str, index: int, policy: Policy, places: Places, inbox: "Channel[Frame]") -> None:
@@ -102,6 +105,16 @@ class Actor:
         self.retried = 0
         self.busy_seconds = 0.0
         self.warned = False
+        self.was_slow = False
+
+    def enter(self, frame: "Frame") -> bool:
+        """Let a complete frame in: it runs, or is queued; returns False if the inbox is full."""
+        places = self.places
+        if places.free > 0:
+            places.free -= 1
+            frame.crew.enqueue(self, frame)
+            return True
+        return self.offer(frame)
 
     def offer(self, frame: "Frame") -> bool:
         """Queue a complete frame, for want of a free place; returns False if the inbox is full."""
@@ -112,7 +125,9 @@ class Actor:
         return True
 
     async def queue(self, frame: "Frame") -> None:
-        """Queue a frame in a full inbox: the producer waits here, which is backpressure."""
+        """Let a frame in although the inbox was full: the producer waits here, which is backpressure."""
+        if frame.state != "running" or self.enter(frame):
+            return
         frame.queued(self)
         try:
             await self.inbox.put(frame, frame.priority)
@@ -149,6 +164,7 @@ class Actor:
             value = self.fn(*self.args_of(values), **self.kwargs_of(values))
         elapsed = perf_counter() - began
         self.busy_seconds += elapsed
+        self.was_slow = elapsed > SLOW_SECONDS
         if elapsed > BLOCKING_SECONDS:
             self.watch(elapsed)
         if value.__class__ is CoroutineType:

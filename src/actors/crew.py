@@ -35,6 +35,7 @@ class Crew:
         context: where handlers run; each worker gets a copy of it.
         on_empty: called with the crew when it is closed and its last worker has ended.
         traced: the frames are sampled, so every node execution takes the general path, which opens spans.
+        deadline: that of the frames, in the loop's time: a timer ends them, but it has to get its turn.
 
     Attributes:
         ready: frames to run next, each with an actor whose place it already holds.
@@ -49,6 +50,7 @@ class Crew:
         "armed",
         "closed",
         "context",
+        "deadline",
         "feed",
         "loop",
         "on_empty",
@@ -65,11 +67,13 @@ class Crew:
         on_empty: Callable[["Crew"], None],
         *,
         traced: bool = False,
+        deadline: float | None = None,
     ) -> None:
         self.loop = loop
         self.context = context
         self.on_empty = on_empty
         self.traced = traced
+        self.deadline = deadline
         self.ready: deque[tuple[Actor, Frame]] = deque()
         self.workers: set[Worker] = set()
         self.feed: Callable[[], tuple[Actor, Frame] | None] | None = None
@@ -102,7 +106,7 @@ class Crew:
         elif not entries:
             frame.finish()
             return _NOBODY
-        return [actor for actor in entries if not self.enter(actor, frame)]
+        return [actor for actor in entries if not actor.enter(frame)]
 
     def launch(self, frame: Frame, entries: tuple[Actor, ...]) -> None:
         """Start a frame that has this crew to itself.
@@ -110,15 +114,6 @@ class Crew:
         Its first worker takes the places when it runs, and not now: until then, others may come and go.
         """
         self.hire(frame, entries)
-
-    def enter(self, actor: Actor, frame: Frame) -> bool:
-        """Let a complete frame into an actor: it runs, or is queued; returns False if the inbox is full."""
-        places = actor.places
-        if places.free > 0:
-            places.free -= 1
-            self.enqueue(actor, frame)
-            return True
-        return actor.offer(frame)
 
     def cancel(self, frame: Frame) -> int:
         """Cancel every worker that is in `frame`; returns how many there are."""
@@ -226,6 +221,7 @@ class Worker:
         ready = crew.ready
         position = self.position
         traced = crew.traced
+        loop, deadline = crew.loop, crew.deadline
         task = self.task = asyncio.current_task(crew.loop)
         assert task is not None
         undisturbed = task.cancelling()
@@ -266,6 +262,11 @@ class Worker:
                 values = frame.values
                 while True:
                     position.actor = actor
+                    if deadline is not None and loop.time() >= deadline:
+                        await self._expire(actor, frame, deadline)
+                        if frame.state != "running":
+                            actor.places.release()
+                            break
                     try:
                         mode = actor.mode
                         if mode == ASYNC and not traced:
@@ -278,6 +279,8 @@ class Worker:
                                 value = await actor.fn(*actor.args_of(values), **actor.kwargs_of(values))
                         elif mode == INLINE and not traced and actor.completed:
                             value = actor.run_inline(values)
+                            if actor.was_slow:
+                                budget = 0
                         else:
                             value = await actor.invoke(self, actor, frame)
                     except BaseException as error:  # whatever a handler raises is its item's outcome
@@ -406,7 +409,7 @@ class Worker:
                 else:
                     frame.fail(_foreign_cancel(error), full[0])
                 return going_on
-        if frame.state != "running":
+        if frame.state == "failed" or frame.state == "cancelled":  # not "done": others may have carried it to its end
             frame.leave()
         return going_on
 
@@ -427,6 +430,7 @@ class Worker:
                 # The first entry is this worker's own loop. It would show the user nothing, and keep the worker alive.
                 failure.__traceback__ = failure.__traceback__.tb_next
             frame.fail(failure, actor, self.position.attempt)
+        self.position.attempt = 1
         actor.places.release()
 
     def _is_stopped(self, undisturbed: int) -> bool:
@@ -435,8 +439,14 @@ class Worker:
         assert task is not None
         while self.cancels:
             self.cancels -= 1
-            task.uncancel()
+            if task.cancelling() > undisturbed:  # a handler may have undone it itself
+                task.uncancel()
         return task.cancelling() > undisturbed
+
+    async def _expire(self, actor: Actor, frame: Frame, deadline: float) -> None:
+        """Let the timer of a deadline run that has passed while handlers kept the loop."""
+        while frame.state == "running" and self.crew.loop.time() >= deadline:
+            await self._let_others_run(actor, frame)
 
     async def _let_others_run(self, actor: Actor | None = None, frame: Frame | None = None) -> None:
         """Yield to the loop; a frame on its way is safe meanwhile: nobody cancels a worker between two handlers."""

@@ -121,7 +121,10 @@ class Frame:
         """Fail the frame at `deadline` (in the loop's time) with `DeadlineExceeded`, unless it ends before."""
         if self.deadline is None or deadline < self.deadline:
             self.deadline = deadline
-        self._timer = self.crew.loop.call_at(deadline, self._expire, timeout_seconds)
+        if deadline <= self.crew.loop.time():
+            self._expire(timeout_seconds)
+        else:
+            self._timer = self.crew.loop.call_at(deadline, self._expire, timeout_seconds)
 
     def _expire(self, timeout_seconds: float) -> None:
         message = f"item {self.item} of graph {self.layout.name!r} did not finish within {timeout_seconds:g} s"

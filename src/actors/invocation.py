@@ -60,19 +60,23 @@ class _Invocation:
         try:
             while True:
                 try:
-                    return await self._attempt()
+                    value = await self._attempt()
+                    break
                 except Exception as error:  # the policy decides which are worth another attempt
                     pause = self._pause_seconds(error)
                     if pause is None:
                         if policy.fallback is None:
                             raise
-                        return await self._fall_back(error)
+                        value = await self._fall_back(error)
+                        break
                 if pause:
                     await asyncio.sleep(pause)
                 await _returned(worker)  # a thread that timed out holds the node's place until it is back
                 worker.position.attempt += 1
                 actor.retried += 1
                 spans.retried(self._frame.span, actor.name, worker.position.attempt)
+            worker.position.attempt = 1  # the next node may be a plain one, which sets nothing
+            return value
         finally:
             worker.position.attempt_deadline = None
             _lend_place(worker, actor.places)

@@ -5,11 +5,11 @@ A decorated function shadows itself and does not pickle ("not the same object"),
 """
 
 import importlib
-import inspect
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 
@@ -81,4 +81,5 @@ def _find(found: Any, qualname: str) -> Any:
 
 def unwrap(found: Any) -> Any:
     """Return the function behind a node, which keeps it in `fn`; anything else as it is."""
-    return found if inspect.isroutine(found) or inspect.isclass(found) else getattr(found, "fn", found)
+    # Not `inspect.isroutine`: it is true of whatever has `__get__`, as a node does, which may be a method.
+    return found if isinstance(found, FunctionType | type) else getattr(found, "fn", found)

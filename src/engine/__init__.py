@@ -25,7 +25,7 @@ async def run(call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -
 
     Args:
         call: the call, `search(url)`; a graph without parameters may be passed itself.
-        **options: `scheduler`, `timeout_seconds`, `max_workers`; see `ExecutionOptions`.
+        **options: `scheduler` and `timeout_seconds`; see `ExecutionOptions`.
 
     Returns:
         The result of the graph.

@@ -72,7 +72,7 @@ class _Map:
         self._parent = parent
         self._outside = outside
         self._empty = asyncio.Event()
-        self._crew = Crew(parent.crew.loop, copy_context(), self._ended, traced=parent.crew.traced)
+        self._crew = Crew(parent.crew.loop, copy_context(), self._ended, traced=parent.crew.traced, deadline=parent.crew.deadline)
         self._results: list[Any] = []
         self._frames: dict[int, Frame] = {}
         self._error: BaseException | None = None
@@ -80,6 +80,7 @@ class _Map:
         self._limit = 1
         self._first_item = 0
         self._filling = False
+        self._stopped = False
         self._items: Sequence[Any] = ()
 
     async def run(self, items: Iterable[Any], limit: int, first_item: int = 0) -> list[Any]:
@@ -95,6 +96,7 @@ class _Map:
             self._fill()
             await worker.run()
         except BaseException:
+            self._stopped = True
             for frame in list(self._frames.values()):
                 frame.cancel()
             raise
@@ -131,7 +133,7 @@ class _Map:
         if self._filling:
             return
         self._filling = True
-        while self._error is None and self._next < len(self._items) and len(self._frames) < self._limit:
+        while self._error is None and not self._stopped and self._next < len(self._items) and len(self._frames) < self._limit:
             self._start(self._next)
         self._filling = False
         if not self._frames:

@@ -81,7 +81,7 @@ NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
 
 # What applies to each verb. `run` has one item, so nothing that bounds or orders several applies to it.
 APPLICABLE: Mapping[str, frozenset[str]] = {
-    "run": frozenset({"scheduler", "timeout_seconds", "max_workers"}),
+    "run": frozenset({"scheduler", "timeout_seconds"}),
     "stream": NAMES - {"max_queue", "priority"},
     "deploy": NAMES - {"ordered", "on_error", "priority"},
     "service.run": frozenset({"timeout_seconds", "priority"}),
@@ -119,6 +119,11 @@ def execution_options(**options: Unpack[CallOptions]) -> Iterator[None]:
         yield
     finally:
         _scoped.reset(token)
+
+
+def scoped_options() -> Mapping[str, Any]:
+    """Return what `with execution_options(...)` around the caller sets."""
+    return _scoped.get()
 
 
 def resolve(verb: str, given: Mapping[str, Any], engine: Mapping[str, Any]) -> ExecutionOptions:

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 from opentelemetry.trace import Span
 
-from .._errors import DeadlineExceeded, EngineClosedError
+from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError
 from ..actors.actor import Actor
 from ..actors.crew import Crew
 from ..actors.frame import Frame
@@ -60,23 +60,25 @@ class Pipeline:
         self._context = copy_context() if context is None else context
         self._parent = enclosing_frame()
         self._crews: dict[Frame, Crew] = {}  # of the items that have one of their own
+        self._all_settled = asyncio.Event()
         self._wired: dict[Any, Wired] = {}
         self._exhausted = False
-        self._error: BaseException | None = None  # what ends the whole stream
+        self._error: BaseException | None = None  # what ends the whole stream, at once
+        self._source_error: Exception | None = None
         self._closing: asyncio.Task[None] | None = None
         self.on_closed: Callable[[Pipeline], None] | None = None
-        self._span: Span | None = spans.start_stream(self._context)
-        # Unsampled items share a context and the workers that run in it. An item that is sampled, or that belongs to
-        # a deployment, has a context of its own, and so workers of its own.
-        own_crews = admission is not None or (self._span is not None and self._span.is_recording())
-        self._crew: Crew | None = None if own_crews else scope.crew(self._context)
-        on_settled = self._item_settled if own_crews else None
-        self.window = Window(self.loop, options.max_in_flight, self.abort, on_settled, ordered=options.ordered)
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         if options.timeout_seconds is not None:
             self._deadline = self.loop.time() + options.timeout_seconds
             self._timer = self.loop.call_at(self._deadline, self._expire, options.timeout_seconds)
+        self._span: Span | None = spans.start_stream(self._context)
+        # Unsampled items share a context and the workers that run in it. An item that is sampled, or that belongs to
+        # a deployment, has a context of its own, and so workers of its own.
+        own_crews = admission is not None or (self._span is not None and self._span.is_recording())
+        self._crew: Crew | None = None if own_crews else scope.crew(self._context, deadline=self._deadline)
+        on_settled = self._item_settled if own_crews else None
+        self.window = Window(self.loop, options.max_in_flight, self.abort, on_settled, ordered=options.ordered)
         self._source = self.loop.create_task(self._feed(calls), context=self._context.copy(), name="penstock-source")
 
     async def next_frame(self) -> Frame | None:
@@ -93,6 +95,8 @@ class Pipeline:
             if self._error is not None:
                 raise self._error
             if self._exhausted and not self.window.in_flight:
+                if self._source_error is not None:  # in its turn: what the source gave before has been handed out
+                    raise self._source_error
                 return None
             await self.window.wait()
         return frame
@@ -125,12 +129,17 @@ class Pipeline:
                     calls, self.window, self._crew, self._prepare, self._parent, self._deadline
                 ).run()
         except Exception as error:  # of the source, or of a stateful node that does not start: it ends the stream
-            if self._error is None:
-                self._error = error
+            self._source_error = error
         except (KeyboardInterrupt, SystemExit) as error:
             self.abort(error)
-        self._exhausted = True
-        self.window.wake_reader()
+        except asyncio.CancelledError as error:
+            if self._closing is None:
+                self._source_error = NodeCancelledError("the source of this stream was cancelled")
+                self._source_error.__cause__ = error
+            raise
+        finally:
+            self._exhausted = True
+            self.window.wake_reader()
 
     async def _start(self, call: Any, index: int) -> None:
         graph = checked_call(call, index).graph
@@ -138,12 +147,12 @@ class Pipeline:
         if wired is None:
             wired = self._wired[graph] = await self._prepare(graph)
         if self._admission is not None:
-            await self._admission.reserve(self._options.priority, graph.name)
+            await self._admission.reserve(self._options.priority, graph.name, patient=True)
         crew, span, traced = self._crew, None, False
         if crew is None:
             context = self._context.copy()
             span, traced = start_span(call, context, item=index, parent=self._span)
-            crew = self._scope.crew(context, traced=traced)
+            crew = self._scope.crew(context, traced=traced, deadline=self._deadline)
         self.window.submitted += 1
         frame = self.window.frames[index] = Frame(
             wired.program, call.arguments, crew, self.window, index, self._parent
@@ -161,6 +170,7 @@ class Pipeline:
 
     def _item_settled(self, frame: Frame) -> None:
         self._crews.pop(frame).close()
+        self._all_settled.set()
         end_span(frame.span, frame)
         if self._admission is not None:
             self._admission.release()
@@ -171,10 +181,15 @@ class Pipeline:
     async def _close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self.window.closed = True
         self._source.cancel()
         await asyncio.wait([self._source])
         for frame in list(self.window.frames.values()):
             frame.cancel()
+        while self._crews:  # items with workers of their own: wait until they have unwound
+            self._all_settled.clear()
+            await self._all_settled.wait()
+        self.window.clear()
         if self._crew is not None:
             self._crew.close()
         if self._owns_scope:

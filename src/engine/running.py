@@ -4,8 +4,10 @@ import asyncio
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
+from .._errors import DeadlineExceeded
 from ..actors.crew import Crew
 from ..actors.frame import Frame
+from ..telemetry import spans
 from .graph import Call
 from .options import ExecutionOptions
 from .plan import ChosenScheduler, Plan
@@ -40,8 +42,11 @@ async def _run_in_own_scope(
     scope = Scope(engine, options, scheduler)
     try:
         # The deadline covers the start of stateful nodes as well.
-        async with asyncio.timeout_at(run.deadline):
-            wired = await scope.prepare(plan)
+        try:
+            async with asyncio.timeout_at(run.deadline) as timer:
+                wired = await scope.prepare(plan)
+        except BaseException as error:
+            raise run.not_started(error, timed_out=timer.expired()) from None
         return await run.finish(wired)
     finally:
         await scope.close()
@@ -61,9 +66,9 @@ class _Run:
         context = copy_context()
         self._span, traced = start_span(call, context)
         self._traced = traced
-        self._crew = Crew(loop, context, self._ended, traced=traced)
         seconds = options.timeout_seconds
         self.deadline = None if seconds is None else loop.time() + seconds
+        self._crew = Crew(loop, context, self._ended, traced=traced, deadline=self.deadline)
 
     async def finish(self, wired: Wired) -> Any:
         frame = Frame(wired.program, self._call.arguments, self._crew, self, 0, enclosing_frame())
@@ -71,7 +76,8 @@ class _Run:
         if self.deadline is not None and self._options.timeout_seconds is not None:
             frame.expire_at(self.deadline, self._options.timeout_seconds)
         self._engine.frames.add(frame)
-        self._crew.launch(frame, wired.entries)
+        if frame.state == "running":
+            self._crew.launch(frame, wired.entries)
         try:
             await self._waiter
         except asyncio.CancelledError:
@@ -83,12 +89,21 @@ class _Run:
             end_span(self._span, frame)
         return frame.outcome()
 
+    def not_started(self, error: BaseException, *, timed_out: bool) -> BaseException:
+        """End the span of a call whose stateful nodes did not start; returns what to raise."""
+        if timed_out and self._options.timeout_seconds is not None:
+            name, seconds = self._call.graph.name, self._options.timeout_seconds
+            error = DeadlineExceeded(f"the stateful nodes of graph {name!r} did not start within {seconds:g} s")
+        if self._span is not None:
+            spans.end_run(self._span, "failed", error)
+        return error
+
     async def _unwound(self) -> None:
         """Wait for the handlers to unwind, also if this is cancelled once more: the cancellation is raised then."""
-        while self._crew.workers:
-            self._waiter = self._crew.loop.create_future()
+        # By tasks and not by the crew: a worker that is cancelled before its first step never tells the crew.
+        while tasks := [worker.task for worker in self._crew.workers if worker.task and not worker.task.done()]:
             try:
-                await self._waiter
+                await asyncio.wait(tasks)
             except asyncio.CancelledError:
                 continue
 

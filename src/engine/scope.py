@@ -40,7 +40,6 @@ class Scope:
         self.wiring = Wiring(engine.pools, self.instances, max_workers)
         self._wired: dict[Plan, Wired] = {}
         self._crews: set[Crew] = set()
-        self._empty: asyncio.Event | None = None
         engine.scope_opened()
 
     async def prepare(self, plan: Plan) -> Wired:
@@ -51,9 +50,9 @@ class Scope:
             wired = self._wired[plan] = self.wiring.wire(plan.program(self.scheduler))
         return wired
 
-    def crew(self, context: Context, *, traced: bool = False) -> Crew:
+    def crew(self, context: Context, *, traced: bool = False, deadline: float | None = None) -> Crew:
         """Return a new crew, which is gone when it is closed and its workers have ended."""
-        crew = Crew(self.loop, context, self._crew_ended, traced=traced)
+        crew = Crew(self.loop, context, self._crew_ended, traced=traced, deadline=deadline)
         self._crews.add(crew)
         return crew
 
@@ -61,9 +60,10 @@ class Scope:
         """Wait until all crews have ended, and leave the stateful nodes. Frames must have been ended before."""
         for crew in list(self._crews):
             crew.close()
-        if self._crews:
-            self._empty = asyncio.Event()
-            await uninterrupted(self._empty.wait())
+        # Not by an event: a worker that is cancelled before its first step, when a loop is shut down, never says so.
+        tasks = [worker.task for crew in self._crews for worker in crew.workers if worker.task is not None]
+        if tasks:
+            await uninterrupted(asyncio.wait(tasks))
         try:
             await uninterrupted(self.instances.close())
         finally:
@@ -71,8 +71,6 @@ class Scope:
 
     def _crew_ended(self, crew: Crew) -> None:
         self._crews.discard(crew)
-        if not self._crews and self._empty is not None:
-            self._empty.set()
 
 
 def start_span(

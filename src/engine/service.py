@@ -11,7 +11,7 @@ from ..actors.actor import ActorStatistics
 from ..actors.frame import Frame
 from .admission import Admission, AdmissionStatistics
 from .graph import Call, Graph
-from .options import CallOptions, ExecutionOptions, checked, resolve
+from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .pipeline import Pipeline
 from .scope import Scope, enclosing_frame, end_span, start_span, uninterrupted
 from .source import Calls
@@ -73,6 +73,7 @@ class Service(Generic[P, R]):
         self._scope: Scope | None = None
         self._admission: Admission | None = None
         self._ready = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._live: set[Frame] = set()
         self._streams: set[Pipeline] = set()
@@ -91,8 +92,7 @@ class Service(Generic[P, R]):
             for graph in self._graphs:
                 self._wired[graph] = await self._scope.prepare(graph.plan())
         except BaseException:
-            self.state = "stopped"
-            await self._scope.close()
+            await self.abort()
             raise
         self.state = "ready"
         self._ready.set()
@@ -108,7 +108,10 @@ class Service(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call the first of the deployed graphs; `await` the result. Raises as `run` does."""
         # Not an `async def` itself: a second coroutine around `_run` would cost as much as a hop.
-        return self._run(self._graphs[0](*args, **kwargs), self._options.timeout_seconds, self._options.priority)
+        call: Call[R] = self._graphs[0](*args, **kwargs)
+        if scoped_options():
+            return self.run(call)
+        return self._run(call, self._options.timeout_seconds, self._options.priority)
 
     async def run(self, call: Call[T], /, **options: Unpack[CallOptions]) -> T:
         """Run one call of a deployed graph.
@@ -123,7 +126,6 @@ class Service(Generic[P, R]):
             ReentrantCallError: called from inside one of its own nodes.
             EngineClosedError: the deployment is draining or stopped.
         """
-        checked(options, "service.run")
         merged = resolve("service.run", options, self._inherited())
         result: T = await self._run(call, merged.timeout_seconds, merged.priority)
         return result
@@ -145,8 +147,14 @@ class Service(Generic[P, R]):
             return [result async for result in results]
 
     async def ready(self) -> None:
-        """Wait until calls are served."""
+        """Wait until calls are served.
+
+        Raises:
+            EngineClosedError: the deployment failed to start, or was stopped.
+        """
         await self._ready.wait()
+        if self.state == "stopped":
+            raise self._stopped_error()
 
     async def drain(self, *, timeout_seconds: float | None = None) -> None:
         """Refuse new calls, finish those that were accepted, and stop; what is left after the timeout is aborted.
@@ -156,28 +164,30 @@ class Service(Generic[P, R]):
         """
         if self.state == "ready":
             self.state = "draining"
-            try:
-                async with asyncio.timeout(timeout_seconds):
-                    while self._live or self._streams or self._admission_queue():
-                        self._idle.clear()
-                        await self._idle.wait()
-            except TimeoutError:
-                pass
-        await self.abort()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while self.state == "draining" and (self._live or self._streams or self._admission_queue()):
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            pass
+        finally:
+            await self.abort()
 
     async def abort(self) -> None:
         """Refuse new calls, end those in flight with `EngineClosedError`, and stop; waits until nothing is left."""
-        if self.state == "stopped" or self._scope is None:
-            self.state = "stopped"
+        await uninterrupted(self.abort_soon())
+
+    async def _stop(self) -> None:
+        if self._scope is None:
             return
-        self.state = "stopped"
         error = EngineClosedError("this deployment was stopped while the call was in flight")
         for frame in list(self._live):
             frame.fail(EngineClosedError(str(error)))
         for pipeline in list(self._streams):
             pipeline.abort(error)
             await pipeline.aclose()
-        await uninterrupted(self._scope.close())
+        await self._scope.close()
 
     def statistics(self) -> ServiceStatistics:
         """Return a snapshot of the counters."""
@@ -192,6 +202,15 @@ class Service(Generic[P, R]):
             self._admission.statistics(),
             tuple(actor.statistics() for actor in self._scope.wiring.actors()),
         )
+
+    def abort_soon(self) -> "asyncio.Task[None]":
+        """Refuse new calls from now on, and begin to end those in flight; returns the task that does."""
+        self.state = "stopped"
+        self._ready.set()
+        self._idle.set()
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop(), name="penstock-service-stop")
+        return self._stopping
 
     def frame_settled(self, frame: Frame) -> None:
         """Nothing runs for a call any more."""
@@ -212,7 +231,7 @@ class Service(Generic[P, R]):
         context.run(_callers.set, (*_callers.get(), self))
         span, traced = start_span(call, context)
         flight = _Flight(self, scope.loop.create_future())
-        crew = scope.crew(context, traced=traced)
+        crew = scope.crew(context, traced=traced, deadline=deadline)
         frame = Frame(wired.program, call.arguments, crew, flight, self._items, enclosing_frame())
         frame.priority = priority
         self._items += 1
@@ -220,7 +239,8 @@ class Service(Generic[P, R]):
         if deadline is not None and timeout_seconds is not None:
             frame.expire_at(deadline, timeout_seconds)
         self._live.add(frame)
-        crew.launch(frame, wired.entries)
+        if frame.state == "running":
+            crew.launch(frame, wired.entries)
         try:
             await flight.outcome_known
         except asyncio.CancelledError:
@@ -233,7 +253,7 @@ class Service(Generic[P, R]):
     async def _deployed(self, graph: Graph[..., Any]) -> Wired:
         if graph not in self._wired:
             raise EngineClosedError(
-                f"graph {graph.name!r} is not part of this deployment of {self._names()}; deploy them together: "
+                f"graph {graph.name!r} is not part of this deployment of {self.names}; deploy them together: "
                 "engine.deploy(first, second)"
             )
         return self._wired[graph]
@@ -284,7 +304,7 @@ class Service(Generic[P, R]):
             raise EngineLoopError("this deployment runs on another event loop; call it from there")
         callers = _callers.get()
         if self in callers:
-            chain = " → ".join(caller._names() for caller in (*callers[callers.index(self) :], self))
+            chain = " → ".join(caller.names for caller in (*callers[callers.index(self) :], self))
             raise ReentrantCallError(
                 f"{chain}: a deployment was called from inside one of its own nodes, which could wait for itself for "
                 "ever; call the graph inside the graph instead, where it is inlined, or use engine.run"
@@ -292,9 +312,11 @@ class Service(Generic[P, R]):
         return self._scope, self._admission
 
     def _stopped_error(self) -> EngineClosedError:
-        return EngineClosedError(f"the deployment of {self._names()} is {self.state} and takes no more calls")
+        return EngineClosedError(f"the deployment of {self.names} is {self.state} and takes no more calls")
 
-    def _names(self) -> str:
+    @property
+    def names(self) -> str:
+        """The names of the deployed graphs."""
         return ", ".join(graph.name for graph in self._graphs)
 
 
@@ -312,6 +334,8 @@ class _Flight:
         frame.crew.close()
         if not self.outcome_known.done():
             self.outcome_known.set_result(None)
+        if frame.error is not None and not isinstance(frame.error, Exception):
+            self._service.abort_soon()  # KeyboardInterrupt and SystemExit end the scope
         if frame.settled:
             self._service.frame_settled(frame)
 

@@ -160,8 +160,10 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
         while True:
             if window.in_flight >= window.size:
                 room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                window.on_room = lambda room=room: None if room.done() else room.set_result(None)  # type: ignore[misc]
+                window.on_room = lambda room=room: None if room.done() else room.set_result(None)
                 await room
+            if window.closed:  # a source may swallow the cancellation that told it to stop
+                return
             window.in_flight += 1
             try:
                 call = await source.__anext__()

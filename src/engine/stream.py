@@ -100,25 +100,30 @@ class Stream(Generic[T_co]):
             Exception: the error of this item, with on_error="raise"; the stream is closed then.
         """
         pipeline = self._pipeline or self._start()
-        while True:
+        while not self._closed:
             frame = pipeline.window.take() or await self._next(pipeline)
             if frame is None:
-                raise StopAsyncIteration
+                break
             if frame.state == "done":
                 result: T_co = frame.result
                 return result
-            if self._options.on_error == "raise":
+            if self._options.on_error == "raise" or not isinstance(frame.error, Exception):
                 await self._end(pipeline)
                 frame.outcome()
             self._skipped += 1
             log_skipped(frame)
+        raise StopAsyncIteration
 
     async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
         """Iterate over one `Outcome` for each item; an item's error is in its outcome and never raised."""
         pipeline = self._start()
-        while (frame := await self._next(pipeline)) is not None:
-            error = frame.error if isinstance(frame.error, Exception) else None
-            yield Outcome(frame.item, frame.result, error)
+        while not self._closed and (frame := await self._next(pipeline)) is not None:
+            error = frame.error
+            if error is not None and not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit: no item's error
+                await self._end(pipeline)
+                frame.outcome()
+            else:
+                yield Outcome(frame.item, frame.result, error)
 
     async def started(self) -> None:
         """Wait for the first item, and leave it there; for a server, before it sends its headers.
@@ -152,8 +157,9 @@ class Stream(Generic[T_co]):
     async def abort(self) -> None:
         """End the stream from outside: its reader gets `EngineClosedError`."""
         if self._pipeline is not None:
+            # Not marked as closed: the next read raises this error, and does not look like the end of the stream.
             self._pipeline.abort(EngineClosedError("the Engine was closed while this stream was open"))
-        await self.aclose()
+            await self._pipeline.aclose()
 
     @property
     def position(self) -> int:
@@ -187,8 +193,6 @@ class Stream(Generic[T_co]):
         return self._pipeline
 
     async def _next(self, pipeline: Pipeline) -> Any:
-        if self._closed:
-            return None
         try:
             frame = await pipeline.next_frame()
         except asyncio.CancelledError:

@@ -26,10 +26,11 @@ class Window:
         position: in input order, the index of the next item to be taken out; else how many were.
         frames: the items that were started and not yet taken out.
         on_room: called once when there is room again.
+        closed: nothing is asked of the source any more.
     """
 
     __slots__ = (
-        "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "completed", "failed",
+        "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "closed", "completed", "failed",
         "frames", "in_flight", "on_room", "position", "size", "submitted",
     )  # fmt: skip
 
@@ -52,6 +53,7 @@ class Window:
         self.in_flight = 0
         self.submitted = 0
         self.position = 0
+        self.closed = False
         self.completed = 0
         self.failed = 0
         self.frames: dict[int, Frame] = {}
@@ -92,6 +94,12 @@ class Window:
         self._make_room()
         self.wake_reader()  # it may wait for the last item
 
+    def clear(self) -> None:
+        """Forget the items that nobody will take out."""
+        self.frames.clear()
+        if self._completion_order is not None:
+            self._completion_order.clear()
+
     async def wait(self) -> None:
         """Wait until something has happened that the reader may want to see."""
         if self._reader is not None:
@@ -115,7 +123,9 @@ class Window:
             self.failed += 1
             if frame.error is not None and not isinstance(frame.error, Exception):
                 self._on_fatal(frame.error)
-        if self._completion_order is not None:
+        if frame.state == "cancelled":
+            pass  # only a stream that ends cancels its items
+        elif self._completion_order is not None:
             self._completion_order.append(frame.item)
             self.wake_reader()
         elif frame.item == self.position:
