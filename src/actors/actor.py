@@ -77,7 +77,7 @@ class Actor:
     """
 
     __slots__ = (
-        "args_of", "body", "busy_seconds", "completed", "consumers", "failed", "fn", "graph", "inbox", "index", "invoke",
+        "args_of", "body", "busy_seconds", "completed", "consumers", "ends_line", "failed", "fn", "graph", "inbox", "index", "invoke",
         "kwargs_of", "links", "mode", "name", "out", "places", "policy", "reads", "retried", "slot", "successor", "warned", "was_slow",
     )  # fmt: skip
 
@@ -100,6 +100,7 @@ class Actor:
         self.reads: tuple[int, ...] = ()  # slots to give up when done
         self.consumers: tuple[Actor, ...] = ()
         self.successor: Actor | None = None  # the only consumer, if it waits for nothing else
+        self.ends_line = False  # its value is the result of the graph, and nothing else is left to do
         self.completed = 0
         self.failed = 0
         self.retried = 0

@@ -305,6 +305,9 @@ class Worker:
                         following, full = self._distribute(actor, frame)
                         if full:
                             stopped = not await self._queue(full, undisturbed)
+                    elif actor.ends_line:
+                        position.frame = None
+                        frame.end_with(value)
                     else:
                         self._finish(actor, frame)
                     if places.waiting:

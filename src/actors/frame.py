@@ -35,8 +35,22 @@ class Layout(Protocol):
         ...
 
 
+class Deployment(Protocol):
+    """What a frame may belong to: it must not be called from inside one of its own nodes."""
+
+    @property
+    def names(self) -> str:
+        """The names of its graphs."""
+        ...
+
+
 class Listener(Protocol):
     """Who is told how a frame ended."""
+
+    @property
+    def service(self) -> Deployment | None:
+        """The deployment that the frame belongs to."""
+        ...
 
     def frame_done(self, frame: "Frame") -> None:
         """The outcome is known; called exactly once. `frame.settled` tells whether handlers are still unwinding."""
@@ -156,11 +170,16 @@ class Frame:
     def finish(self) -> None:
         """All steps are done: build the result and claim the outcome "done"."""
         try:
-            self.result = self.layout.result(self.values)
+            result = self.layout.result(self.values)
         except Exception as error:  # user code: attribute access and item access on a result
             error.add_note(f"while building the result of graph {self.layout.name!r}, item {self.item}")
             self.fail(error)
             return
+        self.end_with(result)
+
+    def end_with(self, result: Any) -> None:
+        """Claim the outcome "done" with a result."""
+        self.result = result
         self.state = "done"
         self.values = NOTHING
         if self._timer is not None:

@@ -108,6 +108,10 @@ class _Map:
             raise self._error
         return self._results
 
+    @property
+    def service(self) -> None:
+        """A body belongs to the frame around it."""
+
     def frame_done(self, frame: Frame) -> None:
         """Keep the result; a failure ends the whole."""
         index = frame.item - self._first_item

@@ -107,6 +107,10 @@ class _Run:
             except asyncio.CancelledError:
                 continue
 
+    @property
+    def service(self) -> None:
+        """A run belongs to no deployment."""
+
     def frame_done(self, frame: Frame) -> None:
         """The outcome is known: let the workers end."""
         self._crew.close()

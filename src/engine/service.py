@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack
 
@@ -26,9 +26,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 ServiceState = Literal["starting", "ready", "draining", "stopped"]
-
-_callers: "ContextVar[tuple[Service[..., Any], ...]]" = ContextVar("penstock_services", default=())
-
 
 @dataclass(frozen=True)
 class ServiceStatistics:
@@ -228,7 +225,6 @@ class Service(Generic[P, R]):
         if not admission.reserve_nowait():
             await self._reserve(admission, call, priority, deadline)
         context = copy_context()
-        context.run(_callers.set, (*_callers.get(), self))
         span, traced = start_span(call, context)
         flight = _Flight(self, scope.loop.create_future())
         crew = scope.crew(context, traced=traced, deadline=deadline)
@@ -247,7 +243,8 @@ class Service(Generic[P, R]):
             frame.cancel()
             raise
         finally:
-            end_span(span, frame)
+            if span is not None:
+                end_span(span, frame)
         return frame.outcome()
 
     async def _deployed(self, graph: Graph[..., Any]) -> Wired:
@@ -276,11 +273,8 @@ class Service(Generic[P, R]):
 
     def _pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
         scope, admission = self._check_callable()
-        context = copy_context()
-        context.run(_callers.set, (*_callers.get(), self))
-        pipeline = Pipeline(
-            scope, calls, options, prepare=self._deployed, owns_scope=False, admission=admission, context=context
-        )
+        pipeline = Pipeline(scope, calls, options, prepare=self._deployed, owns_scope=False, admission=admission)
+        pipeline.window.service = self
         self._streams.add(pipeline)
         pipeline.on_closed = self._stream_closed
         return pipeline
@@ -302,14 +296,25 @@ class Service(Generic[P, R]):
             raise self._stopped_error()
         if asyncio.get_running_loop() is not self._scope.loop:
             raise EngineLoopError("this deployment runs on another event loop; call it from there")
-        callers = _callers.get()
-        if self in callers:
-            chain = " → ".join(caller.names for caller in (*callers[callers.index(self) :], self))
-            raise ReentrantCallError(
-                f"{chain}: a deployment was called from inside one of its own nodes, which could wait for itself for "
-                "ever; call the graph inside the graph instead, where it is inlined, or use engine.run"
-            )
+        frame = enclosing_frame()
+        if frame is not None:
+            self._refuse_reentry(frame)
         return self._scope, self._admission
+
+    def _refuse_reentry(self, frame: Frame | None) -> None:
+        """Refuse a call from inside: the frames around the caller lead to the deployments that they belong to."""
+        chain = [self.names]
+        while frame is not None:
+            service = frame.listener.service
+            if service is not None:
+                chain.insert(0, service.names)
+            if service is self:
+                raise ReentrantCallError(
+                    f"{' → '.join(chain)}: a deployment was called from inside one of its own nodes, which could wait "
+                    "for itself for ever; call the graph inside the graph instead, where it is inlined, or use "
+                    "engine.run"
+                )
+            frame = frame.parent
 
     def _stopped_error(self) -> EngineClosedError:
         return EngineClosedError(f"the deployment of {self.names} is {self.state} and takes no more calls")
@@ -323,10 +328,10 @@ class Service(Generic[P, R]):
 class _Flight:
     """One call of a deployment: it listens to its frame."""
 
-    __slots__ = ("_service", "outcome_known")
+    __slots__ = ("outcome_known", "service")
 
     def __init__(self, service: Service[Any, Any], outcome_known: "asyncio.Future[None]") -> None:
-        self._service = service
+        self.service = service
         self.outcome_known = outcome_known
 
     def frame_done(self, frame: Frame) -> None:
@@ -335,10 +340,10 @@ class _Flight:
         if not self.outcome_known.done():
             self.outcome_known.set_result(None)
         if frame.error is not None and not isinstance(frame.error, Exception):
-            self._service.abort_soon()  # KeyboardInterrupt and SystemExit end the scope
+            self.service.abort_soon()  # KeyboardInterrupt and SystemExit end the scope
         if frame.settled:
-            self._service.frame_settled(frame)
+            self.service.frame_settled(frame)
 
     def frame_settled(self, frame: Frame) -> None:
         """Give the place back, now that nothing runs for the call any more."""
-        self._service.frame_settled(frame)
+        self.service.frame_settled(frame)

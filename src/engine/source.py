@@ -92,13 +92,15 @@ class PulledSource:
             self._unprepared = call
             self._stop(None)
             return None
-        frame = self._frame(call, wired)
-        if len(wired.entries) == 1:  # nearly always
-            entry = wired.entries[0]
-            places = entry.places
-            if places.free > 0:
-                places.free -= 1
-                return entry, frame
+        index = window.submitted
+        window.submitted = index + 1
+        frame = window.frames[index] = Frame(wired.program, call.arguments, self._crew, window, index, self._parent)
+        if self._deadline is not None:
+            frame.deadline = self._deadline
+        entry = wired.only_entry
+        if entry is not None and entry.places.free > 0:  # nearly always
+            entry.places.free -= 1
+            return entry, frame
         self._enter(frame, wired)
         return None
 

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from .._errors import EngineClosedError
 from ..actors.actor import ActorStatistics
+from ..actors.frame import Frame
 from .graph import Call
 from .options import ExecutionOptions
 from .pipeline import Pipeline, log_skipped
 from .scope import Scope
 from .source import Calls
+from .window import Window
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -82,6 +84,7 @@ class Stream(Generic[T_co]):
         self._calls: Calls | None = calls
         self._make_pipeline = make_pipeline or self._own_pipeline
         self._pipeline: Pipeline | None = None
+        self._window: Window | None = None
         self._closed = False
         self._skipped = 0
 
@@ -99,16 +102,16 @@ class Stream(Generic[T_co]):
         Raises:
             Exception: the error of this item, with on_error="raise"; the stream is closed then.
         """
-        pipeline = self._pipeline or self._start()
+        window = self._window or self._start().window
         while not self._closed:
-            frame = pipeline.window.take() or await self._next(pipeline)
+            frame = window.take() or await self._next()
             if frame is None:
                 break
             if frame.state == "done":
                 result: T_co = frame.result
                 return result
             if self._options.on_error == "raise" or not isinstance(frame.error, Exception):
-                await self._end(pipeline)
+                await self.aclose()
                 frame.outcome()
             self._skipped += 1
             log_skipped(frame)
@@ -116,11 +119,11 @@ class Stream(Generic[T_co]):
 
     async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
         """Iterate over one `Outcome` for each item; an item's error is in its outcome and never raised."""
-        pipeline = self._start()
-        while not self._closed and (frame := await self._next(pipeline)) is not None:
+        self._start()
+        while not self._closed and (frame := await self._next()) is not None:
             error = frame.error
             if error is not None and not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit: no item's error
-                await self._end(pipeline)
+                await self.aclose()
                 frame.outcome()
             else:
                 yield Outcome(frame.item, frame.result, error)
@@ -135,10 +138,10 @@ class Stream(Generic[T_co]):
         try:
             frame = await pipeline.first_ended()
         except BaseException:
-            await self._end(pipeline)
+            await self.aclose()
             raise
         if frame is not None and frame.state != "done" and self._options.on_error == "raise":
-            await self._end(pipeline)
+            await self.aclose()
             frame.outcome()
 
     async def __aenter__(self) -> Self:
@@ -189,24 +192,22 @@ class Stream(Generic[T_co]):
             assert self._calls is not None
             self._pipeline = self._make_pipeline(self._calls, self._options)
             self._calls = None
+            self._window = self._pipeline.window
             self._engine.open.add(self)
         return self._pipeline
 
-    async def _next(self, pipeline: Pipeline) -> Any:
+    async def _next(self) -> Frame | None:
+        pipeline = self._start()
         try:
             frame = await pipeline.next_frame()
         except asyncio.CancelledError:
             raise  # the reader was cancelled, which does not end the stream
         except BaseException:
-            await self._end(pipeline)
+            await self.aclose()
             raise
         if frame is None:
-            await self._end(pipeline)
+            await self.aclose()
         return frame
-
-    async def _end(self, pipeline: Pipeline) -> None:
-        self._closed = True
-        await pipeline.aclose()
 
     def __del__(self) -> None:
         pipeline = getattr(self, "_pipeline", None)

@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from ..actors.frame import Frame
+from ..actors.frame import Deployment, Frame
 
 
 class Window:
@@ -26,12 +26,13 @@ class Window:
         position: in input order, the index of the next item to be taken out; else how many were.
         frames: the items that were started and not yet taken out.
         on_room: called once when there is room again.
+        service: the deployment that the stream belongs to.
         closed: nothing is asked of the source any more.
     """
 
     __slots__ = (
         "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "closed", "completed", "failed",
-        "frames", "in_flight", "on_room", "position", "size", "submitted",
+        "frames", "in_flight", "on_room", "position", "service", "size", "submitted",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +55,7 @@ class Window:
         self.submitted = 0
         self.position = 0
         self.closed = False
+        self.service: Deployment | None = None
         self.completed = 0
         self.failed = 0
         self.frames: dict[int, Frame] = {}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..actors import invocation
@@ -17,6 +18,7 @@ from .control import Control
 from .node import Node
 from .plan import Plan, PlannedStep
 from .program import Program, Unit
+from .template import Read
 from .tracer import Step
 
 if TYPE_CHECKING:
@@ -43,6 +45,11 @@ class Wired:
     program: Program
     actors: tuple[Actor, ...]
     entries: tuple[Actor, ...]
+
+    @cached_property
+    def only_entry(self) -> Actor | None:
+        """The actor in which every frame begins; None if there are several, or none."""
+        return self.entries[0] if len(self.entries) == 1 else None
 
 
 class Wiring:
@@ -71,6 +78,8 @@ class Wiring:
                 if len(actor.consumers) == 1 and not actor.reads and program.countdown[unit.consumers[0]] == 1:
                     actor.successor = actor.consumers[0]
             entries = tuple(actors[index] for index in program.entries)
+            if program.is_line and program.plan.result == Read(program.plan.steps[-1].source):
+                actors[-1].ends_line = True
             self._wired[program.plan] = Wired(program, actors, entries)
         return self._wired[program.plan]
 
