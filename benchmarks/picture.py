@@ -1,0 +1,175 @@
+"""The peers' numbers as a picture, for light pages and for dark: `python -m benchmarks.picture [JSON] [FOLDER]`.
+
+Written by hand, since four panels of bars need no plotting library: the two ratios on a logarithmic scale, where
+hand-written asyncio is the line at 1, and the two shares on a linear one, where 1 is what the hardware allows.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ASSETS = HERE.parent / "docs" / "assets"
+LOOP = "asyncio"
+OURS = "Penstock"
+BY_HAND = "by hand"
+
+WIDTH = 960
+PANEL_WIDTH = 480
+LABEL_WIDTH = 160
+BAR_WIDTH = 230
+ROW = 21
+HEAD = 58
+GAP = 18
+FONT = "system-ui, sans-serif"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theme:
+    """Colours of one version of the picture."""
+
+    text: str
+    faint: str
+    ours: str
+    peer: str
+    by_hand: str
+
+
+THEMES = {
+    "light": Theme(text="#1f2933", faint="#7b8794", ours="#0b7285", peer="#c3ccd5", by_hand="#868e96"),
+    "dark": Theme(text="#e4e7eb", faint="#9aa5b1", ours="#3bc9db", peer="#52606d", by_hand="#adb5bd"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One workload: where its bars end, and what its number means."""
+
+    workload: str
+    title: str
+    meaning: str
+    logarithmic: bool
+
+
+PANELS = (
+    Panel(
+        workload="chain",
+        title="Ten stages that do nothing",
+        meaning="time over asyncio.Queue stages; shorter is better",
+        logarithmic=True,
+    ),
+    Panel(
+        workload="call",
+        title="One call: fan-out of 32 and join",
+        meaning="time over asyncio.gather; shorter is better",
+        logarithmic=True,
+    ),
+    Panel(
+        workload="io",
+        title="2,000 waits of 5 ms, 64 in flight",
+        meaning="share of the ideal; longer is better",
+        logarithmic=False,
+    ),
+    Panel(
+        workload="threads",
+        title="1 ms without the GIL on two threads",
+        meaning="share of two bare threads; longer is better",
+        logarithmic=False,
+    ),
+)
+
+
+def bars(rows: Sequence[dict[str, Any]], panel: Panel) -> list[tuple[str, float]]:
+    """Names and medians of a panel, best first; the hand-written number is the median of all its runs."""
+    found = [row for row in rows if row["workload"] == panel.workload and row["loop"] == LOOP]
+    values = {row["row"]["title"]: row["value"]["median"] for row in found if row["row"]["title"] != BY_HAND}
+    by_hand = sorted(row["value"]["median"] for row in found if row["row"]["title"] == BY_HAND)
+    values[BY_HAND] = by_hand[len(by_hand) // 2] if by_hand else 1.0
+    return sorted(values.items(), key=lambda bar: bar[1], reverse=not panel.logarithmic)
+
+
+def scale(panel: Panel, entries: Sequence[tuple[str, float]]) -> Callable[[float], float]:
+    """From a number to the length of its bar."""
+    if not panel.logarithmic:
+        return lambda value: min(value, 1.05) / 1.05 * BAR_WIDTH
+    values = [value for _, value in entries]
+    low = math.floor(math.log10(min(values)))
+    high = max(math.log10(max(values)), low + 1)
+    return lambda value: (math.log10(value) - low) / (high - low) * BAR_WIDTH
+
+
+def drawn(panel: Panel, entries: Sequence[tuple[str, float]], left: float, top: float, theme: Theme) -> list[str]:
+    """The elements of one panel."""
+    length = scale(panel, entries)
+    start = left + LABEL_WIDTH
+    lines = [
+        text(left + 8, top + 20, panel.title, theme.text, size=15, weight=600),
+        text(left + 8, top + 39, panel.meaning, theme.faint, size=12),
+    ]
+    bottom = top + HEAD + len(entries) * ROW
+    one = start + length(1.0)
+    lines.append(
+        f'<line x1="{one:.1f}" y1="{top + HEAD - 6:.1f}" x2="{one:.1f}" y2="{bottom:.1f}" '
+        f'stroke="{theme.faint}" stroke-dasharray="3 3"/>'
+    )
+    for index, (name, value) in enumerate(entries):
+        y = top + HEAD + index * ROW
+        ours = name.startswith(OURS)
+        colour = theme.ours if ours else theme.by_hand if name == BY_HAND else theme.peer
+        bar = max(length(value), 1.5)
+        weight = 600 if ours else 400
+        lines += [
+            text(start - 8, y + 11.5, name, theme.text, size=12, weight=weight, anchor="end"),
+            f'<rect x="{start:.1f}" y="{y:.1f}" width="{bar:.1f}" height="{ROW - 6}" rx="2" fill="{colour}"/>',
+            text(start + bar + 6, y + 11.5, shown(value), theme.text, size=12, weight=weight),
+        ]
+    return lines
+
+
+def shown(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 2 else f"{value:.2f}"
+
+
+def text(x: float, y: float, content: str, colour: str, *, size: int, weight: int = 400, anchor: str = "start") -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" font-size="{size}" font-weight="{weight}" '
+        f'text-anchor="{anchor}">{escape(content)}</text>'
+    )
+
+
+def picture(rows: Sequence[dict[str, Any]], theme: Theme) -> str:
+    """The whole SVG: two panels beside each other, twice."""
+    elements: list[str] = []
+    top = 0.0
+    for pair in (PANELS[:2], PANELS[2:]):
+        filled = [(panel, bars(rows, panel)) for panel in pair]
+        for column, (panel, entries) in enumerate(filled):
+            elements += drawn(panel, entries, column * PANEL_WIDTH, top, theme)
+        top += HEAD + max(len(entries) for _, entries in filled) * ROW + GAP
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top:.0f}" role="img" font-family="{FONT}">',
+            "<title>Penstock and its peers beside hand-written asyncio, measured in one run each</title>",
+            *elements,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    source = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results" / "peers.json"
+    folder = Path(sys.argv[2]) if len(sys.argv) > 2 else ASSETS
+    rows = json.loads(source.read_text(encoding="utf-8"))["rows"]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, theme in THEMES.items():
+        (folder / f"benchmarks-{name}.svg").write_text(picture(rows, theme), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
