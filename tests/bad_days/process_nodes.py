@@ -1,0 +1,41 @@
+"""Nodes that run in worker processes, which import them from here."""
+
+import os
+import signal
+
+import penstock as ps
+
+
+@ps.node(runs_on="process")
+def square(x: int) -> int:
+    return x * x
+
+
+@ps.node(runs_on="process", concurrency=2)
+def die_at_three(x: int) -> int:
+    if x == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+@ps.node(runs_on="process")
+def raise_it(x: int) -> int:
+    raise LookupError(x)
+
+
+@ps.node(runs_on="process")
+def unpicklable_result(x: int) -> object:
+    return lambda: x
+
+
+@ps.node(runs_on="process", timeout_seconds=0.05)
+def block_for_ever(x: int) -> int:
+    import time
+
+    while True:
+        time.sleep(3600)
+
+
+@ps.node(runs_on="process")
+def leave(x: int) -> int:
+    raise SystemExit(x)

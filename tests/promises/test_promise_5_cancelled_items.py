@@ -1,0 +1,208 @@
+"""Promise 5: a cancelled item emits nothing afterwards; queued, it frees its place at once; running, once unwound."""
+
+import asyncio
+import contextlib
+import threading
+import weakref
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+from tests.promises.scenario import World, as_calls, as_runs
+
+
+def test_promise_5_nothing_begins_for_an_item_whose_caller_has_gone(effort: int) -> None:
+    async def main() -> None:
+        for run in (as_calls, as_runs):
+            world = World.of_running_loop()
+            await run(world, [world.item(index) for index in range(12)])
+            assert not world.too_late
+
+    testing.interleavings(main, count=60 * effort)
+
+
+class Token:
+    """An input that a test can watch."""
+
+
+async def test_promise_5_a_queued_item_frees_its_place_its_values_and_the_producer_that_waits_for_it() -> None:
+    gate = asyncio.Event()
+    made: list[int] = []
+    begun: list[int] = []
+    tokens: dict[int, weakref.ref[Token]] = {}
+
+    @ps.node
+    async def make(item: int) -> tuple[int, Token]:
+        made.append(item)
+        token = Token()
+        tokens[item] = weakref.ref(token)
+        return item, token
+
+    @ps.node(concurrency=1, capacity=1)
+    async def narrow(value: tuple[int, Token]) -> int:
+        begun.append(value[0])
+        await gate.wait()
+        return value[0]
+
+    @ps.graph
+    async def line(item: int) -> int:
+        return await narrow(await make(item))
+
+    async with engine.deploy(line) as service:
+        calls = []
+        for item in range(4):
+            calls.append(asyncio.create_task(service(item)))
+            await testing.wait_quiescent()
+        inbox = next(actor for actor in service.statistics().actors if actor.node == "narrow").inbox
+        assert (begun, inbox.depth, inbox.waiting_putters) == ([0], 1, 2)  # 1 is queued, 2 and 3 wait before the inbox
+        calls[1].cancel()
+        await testing.wait_quiescent()
+        inbox = next(actor for actor in service.statistics().actors if actor.node == "narrow").inbox
+        assert (inbox.depth, inbox.waiting_putters) == (1, 1)  # 2 has moved in
+        assert tokens[1]() is None
+        assert service.statistics().cancelled == 1
+        calls[3].cancel()  # this one waits before the inbox
+        await testing.wait_quiescent()
+        assert tokens[3]() is None
+        gate.set()
+        assert await calls[0] == 0
+        assert await calls[2] == 2
+        assert begun == [0, 2]
+        for gone in (calls[1], calls[3]):
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+    actors = {actor.node: actor for actor in service.statistics().actors}
+    assert actors["narrow"].completed == 2
+    assert actors["narrow"].in_flight == actors["make"].in_flight == 0
+
+
+async def test_promise_5_a_caller_in_the_admission_queue_frees_its_place_at_once() -> None:
+    gate = asyncio.Event()
+
+    @ps.node
+    async def wait(item: int) -> int:
+        await gate.wait()
+        return item
+
+    @ps.graph
+    async def waiting(item: int) -> int:
+        return await wait(item)
+
+    async with engine.deploy(waiting, max_in_flight=1, max_queue=1) as service:
+        first = asyncio.create_task(service(1))
+        await testing.wait_quiescent()
+        second = asyncio.create_task(service(2))
+        await testing.wait_quiescent()
+        with pytest.raises(ps.Overloaded):
+            await service(3)
+        second.cancel()
+        await testing.wait_quiescent()
+        assert service.statistics().admission.queued == 0
+        fourth = asyncio.create_task(service(4))
+        await testing.wait_quiescent()
+        gate.set()
+        assert [await first, await fourth] == [1, 4]
+
+
+async def test_promise_5_a_running_item_keeps_its_place_until_it_has_unwound() -> None:
+    unwinding, go_on = asyncio.Event(), asyncio.Event()
+    begun: list[int] = []
+
+    @ps.node(concurrency=1)
+    async def narrow(item: int) -> int:
+        begun.append(item)
+        if item == 1:
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                unwinding.set()
+                await go_on.wait()
+        return item
+
+    @ps.graph
+    async def line(item: int) -> int:
+        return await narrow(item)
+
+    async with engine.deploy(line, max_in_flight=4) as service:
+        first = asyncio.create_task(service(1))
+        await testing.wait_quiescent()
+        second = asyncio.create_task(service(2))
+        await testing.wait_quiescent()
+        first.cancel()
+        await unwinding.wait()
+        await testing.wait_quiescent()
+        assert begun == [1]  # the place is not free yet
+        assert service.statistics().admission.in_flight == 2
+        go_on.set()
+        assert await second == 2
+        with contextlib.suppress(asyncio.CancelledError):
+            await first
+        assert service.statistics().cancelled == 1
+
+
+async def test_promise_5_a_late_result_is_discarded() -> None:
+    """A handler that swallows its cancel may return what it likes: its item has ended."""
+    later: list[int] = []
+
+    @ps.node
+    async def stubborn(x: int) -> int:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.get_running_loop().create_future()
+        return x
+
+    @ps.node
+    async def after(x: int) -> int:
+        later.append(x)
+        return x
+
+    @ps.graph
+    async def line(x: int) -> int:
+        return await after(await stubborn(x))
+
+    async with engine.deploy(line) as service:
+        call = asyncio.create_task(service(1))
+        await testing.wait_quiescent()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert later == []
+    assert (service.statistics().completed, service.statistics().cancelled) == (0, 1)
+
+
+async def test_promise_5_the_late_result_of_a_thread_is_discarded() -> None:
+    go_on, begun, later = threading.Event(), asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+
+    @ps.node(runs_on="thread", concurrency=1)
+    def block(x: int) -> int:
+        if x == 1:
+            loop.call_soon_threadsafe(begun.set)
+            assert go_on.wait(30)
+        return x
+
+    @ps.node
+    async def after(x: int) -> int:
+        later.append(x)
+        return x
+
+    @ps.graph
+    async def line(x: int) -> int:
+        return await after(block(x))
+
+    async with engine.Engine() as own:
+        async with own.deploy(line) as service:
+            call = asyncio.create_task(service(1))
+            await begun.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call  # released at once
+            second = asyncio.create_task(service(2))
+            await testing.wait_quiescent()
+            assert not second.done()  # the thread keeps the only place until it returns
+            go_on.set()
+            assert await second == 2
+        assert later == [2]
+        pool = own.statistics().threads
+        assert pool is not None
+        assert pool.discarded == 1
