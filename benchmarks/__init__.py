@@ -6,6 +6,6 @@
 - `fresh.py`: rounds whose samples need a process of their own
 - `summary.py`: medians, bootstrap intervals, limits
 - `report.py`: the table on the terminal and the JSON file
-- `picture.py`: the JSON file as a picture for the docs
+- `picture.py`, `tables.py`: the committed results as a picture and as tables for the docs
 - `peers/`: other frameworks on the same workloads, in an environment of their own
 """

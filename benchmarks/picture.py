@@ -60,13 +60,13 @@ PANELS = (
     Panel(
         workload="chain",
         title="Ten stages that do nothing",
-        meaning="time over asyncio.Queue stages; shorter is better",
+        meaning="time over asyncio.Queue stages, log scale; shorter is better",
         logarithmic=True,
     ),
     Panel(
         workload="call",
         title="One call: fan-out of 32 and join",
-        meaning="time over asyncio.gather; shorter is better",
+        meaning="time over asyncio.gather, log scale; shorter is better",
         logarithmic=True,
     ),
     Panel(

@@ -25,8 +25,7 @@ def cells(measured: Measured) -> tuple[str, ...]:
         f"{number(measured.value.median)}{' ' if row.unit else ''}{row.unit}",
         spread(measured.value),
         spread(measured.control),
-        limit(row.limits, row.limits and row.limits.must),
-        limit(row.limits, row.limits and row.limits.aim),
+        *limits(row.limits),
         measured.verdict,
     )
 
@@ -42,8 +41,12 @@ def spread(value: Interval | None) -> str:
     return "" if value is None else f"{number(value.low)} – {number(value.high)}"
 
 
-def limit(limits: Limits | None, value: float | None) -> str:
-    return "" if limits is None or value is None else f"{'≥' if limits.at_least else '≤'} {value:g}"
+def limits(held: Limits | None) -> tuple[str, str]:
+    """What must be kept and what is aimed at, as the table shows them."""
+    if held is None:
+        return "", ""
+    sign = "≥" if held.at_least else "≤"
+    return f"{sign} {held.must:g}", "" if held.aim is None else f"{sign} {held.aim:g}"
 
 
 def print_table(title: str, columns: Sequence[str], lines: Iterable[tuple[str, ...]]) -> None:

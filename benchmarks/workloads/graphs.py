@@ -15,7 +15,7 @@ async def pass_on(value: int) -> int:
     return value
 
 
-@ps.node(capacity=BUFFER)
+@ps.node
 def pass_on_plain(value: int) -> int:
     return value
 

@@ -1,12 +1,12 @@
 """A thousand deployments that wait for a call: what one holds."""
 
 import gc
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from penstock import engine
 
-from ..baselines.chain import queue_service
+from ..baselines.chain import Stage, queue_service
 from ..harness import Contenders, Row, Workload
 from ..resident import resident_mib
 from ..summary import Limits
@@ -18,31 +18,22 @@ STAGES = 10
 @asynccontextmanager
 async def contenders(quick: bool) -> AsyncIterator[Contenders]:
     number = 100 if quick else 1_000
+    graph = chain(STAGES)
+    yield {
+        "deployments": lambda: _kib_each(lambda: engine.deploy(graph), number),
+        "queues": lambda: _kib_each(lambda: queue_service(STAGES), number),
+    }
 
-    async def deployments() -> float:
-        graph = chain(STAGES)
-        async with AsyncExitStack() as stack:
-            for _ in range(10):  # imports, the plan and the pools are there before the first number
-                await stack.enter_async_context(engine.deploy(graph))
-            before = _settled_mib()
-            for _ in range(number):
-                service = await stack.enter_async_context(engine.deploy(graph))
-            grown = _settled_mib() - before
-            assert await service(7) == 7
-        return grown / number * 1024
 
-    async def queues() -> float:
-        async with AsyncExitStack() as stack:
-            for _ in range(10):
-                await stack.enter_async_context(queue_service(STAGES))
-            before = _settled_mib()
-            for _ in range(number):
-                service = await stack.enter_async_context(queue_service(STAGES))
-            grown = _settled_mib() - before
-            assert await service(7) == 7
-        return grown / number * 1024
-
-    yield {"deployments": deployments, "queues": queues}
+async def _kib_each(open_one: Callable[[], AbstractAsyncContextManager[Stage]], number: int) -> float:
+    async with AsyncExitStack() as stack:
+        for _ in range(10):  # imports, the plan and the pools are there before the first number
+            await stack.enter_async_context(open_one())
+        before = _settled_mib()
+        services = [await stack.enter_async_context(open_one()) for _ in range(number)]
+        grown = _settled_mib() - before
+        assert await services[-1](7) == 7
+    return grown / number * 1024
 
 
 def _settled_mib() -> float:

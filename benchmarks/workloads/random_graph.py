@@ -19,9 +19,9 @@ NODES = LAYERS * WIDTH + 1
 
 
 def random_layers(seed: int) -> list[list[tuple[int, int]]]:
-    """For every node of every layer the two nodes of the layer before that it reads."""
+    """For every node of every layer the two nodes of the layer before that it reads; each of those has a reader."""
     chooser = random.Random(seed)
-    return [[(chooser.randrange(WIDTH), chooser.randrange(WIDTH)) for _ in range(WIDTH)] for _ in range(LAYERS)]
+    return [[(left, chooser.randrange(WIDTH)) for left in chooser.sample(range(WIDTH), WIDTH)] for _ in range(LAYERS)]
 
 
 async def larger_by_hand(left: int, right: int) -> int:

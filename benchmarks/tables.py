@@ -1,0 +1,87 @@
+"""The committed results as tables in `docs/benchmarks.md`: `python -m benchmarks.tables`."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from .report import limits, number
+from .summary import Limits
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+LOOPS = ("asyncio", "uvloop")
+BY_HAND = "by hand"
+
+Rows = list[dict[str, Any]]
+
+
+def value(row: dict[str, Any] | None) -> str:
+    """Median, unit and interval of one row."""
+    if row is None:
+        return ""
+    measured = row["value"]
+    unit = row["row"]["unit"]
+    shown = f"{number(measured['median'])}{' ' if unit else ''}{unit}"
+    if measured["low"] == measured["high"]:
+        return shown
+    return f"{shown} ({number(measured['low'])} – {number(measured['high'])})"
+
+
+def machine(content: dict[str, Any]) -> str:
+    """One line on what the numbers were taken on."""
+    about = content["machine"]
+    kind = "a quick run" if content["quick"] else "a full run"
+    return f"{kind} on {about['cores']} cores, {about['implementation']} {about['python']}, {about['system']}"
+
+
+def own_table(content: dict[str, Any]) -> str:
+    """Every row with both loops beside each other."""
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for row in content["rows"]:
+        found.setdefault((row["workload"], row["row"]["title"]), {})[row["loop"]] = row
+    lines = [f"From {machine(content)}:", "", "| workload | what | asyncio | uvloop | must | aim |"]
+    lines.append("|---|---|---|---|---|---|")
+    for (workload, title), loops in found.items():
+        held = next(iter(loops.values()))["row"]["limits"]
+        cells = [workload, title, *(value(loops.get(loop)) for loop in LOOPS)]
+        cells += limits(Limits(**held) if held else None)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def peers_table(content: dict[str, Any]) -> str:
+    """Every contender with its four workloads, on asyncio."""
+    columns = ("chain", "call", "io", "threads")
+    rows: Rows = [row for row in content["rows"] if row["loop"] == LOOPS[0] and row["row"]["title"] != BY_HAND]
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["row"]["title"], {})[row["workload"]] = row
+    versions = ", ".join(f"{peer['peer']} {peer['version']}" for peer in content["peers"] if not peer["skipped"])
+    lines = [
+        f"From {machine(content)}, asyncio, with {versions}:",
+        "",
+        f"| | {' | '.join(columns)} |",
+        "|---" * 5 + "|",
+    ]
+    lines += [f"| {name} | {' | '.join(value(by.get(column)) for column in columns)} |" for name, by in found.items()]
+    lines += [f"\nSkipped: {peer['peer']}, {peer['skipped']}" for peer in content["peers"] if peer["skipped"]]
+    return "\n".join(lines)
+
+
+def fill(page: str, name: str, table: str) -> str:
+    """Replaces what stands between a pair of markers."""
+    pattern = rf"(<!-- {name}:begin[^\n]*-->\n).*?(<!-- {name}:end -->)"
+    return re.sub(pattern, lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page, flags=re.DOTALL)
+
+
+def main() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for name, file, table in (("benchmarks", "baseline.json", own_table), ("peers", "peers.json", peers_table)):
+        content = json.loads((HERE / "results" / file).read_text(encoding="utf-8"))
+        page = fill(page, name, table(content))
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
