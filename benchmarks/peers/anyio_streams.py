@@ -2,8 +2,9 @@
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -76,7 +77,7 @@ async def threads_seconds() -> float:
     return await pool_seconds(work, THREAD_ITEMS, THREADS)
 
 
-async def pool_seconds(work: Callable[[Receiver, Sender], Awaitable[None]], items: int, workers: int) -> float:
+async def pool_seconds(work: Callable[[Receiver, Sender], Coroutine[Any, Any, None]], items: int, workers: int) -> float:
     """`workers` tasks that share one stream of work and one of results, each with its clone of both."""
     work_send, work_receive = anyio.create_memory_object_stream[int](workers)
     result_send, result_receive = anyio.create_memory_object_stream[int](workers)
