@@ -19,6 +19,7 @@ NAME = "anyio streams"
 
 Sender = MemoryObjectSendStream[int]
 Receiver = MemoryObjectReceiveStream[int]
+Work = Callable[[Receiver, Sender], Coroutine[Any, Any, None]]
 
 
 async def feed(items: int, sink: Sender) -> None:
@@ -77,7 +78,7 @@ async def threads_seconds() -> float:
     return await pool_seconds(work, THREAD_ITEMS, THREADS)
 
 
-async def pool_seconds(work: Callable[[Receiver, Sender], Coroutine[Any, Any, None]], items: int, workers: int) -> float:
+async def pool_seconds(work: Work, items: int, workers: int) -> float:
     """`workers` tasks that share one stream of work and one of results, each with its clone of both."""
     work_send, work_receive = anyio.create_memory_object_stream[int](workers)
     result_send, result_receive = anyio.create_memory_object_stream[int](workers)
