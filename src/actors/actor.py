@@ -77,11 +77,14 @@ class Actor:
     """
 
     __slots__ = (
-        "args_of", "body", "busy_seconds", "completed", "consumers", "ends_line", "failed", "fn", "graph", "inbox", "index", "invoke",
-        "kwargs_of", "links", "mode", "name", "out", "places", "policy", "reads", "retried", "slot", "successor", "warned", "was_slow",
+        "args_of", "body", "busy_seconds", "completed", "consumers", "ends_line", "failed", "fn", "graph", "inbox",
+        "index", "invoke", "kwargs_of", "links", "mode", "name", "out", "places", "policy", "reads", "retried", "slot",
+        "successor", "warned", "was_slow",
     )  # fmt: skip
 
-    def __init__(self, name: str, graph: str, index: int, policy: Policy, places: Places, inbox: "Channel[Frame]") -> None:
+    def __init__(
+        self, name: str, graph: str, index: int, policy: Policy, places: Places, inbox: "Channel[Frame]"
+    ) -> None:
         self.name = name
         self.graph = graph
         self.index = index
@@ -138,9 +141,8 @@ class Actor:
 
     def withdraw(self, frame: "Frame") -> None:
         """Take a cancelled frame out of the inbox, and let the next one in."""
-        if frame.dequeued(self):
-            if self.inbox.discard(frame, frame.priority) and not len(self.inbox):
-                self.places.waiting.remove(self)
+        if frame.dequeued(self) and self.inbox.discard(frame, frame.priority) and not len(self.inbox):
+            self.places.waiting.remove(self)
 
     def _line_up(self) -> None:
         if len(self.inbox) == 1:
@@ -185,9 +187,12 @@ class Actor:
             return
         self.warned = True
         _log.warning(
-            "node.blocks_loop", node=" → ".join(link.name for link in self.links) or self.name, graph=self.graph, milliseconds=round(elapsed_seconds * 1000),
+            "node.blocks_loop",
+            node=" → ".join(link.name for link in self.links) or self.name,
+            graph=self.graph,
+            milliseconds=round(elapsed_seconds * 1000),
             remedy='declare it @node(runs_on="thread") or runs_on="process", so that the event loop stays free',
-        )  # fmt: skip
+        )
 
     def statistics(self) -> ActorStatistics:
         """Return a snapshot of the counters."""

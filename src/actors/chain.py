@@ -24,7 +24,7 @@ def compose(functions: Sequence[Callable[..., Any]], *, single_argument: bool) -
     # The functions are closure variables of the chain: an enclosing function is the way to make those.
     source = "\n".join([f"def enclose({', '.join(names)}):", *lines, "  return value", " return chain"])
     namespace: dict[str, Any] = {}
-    exec(compile(source, "<penstock chain>", "exec"), namespace)  # noqa: S102 - the text is ours, names are numbered
+    exec(compile(source, "<penstock chain>", "exec"), namespace)
     chain: Callable[..., Any] = namespace["enclose"](*functions)
     return chain
 

@@ -1,12 +1,13 @@
 """Channel: a bounded queue between actors.
 
 It touches the event loop only when it has to wait: `put_nowait` and `get_nowait` are plain method calls on a deque.
-Waiting is fair. A putter that waits carries its item, and the getter that makes room moves the item in, so later
-puts cannot overtake it. A getter that is woken holds a reservation on one item, so others cannot overtake it either.
+Waiting is fair. A putter that waits carries its item, and whoever makes room moves the item in, so later puts cannot
+overtake it. A getter that is woken holds a reservation on one item, so others cannot overtake it either.
 """
 
 import asyncio
-from collections import deque
+import sys
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -50,17 +51,30 @@ class ChannelStatistics:
     get_wait_seconds: float
 
 
-class _Putter(Generic[T]):
-    __slots__ = ("future", "item", "size_bytes")
+class _Entry(Generic[T]):
+    """An item and its size, as it was when the item came: an item may change while it is queued."""
 
-    def __init__(self, item: T, size_bytes: int, future: "asyncio.Future[None]") -> None:
+    __slots__ = ("item", "size_bytes")
+
+    def __init__(self, item: T, size_bytes: int) -> None:
         self.item = item
         self.size_bytes = size_bytes
-        self.future = future
+
+
+class _Putter(_Entry[T]):
+    """An item that waits to enter, and the future that its putter awaits."""
+
+    __slots__ = ("entered",)
+
+    def __init__(self, item: T, size_bytes: int, entered: "asyncio.Future[None]") -> None:
+        super().__init__(item, size_bytes)
+        self.entered = entered
 
 
 class Channel(Generic[T]):
     """A bounded queue of items for one event loop; any number of producers and consumers.
+
+    An idle channel is small: what waiting, priorities and sizes need is made when it is first needed.
 
     Args:
         capacity: the most items it holds; None for no bound.
@@ -70,8 +84,8 @@ class Channel(Generic[T]):
     """
 
     __slots__ = (
-        "_bytes", "_closed", "_get_wait", "_getters", "_items", "_put_wait", "_putters", "_reserved", "_size_of",
-        "capacity", "high_water", "max_bytes", "puts",
+        "_bytes", "_capacity", "_closed", "_count", "_get_wait", "_getters", "_lanes", "_line", "_max_bytes",
+        "_put_wait", "_putters", "_reserved", "_size_of", "high_water", "puts",
     )  # fmt: skip
 
     def __init__(
@@ -85,23 +99,25 @@ class Channel(Generic[T]):
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         if max_bytes is not None and (max_bytes < 1 or size_of is None):
             raise ValueError("max_bytes must be at least 1 and needs size_of")
-        self.capacity = capacity
-        self.max_bytes = max_bytes
         self.high_water = 0
         self.puts = 0
+        self._capacity = sys.maxsize if capacity is None else capacity
+        self._max_bytes = max_bytes
         self._size_of = size_of if max_bytes is not None else None
-        # With a bytes limit an entry is (item, size): an item may change while it is queued, its size here may not.
-        self._items: Lanes[T | tuple[T, int]] = Lanes()
-        self._putters: Lanes[_Putter[T]] | None = None
-        self._getters: deque[asyncio.Future[None]] | None = None
-        self._reserved = 0  # items promised to getters that are woken but have not run yet
+        self._count = 0
         self._bytes = 0
+        # Items are in `_line` as long as all have priority 0 and no size counts, as nearly always; else in `_lanes`.
+        self._line: deque[T] | None = None
+        self._lanes: Lanes[_Entry[T]] | None = None if max_bytes is None else Lanes()
+        self._putters: Lanes[_Putter[T]] | None = None
+        self._getters: OrderedDict[asyncio.Future[None], None] | None = None
+        self._reserved = 0  # getters that are woken and have not run yet: each will take an item
         self._closed = False
         self._put_wait = 0.0
         self._get_wait = 0.0
 
     def __len__(self) -> int:
-        return self._items.count
+        return self._count
 
     @property
     def closed(self) -> bool:
@@ -117,16 +133,26 @@ class Channel(Generic[T]):
         Raises:
             ChannelClosed: the channel is closed.
         """
-        if self._closed:
-            raise ChannelClosed("put into a closed channel")
-        size_bytes = self._size_of(item) if self._size_of is not None else 0
-        if self._putters or not self._fits(size_bytes):
-            return False
-        self._enter(item, size_bytes, priority)
+        count = self._count
+        if priority or count >= self._capacity or self._lanes is not None or self._closed:
+            return self._put_by_rule(item, priority)
+        # The short way. Without sizes only a full channel has putters that wait, so nobody is overtaken here.
+        if self._line is None:
+            self._line = deque()
+        self._line.append(item)
+        self._count = count + 1
+        self.puts += 1
+        if count >= self.high_water:
+            self.high_water = count + 1
+        if self._getters:
+            self._wake_getters()
         return True
 
     async def put(self, item: T, priority: int = 0) -> None:
         """Put an item; waits while the channel is full.
+
+        If it is cancelled after the item was moved in and before it could return, the item stays in the channel;
+        `discard` takes it back.
 
         Raises:
             ChannelClosed: the channel is closed, or was closed while waiting; the item did not enter.
@@ -135,16 +161,14 @@ class Channel(Generic[T]):
             return
         if self._putters is None:
             self._putters = Lanes()
-        size_bytes = self._size_of(item) if self._size_of is not None else 0
-        putter = _Putter(item, size_bytes, asyncio.get_running_loop().create_future())
+        putter = _Putter(item, self._size(item), asyncio.get_running_loop().create_future())
         self._putters.push(putter, priority)
         began = perf_counter()
         try:
-            await putter.future
-        except BaseException:
-            # Still in line: leave it, and let smaller items behind this one in. Already moved in: the item stays put.
+            await putter.entered
+        except BaseException:  # a cancel, as a rule; raised again
             if self._putters.discard(putter, priority):
-                self._admit_putters()
+                self._admit_putters()  # a smaller item behind this one may fit
             raise
         finally:
             self._put_wait += perf_counter() - began
@@ -156,15 +180,15 @@ class Channel(Generic[T]):
             anyio.WouldBlock: there is none, or those that are there are promised to getters that waited before.
             ChannelClosed: the channel is closed and drained.
         """
-        if self._items.count <= self._reserved:
-            if self._closed and not self._items.count:
-                raise ChannelClosed("get from a closed and drained channel")
-            raise anyio.WouldBlock
-        return self._take()
+        if self._count > self._reserved:
+            return self._take()
+        if self._closed and not self._count:
+            raise ChannelClosed("get from a closed and drained channel")
+        raise anyio.WouldBlock
 
     def get_many_nowait(self, max_items: int) -> list[T]:
         """Take what is there, at most `max_items`, in one go; an empty list if there is nothing."""
-        return [self._take() for _ in range(min(max_items, self._items.count - self._reserved))]
+        return [self._take() for _ in range(min(max_items, self._count - self._reserved))]
 
     async def get(self) -> T:
         """Take the next item; waits while there is none.
@@ -172,125 +196,172 @@ class Channel(Generic[T]):
         Raises:
             ChannelClosed: the channel is closed and drained.
         """
-        if self._items.count > self._reserved:
+        if self._count > self._reserved:
             return self._take()
-        if self._closed:
-            raise ChannelClosed("get from a closed and drained channel")
         if self._getters is None:
-            self._getters = deque()
-        getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._getters.append(getter)
+            self._getters = OrderedDict()
         began = perf_counter()
+        woken_before = False
         try:
-            await getter
-        except BaseException:
-            if getter.done() and not getter.cancelled() and getter.exception() is None:
-                self._reserved -= 1  # woken and cancelled at once: pass the wake-up on
-                self._wake_getters()
-            elif getter in self._getters:
-                self._getters.remove(getter)
-            raise
+            while not self._closed or self._count:
+                await self._wait_in_line(self._getters, first=woken_before)
+                if self._count:
+                    item = self._take()
+                    if self._closed:
+                        self._wake_getters()
+                    return item
+                # The item was discarded meanwhile, or the channel was closed.
+                woken_before = True
         finally:
             self._get_wait += perf_counter() - began
+        raise ChannelClosed("get from a closed and drained channel")
+
+    async def _wait_in_line(self, getters: "OrderedDict[asyncio.Future[None], None]", *, first: bool) -> None:
+        getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        getters[getter] = None
+        if first:
+            getters.move_to_end(getter, last=False)
+        try:
+            await getter
+        except BaseException:  # a cancel, as a rule; raised again
+            if getter.done() and not getter.cancelled():  # woken and cancelled at once: pass the wake-up on
+                self._reserved -= 1
+                self._wake_getters()
+            else:
+                getters.pop(getter, None)
+            raise
         self._reserved -= 1
-        return self._take()
 
     def discard(self, item: T, priority: int = 0) -> bool:
-        """Take one particular item out, making room; returns whether it was queued.
+        """Take out one particular item that was put with this priority, making room; returns whether it was queued.
 
         If it still waits with its putter to enter, it does not enter any more, and the putter goes on.
         """
-        entry = item if self._size_of is None else self._entry_of(item)
-        if entry is not None and self._items.discard(entry, priority):
-            if self._size_of is not None:
-                self._bytes -= entry[1]  # type: ignore[index]
-            self._admit_putters()
-            return True
-        for putter in self._putters or ():
-            if putter.item is item:
-                assert self._putters is not None
-                self._putters.discard(putter, priority)
-                if not putter.future.done():
-                    putter.future.set_result(None)
-                self._admit_putters()
-                break
-        return False
-
-    def _entry_of(self, item: T) -> T | tuple[T, int] | None:
-        return next((entry for entry in self._items if isinstance(entry, tuple) and entry[0] is item), None)
+        queued = self._discard_queued(item, priority)
+        if not queued and self._putters is not None:
+            putter = next((putter for putter in self._putters.lane(priority) if putter.item is item), None)
+            if putter is None:
+                return False
+            self._putters.discard(putter, priority)
+            if not putter.entered.done():
+                putter.entered.set_result(None)
+        self._admit_putters()
+        if self._closed:
+            self._wake_getters()
+        return queued
 
     def close(self) -> None:
         """Refuse further puts; what is queued can still be taken, then getters see `ChannelClosed`."""
         self._closed = True
         while self._putters:
             putter = self._putters.pop()
-            if not putter.future.done():
-                putter.future.set_exception(ChannelClosed("the channel was closed while this put waited"))
-        while self._getters:
-            getter = self._getters.popleft()
-            if not getter.done():
-                getter.set_exception(ChannelClosed("the channel was closed while this get waited"))
+            if not putter.entered.done():
+                putter.entered.set_exception(ChannelClosed("the channel was closed while this put waited"))
+        self._wake_getters()
 
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""
         return ChannelStatistics(
-            depth=self._items.count,
-            capacity=self.capacity,
+            depth=self._count,
+            capacity=None if self._capacity == sys.maxsize else self._capacity,
             high_water=self.high_water,
             bytes_held=self._bytes,
             puts=self.puts,
-            waiting_putters=len(self._putters) if self._putters is not None else 0,
-            waiting_getters=len(self._getters) if self._getters is not None else 0,
+            waiting_putters=len(self._putters or ()),
+            waiting_getters=len(self._getters or ()),
             put_wait_seconds=self._put_wait,
             get_wait_seconds=self._get_wait,
         )
 
+    def _size(self, item: T) -> int:
+        return 0 if self._size_of is None else self._size_of(item)
+
     def _fits(self, size_bytes: int) -> bool:
-        count = self._items.count
-        if self.capacity is not None and count >= self.capacity:
+        if self._count >= self._capacity:
             return False
-        return self.max_bytes is None or not count or self._bytes + size_bytes <= self.max_bytes
+        return self._max_bytes is None or not self._count or self._bytes + size_bytes <= self._max_bytes
+
+    def _put_by_rule(self, item: T, priority: int) -> bool:
+        if self._closed:
+            raise ChannelClosed("put into a closed channel")
+        size_bytes = self._size(item)
+        # A putter may wait for bytes while there is room for less; only one of lower priority may be overtaken.
+        if not self._fits(size_bytes) or (self._putters and self._putters.highest >= priority):
+            return False
+        self._enter(item, size_bytes, priority)
+        return True
 
     def _enter(self, item: T, size_bytes: int, priority: int) -> None:
-        if self._size_of is None:
-            self._items.push(item, priority)
-        else:
-            self._items.push((item, size_bytes), priority)
+        lanes = self._lanes
+        if lanes is None:
+            if priority:
+                lanes = self._lanes = Lanes()
+                while self._line:
+                    lanes.push(_Entry(self._line.popleft(), 0))
+        elif not priority and not self._count and self._size_of is None:
+            lanes = self._lanes = None  # back to the short way, until the next item with a priority
+        if lanes is not None:
+            lanes.push(_Entry(item, size_bytes), priority)
             self._bytes += size_bytes
+        else:
+            if self._line is None:
+                self._line = deque()
+            self._line.append(item)
+        self._count += 1
         self.puts += 1
-        if self._items.count > self.high_water:
-            self.high_water = self._items.count
+        if self._count > self.high_water:
+            self.high_water = self._count
         if self._getters:
             self._wake_getters()
 
     def _take(self) -> T:
-        entry = self._items.pop()
-        if self._size_of is None:
-            item: T = entry  # type: ignore[assignment]
+        if self._lanes is None:
+            assert self._line is not None
+            item = self._line.popleft()
         else:
-            item, size_bytes = entry  # type: ignore[misc]
-            self._bytes -= size_bytes
-        if self._putters:
+            entry = self._lanes.pop()
+            item = entry.item
+            self._bytes -= entry.size_bytes
+        self._count -= 1
+        if self._putters is not None and self._putters.count:
             self._admit_putters()
         return item
+
+    def _discard_queued(self, item: T, priority: int) -> bool:
+        if self._lanes is not None:
+            entry = next((entry for entry in self._lanes.lane(priority) if entry.item is item), None)
+            if entry is None:
+                return False
+            self._lanes.discard(entry, priority)
+            self._bytes -= entry.size_bytes
+        else:
+            # By identity, unlike deque.remove: an item's class may define equality as it likes, and arrays do.
+            place = next((place for place, queued in enumerate(self._line or ()) if queued is item), None)
+            if place is None or self._line is None:
+                return False
+            del self._line[place]
+        self._count -= 1
+        return True
 
     def _admit_putters(self) -> None:
         putters = self._putters
         while putters:
-            putter, priority = putters.head()
-            if putter.future.done():  # cancelled, and about to leave the line by itself
+            putter = putters.head()
+            if putter.entered.done():  # cancelled, and about to leave the line by itself
                 putters.pop()
                 continue
             if not self._fits(putter.size_bytes):
                 return
+            priority = putters.highest
             putters.pop()
             self._enter(putter.item, putter.size_bytes, priority)
-            putter.future.set_result(None)
+            putter.entered.set_result(None)
 
     def _wake_getters(self) -> None:
+        """Wake as many as there are items for; all of them when none will come any more."""
         getters = self._getters
-        while getters and self._items.count > self._reserved:
-            getter = getters.popleft()
+        while getters and (self._count > self._reserved or (self._closed and not self._count)):
+            getter, _ = getters.popitem(last=False)
             if not getter.done():
                 self._reserved += 1
                 getter.set_result(None)

@@ -9,22 +9,27 @@ whoever leaves work in `ready` arms one callback. When it runs, the loop has con
 suspended, and if work is still there, more workers are needed. A node that never suspends keeps one.
 """
 
+# pyright loses the types in the loop that carries a frame from actor to actor, each read from the one before; mypy
+# does not, and checks them.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
-from typing import Any
+from typing import Any, cast
 
 from .._errors import NodeCancelledError
 from . import current
 from .actor import ASYNC, INLINE, Actor
-from .frame import Frame
+from .frame import NOTHING, Frame
 from .invocation import ThreadCall
 
 # Hops that a worker makes before it lets the loop run others: about 0.1 ms of no-op handlers, long enough to make
 # the yield (2 us) vanish, short against any timer.
 BUDGET = 256
 _NOBODY: list[Actor] = []
+_NO_FRAME: Frame = cast("Frame", None)
 _OWN_CANCEL = "penstock: the item is not wanted any more"
 
 
@@ -215,7 +220,7 @@ class Worker:
             self.cancels += 1
             self.task.cancel(_OWN_CANCEL)
 
-    async def run(self) -> None:  # noqa: C901, PLR0912, PLR0915 - the hot path: every call out of it costs as much as a hop
+    async def run(self) -> None:  # noqa: C901 - the hot path: every call out of it costs as much as a hop
         """Work until the crew is closed and nothing is left."""
         crew = self.crew
         ready = crew.ready
@@ -227,6 +232,11 @@ class Worker:
         undisturbed = task.cancelling()
         if not self._nested:
             crew.runnable -= 1
+        actor: Actor
+        frame: Frame
+        values: list[Any]
+        following: Actor | None
+        pulled: tuple[Actor, Frame] | None
         value: Any = None
         failure: BaseException | None = None
         stopped = False  # this worker has to end: somebody else than the engine cancelled its task
@@ -246,7 +256,7 @@ class Worker:
                     if pulled is None:
                         continue
                     actor, frame = pulled
-                    del pulled
+                    pulled = None
                 elif crew.closed:
                     return
                 else:
@@ -283,7 +293,7 @@ class Worker:
                                 budget = 0
                         else:
                             value = await actor.invoke(self, actor, frame)
-                    except BaseException as error:  # whatever a handler raises is its item's outcome
+                    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its item's outcome
                         failure = error
                     if failure is not None or self.cancels or frame.state != "running":  # a late result is discarded
                         stopped = self._is_stopped(undisturbed)
@@ -327,7 +337,7 @@ class Worker:
                 # An idle worker holds no item; and what was cancelled here must not cancel the next one.
                 position.frame = position.actor = None
                 value = failure = following = None
-                del frame, values
+                frame, values = _NO_FRAME, NOTHING
                 budget -= 1
                 if stopped or task.cancelling() != undisturbed:
                     if self._nested:

@@ -90,13 +90,20 @@ class Frame:
     _timer: asyncio.TimerHandle | None = None
 
     def __init__(
-        self, layout: Layout, inputs: tuple[Any, ...], crew: "Crew", listener: Listener, item: int, parent: "Frame | None"
+        self,
+        layout: Layout,
+        inputs: tuple[Any, ...],
+        crew: "Crew",
+        listener: Listener,
+        item: int,
+        parent: "Frame | None",
     ) -> None:
         self.layout = layout
         self.crew = crew
         self.listener = listener
         self.item = item
-        self.state: State = "running"
+        # A `State`; declared as str because checkers believe that no await changes what they compared it with.
+        self.state: str = "running"
         self.values: list[Any] = [*inputs, *layout.blank]
         if not layout.is_line:  # in a line each step has one reader, which takes over its slot: nothing to count
             self.missing = layout.countdown.copy()
@@ -171,7 +178,7 @@ class Frame:
         """All steps are done: build the result and claim the outcome "done"."""
         try:
             result = self.layout.result(self.values)
-        except Exception as error:  # user code: attribute access and item access on a result
+        except Exception as error:  # noqa: BLE001 - user code: attribute access and item access on a result
             error.add_note(f"while building the result of graph {self.layout.name!r}, item {self.item}")
             self.fail(error)
             return
@@ -250,4 +257,3 @@ class Frame:
         except AttributeError:  # an exception class with __slots__
             pass
         return error
-

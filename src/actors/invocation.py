@@ -57,6 +57,7 @@ class _Invocation:
         policy = actor.policy
         began = perf_counter()
         worker = self._worker
+        value: Any
         try:
             while True:
                 try:
@@ -88,8 +89,9 @@ class _Invocation:
             if seconds is None:
                 return await self._run_body()
             self._worker.position.attempt_deadline = self._worker.crew.loop.time() + seconds
+            timer = asyncio.timeout(seconds)
             try:
-                async with asyncio.timeout(seconds) as timer:
+                async with timer:
                     return await self._run_body()
             except TimeoutError as error:
                 if not timer.expired():
@@ -122,16 +124,20 @@ class _Invocation:
     async def _fall_back(self, error: Exception) -> Any:
         fallback = self._actor.policy.fallback
         assert fallback is not None
-        value = fallback(error)
+        value: Any = fallback(error)
         return await value if isinstance(value, Awaitable) else value
 
 
-async def run_async(worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+async def run_async(
+    worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Body of an `async def` node."""
     return await actor.fn(*args, **kwargs)
 
 
-async def run_inline(worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+async def run_inline(
+    worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Body of a plain `def` node, and of a chain of them, where each further one has a span of its own."""
     began = perf_counter()
     value = actor.links[0].fn(*args, **kwargs)

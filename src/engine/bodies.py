@@ -72,7 +72,9 @@ class _Map:
         self._parent = parent
         self._outside = outside
         self._empty = asyncio.Event()
-        self._crew = Crew(parent.crew.loop, copy_context(), self._ended, traced=parent.crew.traced, deadline=parent.crew.deadline)
+        self._crew = Crew(
+            parent.crew.loop, copy_context(), self._ended, traced=parent.crew.traced, deadline=parent.crew.deadline
+        )
         self._results: list[Any] = []
         self._frames: dict[int, Frame] = {}
         self._error: BaseException | None = None
@@ -137,7 +139,12 @@ class _Map:
         if self._filling:
             return
         self._filling = True
-        while self._error is None and not self._stopped and self._next < len(self._items) and len(self._frames) < self._limit:
+        while (
+            self._error is None
+            and not self._stopped
+            and self._next < len(self._items)
+            and len(self._frames) < self._limit
+        ):
             self._start(self._next)
         self._filling = False
         if not self._frames:

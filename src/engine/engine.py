@@ -91,9 +91,7 @@ class Engine:
         result: R = await run_call(self, as_call(call, "run"), resolve("run", options, self._options))
         return result
 
-    def stream(
-        self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, **options: Unpack[CallOptions]
-    ) -> Stream[R]:
+    def stream(self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, **options: Unpack[CallOptions]) -> Stream[R]:
         """Run many calls as a pipeline; see `penstock.engine.stream`."""
         return Stream(self, calls, resolve("stream", options, self._options))
 
@@ -135,7 +133,7 @@ class Engine:
             )
 
     def shared_wiring(self, plan: Plan, scheduler: ChosenScheduler) -> Wired | None:
-        """Return actors that all runs of a plan share; None if it has stateful nodes, which every scope has its own of."""
+        """Return actors that all runs of a plan share; None if it has stateful nodes, which each run has its own of."""
         # Kept with the plan and not here, so that graphs made by a factory for one call leave nothing behind.
         shared = plan.wirings.get(self)
         if shared is None:

@@ -67,9 +67,7 @@ class Instances:
         if errors:
             raise errors[0]
 
-    async def _host(
-        self, nodes: list[Node[..., Any]], opened: "asyncio.Future[None]", closing: asyncio.Event
-    ) -> None:
+    async def _host(self, nodes: list[Node[..., Any]], opened: "asyncio.Future[None]", closing: asyncio.Event) -> None:
         try:
             async with AsyncExitStack() as stack:
                 for node in nodes:
@@ -94,6 +92,6 @@ def stateful_nodes(plan: Plan) -> Iterator[Node[..., Any]]:
         for step in current.steps:
             plans.extend(step.bodies)
             for link in step.chain:
-                if isinstance(link.callee, Node) and link.callee.template is not None:
-                    if link.callee.origin.replacement is None:
-                        yield link.callee
+                callee = link.callee
+                if isinstance(callee, Node) and callee.template is not None and callee.origin.replacement is None:
+                    yield callee

@@ -125,10 +125,8 @@ class Pipeline:
             if self._crew is None or hasattr(calls, "__aiter__"):
                 await feed(calls, self.window, self._start)
             else:
-                await PulledSource(
-                    calls, self.window, self._crew, self._prepare, self._parent, self._deadline
-                ).run()
-        except Exception as error:  # of the source, or of a stateful node that does not start: it ends the stream
+                await PulledSource(calls, self.window, self._crew, self._prepare, self._parent, self._deadline).run()
+        except Exception as error:  # noqa: BLE001 - of the source, or of a stateful node that does not start: it ends the stream
             self._source_error = error
         except (KeyboardInterrupt, SystemExit) as error:
             self.abort(error)
@@ -154,9 +152,7 @@ class Pipeline:
             span, traced = start_span(call, context, item=index, parent=self._span)
             crew = self._scope.crew(context, traced=traced, deadline=self._deadline)
         self.window.submitted += 1
-        frame = self.window.frames[index] = Frame(
-            wired.program, call.arguments, crew, self.window, index, self._parent
-        )
+        frame = self.window.frames[index] = Frame(wired.program, call.arguments, crew, self.window, index, self._parent)
         frame.priority = self._options.priority
         frame.span = span if traced else None
         if self._deadline is not None:

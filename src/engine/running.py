@@ -42,10 +42,11 @@ async def _run_in_own_scope(
     scope = Scope(engine, options, scheduler)
     try:
         # The deadline covers the start of stateful nodes as well.
+        timer = asyncio.timeout_at(run.deadline)
         try:
-            async with asyncio.timeout_at(run.deadline) as timer:
+            async with timer:
                 wired = await scope.prepare(plan)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again, by the name of what was meant to start
             raise run.not_started(error, timed_out=timer.expired()) from None
         return await run.finish(wired)
     finally:
@@ -55,7 +56,7 @@ async def _run_in_own_scope(
 class _Run:
     """One call on its own: it listens to its frame."""
 
-    __slots__ = ("_call", "_crew", "_engine", "_options", "_traced", "_span", "_waiter", "deadline")
+    __slots__ = ("_call", "_crew", "_engine", "_options", "_span", "_traced", "_waiter", "deadline")
 
     def __init__(self, engine: "Engine", call: Call[Any], options: ExecutionOptions) -> None:
         self._engine = engine

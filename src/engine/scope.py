@@ -115,5 +115,3 @@ async def uninterrupted(work: Any) -> Any:
 def closed_error(what: str) -> EngineClosedError:
     """Return the error of calls that a closing scope ends."""
     return EngineClosedError(f"{what} was closed while this call was in flight")
-
-

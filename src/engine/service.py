@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 ServiceState = Literal["starting", "ready", "draining", "stopped"]
 
+
 @dataclass(frozen=True)
 class ServiceStatistics:
     """A snapshot of a deployment.
@@ -257,8 +258,9 @@ class Service(Generic[P, R]):
 
     async def _reserve(self, admission: Admission, call: Call[Any], priority: int, deadline: float | None) -> None:
         """Wait for a place; the deadline covers it, and a deployment that stops meanwhile says so."""
+        timer = asyncio.timeout_at(deadline)
         try:
-            async with asyncio.timeout_at(deadline) as timer:
+            async with timer:
                 await admission.reserve(priority, call.graph.name)
         except TimeoutError as error:
             if not timer.expired():

@@ -18,7 +18,7 @@ Prepare: TypeAlias = Callable[[Graph[..., Any]], Awaitable[Wired]]
 _BURST = 64
 
 
-class _Ended(Exception):  # noqa: N818 - not an error
+class _Ended(Exception):
     """The source has no more calls. A StopIteration cannot travel through a future."""
 
 
@@ -83,7 +83,7 @@ class PulledSource:
         window.in_flight += 1  # the place is reserved before the source is asked
         try:
             call = next(self._iterator)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - it ends the stream; a worker only asked for a call
             self._stop(_Ended() if isinstance(error, StopIteration) else error)
             window.release()
             return None
@@ -108,9 +108,7 @@ class PulledSource:
         window = self._window
         index = window.submitted
         window.submitted = index + 1
-        frame = window.frames[index] = Frame(
-            wired.program, call.arguments, self._crew, window, index, self._parent
-        )
+        frame = window.frames[index] = Frame(wired.program, call.arguments, self._crew, window, index, self._parent)
         if self._deadline is not None:
             frame.deadline = self._deadline
         return frame

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from .._errors import EngineClosedError
 from ..actors.actor import ActorStatistics
@@ -78,7 +78,9 @@ class Stream(Generic[T_co]):
                 f"engine.stream takes an iterable of calls; for one call of {calls.graph.name!r} use engine.run"
             )
         if not hasattr(calls, "__iter__") and not hasattr(calls, "__aiter__"):
-            raise TypeError(f"engine.stream takes an iterable of calls, such as (search(u) for u in urls), got {calls!r}")
+            raise TypeError(
+                f"engine.stream takes an iterable of calls, such as (search(u) for u in urls), got {calls!r}"
+            )
         self._engine = engine
         self._options = options
         self._calls: Calls | None = calls

@@ -31,8 +31,8 @@ class Window:
     """
 
     __slots__ = (
-        "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "closed", "completed", "failed",
-        "frames", "in_flight", "on_room", "position", "service", "size", "submitted",
+        "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "closed", "completed",
+        "failed", "frames", "in_flight", "on_room", "position", "service", "size", "submitted",
     )  # fmt: skip
 
     def __init__(

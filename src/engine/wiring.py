@@ -102,7 +102,9 @@ class Wiring:
             actor = self._node_actor(program, unit, step, step.head.callee)
         else:
             assert isinstance(step.head.callee, Control)
-            actor = Actor(step.label, program.name, unit.index, _PLAIN, self._own_places(UNLIMITED), self._inbox(_PLAIN))
+            actor = Actor(
+                step.label, program.name, unit.index, _PLAIN, self._own_places(UNLIMITED), self._inbox(_PLAIN)
+            )
             bodies = tuple(self._body_wiring().wire(body.program("parallel")) for body in step.bodies)
             actor.body = body_of(step.head.callee, bodies)
         actor.slot = unit.slot
@@ -195,5 +197,3 @@ def _bytes_of(value: Any) -> int:
     if isinstance(size, int):
         return size
     return len(value) if isinstance(value, bytes | bytearray | str) else 0
-
-
