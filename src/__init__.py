@@ -34,11 +34,11 @@ from .engine.control import cond as cond
 from .engine.control import map_each as map_each
 from .engine.control import switch as switch
 from .engine.control import while_loop as while_loop
+from .engine.decorator import node as node
 from .engine.graph import Call as Call
 from .engine.graph import Graph as Graph
 from .engine.graph import graph as graph
 from .engine.node import Node as Node
-from .engine.node import node as node
 from .engine.options import ExecutionOptions as ExecutionOptions
 from .engine.options import execution_options as execution_options
 from .engine.options import set_execution_options as set_execution_options

@@ -6,7 +6,7 @@ graphs of their own: an iteration never enters an inbox of the outer graph.
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 from .._errors import IterationLimitError
 from .tracer import Trace, active
@@ -70,7 +70,9 @@ def cond(
     tracer = active()
     if tracer is None:
         return _await(then if predicate else otherwise, operand)
-    return _record(Control("cond"), (predicate, operand), (("then", then), ("otherwise", otherwise)))
+    return cast(
+        "Awaitable[U]", _record(Control("cond"), (predicate, operand), (("then", then), ("otherwise", otherwise)))
+    )
 
 
 def switch(index: int, branches: tuple[Callable[[T], Awaitable[U]], ...], operand: T, /) -> Awaitable[U]:
@@ -93,7 +95,7 @@ def switch(index: int, branches: tuple[Callable[[T], Awaitable[U]], ...], operan
     if tracer is None:
         return _await(branches[checked_branch(index, len(branches))], operand)
     named = tuple((f"branch {number}", branch) for number, branch in enumerate(branches))
-    return _record(Control("switch"), (index, operand), named)
+    return cast("Awaitable[U]", _record(Control("switch"), (index, operand), named))
 
 
 def while_loop(
@@ -123,7 +125,8 @@ def while_loop(
     tracer = active()
     if tracer is None:
         return _loop(predicate, body, initial, max_iterations)
-    return _record(Control("while_loop", max_iterations), (initial,), (("while", predicate), ("body", body)))
+    bodies = ("while", predicate), ("body", body)
+    return cast("Awaitable[T]", _record(Control("while_loop", max_iterations), (initial,), bodies))
 
 
 @overload
@@ -150,7 +153,7 @@ def map_each(
     tracer = active()
     if tracer is None:
         return _map(fn, items)
-    return _record(Control("map_each", concurrency), (items,), (("each", fn),))
+    return cast("Awaitable[list[Any]]", _record(Control("map_each", concurrency), (items,), (("each", fn),)))
 
 
 def checked_branch(index: int, count: int) -> int:
@@ -192,5 +195,3 @@ async def _loop(predicate: Callable[[Any], Any], body: Callable[[Any], Any], val
 
 async def _map(fn: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     return [await _await(fn, item) for item in items]
-
-

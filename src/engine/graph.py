@@ -1,27 +1,34 @@
 """Graph and Call: a typed async function that is traced once, and its unstarted invocations."""
 
+import functools
 import inspect
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from weakref import WeakSet
 
 from .._errors import GraphTraceError
+from .annotations import hints_of
+from .call_site import call_location, definition_location
 from .control import Control
-from .node import Node, hints_of
+from .node import Node
+from .outside import inner_codes
 from .plan import Plan, make_plan
-from .ref import Ref
+from .ref import PendingRef, Ref, Unawaited
 from .references import References, resolve_references
 from .replacement import epoch
 from .source_check import check_source
 from .stateful import is_stateful
-from .tracer import Trace, Tracer, active
+from .tracer import Trace, Tracer, active, endless_recursion
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-S = TypeVar("S")
+A = TypeVar("A")
+B = TypeVar("B")
 
 
-class Call(Generic[R_co]):
+class Call(Unawaited, Generic[R_co]):
     """An unstarted invocation of a graph with its arguments; what the verbs of `engine` take.
 
     `await` on it, without an engine, runs the graph step by step as plain Python; policies do not apply then.
@@ -36,7 +43,8 @@ class Call(Generic[R_co]):
     def __await__(self) -> Generator[Any, Any, R_co]:
         tracer = active()
         if tracer is None:
-            return self.graph.fn(*self.arguments).__await__()
+            return self.graph.start(self.arguments).__await__()
+        tracer.awaited(self)
         return cast(Generator[Any, Any, R_co], _inlined(tracer, self))
 
     def __repr__(self) -> str:
@@ -58,24 +66,49 @@ class Graph(Generic[P, R_co]):
         self.__module__ = fn.__module__
         self.__wrapped__ = fn
         self._signature = inspect.signature(fn)
-        self._arity = len(self._signature.parameters)
+        _refuse_variadic(self)
+        kinds = [parameter.kind for parameter in self._signature.parameters.values()]
+        self._positional = len(kinds) - kinds.count(inspect.Parameter.KEYWORD_ONLY)
+        self._arity = len(kinds) if self._positional == len(kinds) else -1
         self._trace: Trace | None = None
         self._plan: Plan | None = None
         self._references = References()
         self._epoch = -1
-        _refuse_variadic(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """Return an unstarted `Call` with these arguments."""
-        if kwargs or len(args) != self._arity:
-            bound = self._signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return Call(self, tuple(bound.arguments.values()))
-        return Call(self, args)
+        tracer = active()
+        if tracer is None:
+            for arg in args:
+                if type(arg) is Ref or type(arg) is PendingRef:
+                    raise GraphTraceError(
+                        f"{call_location()}: graph {self.name!r} is called outside a trace with {arg!r}: it leaked out "
+                        "of its graph through a global, an attribute or a cache; return it from the graph instead"
+                    )
+        call = Call(self, args if len(args) == self._arity and not kwargs else self._bound(args, kwargs))
+        if tracer is not None:
+            tracer.pending[call] = call_location()
+        return call
 
-    def __rshift__(self, following: Any) -> "Graph[P, Any]":
+    @overload
+    def __rshift__(self: "Graph[P, A]", following: Callable[[A], Awaitable[B]]) -> "Graph[P, B]": ...
+    @overload
+    def __rshift__(self: "Graph[P, A]", following: Callable[[A], B]) -> "Graph[P, B]": ...
+    def __rshift__(self, following: Any) -> Any:
         """Build a chain: the result of this graph is the only argument of `following`."""
         return chain(self, following)
+
+    def __rrshift__(self, before: Any) -> Any:
+        """Build a chain that begins with an instance of a stateful node."""
+        return chain(before, self)
+
+    def start(self, arguments: tuple[Any, ...]) -> Coroutine[Any, Any, R_co]:
+        """Call the function itself, with its arguments in the order of its parameters."""
+        fn: Callable[..., Coroutine[Any, Any, R_co]] = self.fn
+        if self._arity >= 0:
+            return fn(*arguments)
+        names = list(self._signature.parameters)[self._positional :]
+        return fn(*arguments[: self._positional], **dict(zip(names, arguments[self._positional :], strict=True)))
 
     def trace(self) -> Trace:
         """Return what the graph does; traced at the first call, and again when a name that it uses was rebound.
@@ -97,17 +130,31 @@ class Graph(Generic[P, R_co]):
 
     def _traced(self) -> Trace:
         tracer = Tracer(self.name)
-        parameters = [
-            tracer.parameter(name, lambda name=name: hints_of(self.fn).get(name))
-            for name in self._signature.parameters
-        ]  # fmt: skip
-        result = tracer.run(self.fn, tuple(parameters), {})
-        hints = hints_of(self.fn)
-        trace = tracer.finish(result, tuple(hints.get(name) for name in self._signature.parameters))
+        parameters = tuple([tracer.parameter(name, _hint_of(self.fn, name)) for name in self._signature.parameters])
+        try:
+            result = tracer.run(self.fn, self.start, parameters)
+            hints = hints_of(self.fn)
+            trace = tracer.finish(result, self.fn, tuple(hints.get(name) for name in self._signature.parameters))
+        except RecursionError:
+            raise endless_recursion(definition_location(self.fn), self.name) from None
+        finally:
+            tracer.closed = True
         self._references = References()
         for fn in dict.fromkeys(trace.functions):
+            _check(fn, again=False)  # a body may come from elsewhere than the graph that drives it
             self._references = self._references | resolve_references(fn, is_tracked=is_tracked)
         return trace
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            message = f"graph {self.name!r} is called wrongly: {error}; its parameters are {self._signature}"
+            if active() is None:
+                raise TypeError(message) from None
+            raise GraphTraceError(f"{call_location()}: {message}") from None
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
 
     def to_mermaid(self) -> str:
         """Return the graph as a Mermaid flowchart, for Markdown."""
@@ -147,8 +194,13 @@ def graph(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Graph[P, R]:
             `asyncio.gather`; the message names file, line and remedy.
     """
     if not inspect.iscoroutinefunction(fn):
-        raise GraphTraceError(f"@graph needs an `async def`, got {fn!r}")
-    check_source(fn, is_node=is_tracked)
+        remedy = "write `async def`"
+        if inspect.isasyncgenfunction(fn):
+            remedy = "a graph returns one value: take the `yield` out"
+        elif isinstance(fn, Node | Graph):
+            remedy = "it is a node or a graph already"
+        raise GraphTraceError(f"{definition_location(fn)}: @graph needs an `async def`, got {fn!r}; {remedy}")
+    _check(fn, again=True)
     return Graph(fn)
 
 
@@ -180,24 +232,43 @@ def is_tracked(value: object) -> bool:
     return isinstance(value, Node | Graph | Control) or is_stateful(value)
 
 
+def is_graph(value: object) -> bool:
+    """Whether `value` is a graph."""
+    return isinstance(value, Graph)
+
+
+# The code of functions that were checked, and of those inside them.
+_checked: WeakSet[types.CodeType] = WeakSet()
+
+
+def _check(fn: Callable[..., Any], *, again: bool) -> None:
+    """Check the source of a graph or a body for what a trace cannot represent; a node's body is not traced."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    function = fn.__func__ if isinstance(fn, types.MethodType) else fn
+    if isinstance(function, types.FunctionType) and (again or function.__code__ not in _checked):
+        check_source(fn, is_node=is_tracked, is_graph=is_graph)
+        _checked.update((function.__code__, *inner_codes(function.__code__)))
+
+
+def _hint_of(fn: Callable[..., Any], name: str) -> Callable[[], Any]:
+    return lambda: hints_of(fn).get(name)
+
+
 async def _settled(value: Any) -> Any:
     return await value if hasattr(value, "__await__") and not isinstance(value, Ref) else value
 
 
 def _inlined(tracer: Tracer, call: Call[Any]) -> Generator[Any, Any, Any]:
-    return tracer.run(call.graph.fn, call.arguments, {})
-    yield  # a generator, as __await__ must be; it never suspends
+    yield from ()  # a generator, as __await__ must be; it never suspends
+    return tracer.run(call.graph.fn, call.graph.start, call.arguments)
 
 
 def _refuse_variadic(made: Graph[..., Any]) -> None:
     kinds = inspect.Parameter
     for parameter in made._signature.parameters.values():
         if parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
-            code = getattr(made.fn, "__code__", None)
-            where = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else made.name
             raise GraphTraceError(
-                f"{where}: parameter {parameter} of graph {made.name!r}: the number of values must be known when the "
-                "graph is traced; take a list"
+                f"{definition_location(made.fn)}: parameter {parameter} of graph {made.name!r}: the number of values "
+                "must be known when the graph is traced; take a list"
             )
-
-

@@ -4,12 +4,13 @@ import dataclasses
 import functools
 import inspect
 import types
-import typing
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from .._errors import GraphTraceError
-from ..actors.policy import Policy, Retry, RunsOn
+from ..actors.policy import Policy, Retry
+from .annotations import hints_of
+from .call_site import call_location
 from .ref import PendingRef, Ref
 from .tracer import active
 
@@ -17,16 +18,17 @@ if TYPE_CHECKING:
     from .graph import Graph
 
 P = ParamSpec("P")
-Ret = TypeVar("Ret", covariant=True)
+Ret_co = TypeVar("Ret_co", covariant=True)
 R = TypeVar("R")
-T = TypeVar("T")
 A = TypeVar("A")
 B = TypeVar("B")
+Owner = TypeVar("Owner")
+Rest = ParamSpec("Rest")
 
 _UNCHANGED: Any = object()
 
 
-class Node(Generic[P, Ret]):
+class Node(Generic[P, Ret_co]):
     """A function with a policy, made by `penstock.node`.
 
     Called outside a graph it is just the function. Called while a graph is traced, it becomes a step of the graph.
@@ -37,55 +39,85 @@ class Node(Generic[P, Ret]):
         policy: limits, timeout, retry, fallback, where it runs.
         origin: the node that this one is a copy of, or itself; copies share its limits.
         template: for an instance of a stateful node, the instance that the user made.
+        bound_to: for a method, the instance that it was taken from.
     """
 
     def __init__(
         self,
-        fn: Callable[P, Ret],
+        fn: Callable[P, Ret_co],
         policy: Policy,
         *,
         name: str | None = None,
         origin: "Node[..., Any] | None" = None,
         template: object | None = None,
+        bound_to: object | None = None,
     ) -> None:
+        functools.update_wrapper(self, fn, updated=())
         self.fn = fn
         self.policy = policy
-        self.name = name or getattr(fn, "__name__", type(fn).__name__)
+        self.name: str = name or str(getattr(fn, "__name__", type(fn).__name__))
         self.origin: Node[..., Any] = self if origin is None else origin
         self.template = template
+        self.bound_to = bound_to
         self.is_async = _is_async(fn)
         self.replacement: Callable[..., Any] | None = None
-        functools.update_wrapper(self, fn, updated=())
+        # What a function takes along besides its arguments could be a symbolic value.
+        self._takes_along = not isinstance(fn, types.FunctionType) or fn.__closure__ is not None
         _validate(self)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Ret:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Ret_co:
         """Call the function; while a graph is traced, record the call instead."""
         tracer = active()
         if tracer is None:
             for arg in (*args, *kwargs.values()):
                 if isinstance(arg, Ref | PendingRef):
                     _refuse_leak(self.name, arg)
-            return self.target(*args, **kwargs)
-        _check_arity(self, args, kwargs)
-        return cast(Ret, tracer.record(self, args, kwargs))
+            return cast(Ret_co, self.target(*args, **kwargs))
+        fewest, most = self._arity
+        if kwargs or not fewest <= len(args) <= most:
+            self._check_arity(args, kwargs)
+        if self._takes_along:
+            tracer.check_callee(self.fn, self.name)
+        return cast(Ret_co, tracer.record(self, args, kwargs))
 
-    def __get__(self, instance: object, owner: type | None = None) -> "Node[..., Ret]":
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: "Node[Concatenate[Owner, Rest], Ret_co]", instance: Owner, owner: type | None = None
+    ) -> "Node[Rest, Ret_co]": ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind a node that is a method; all bound copies share the limits of the method."""
         if instance is None:
             return self
         bound = types.MethodType(self.fn, instance)
-        return Node(bound, self.policy, name=self.name, origin=self.origin)
+        return Node(bound, self.policy, name=self.name, origin=self.origin, bound_to=instance)
 
     @property
     def target(self) -> Callable[..., Any]:
         """The function that runs: this node's own, or the fake that `testing.replace` put in its place."""
         fake = self.origin.replacement
-        return self.fn if fake is None else fake
+        if fake is None:
+            return self.fn
+        return fake if self.bound_to is None else types.MethodType(fake, self.bound_to)
 
     @property
     def binding(self) -> object:
         """What tells two bindings of one method apart; None for a plain function."""
-        return id(self.fn.__self__) if isinstance(self.fn, types.MethodType) else None
+        return None if self.bound_to is None else id(self.bound_to)
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature | None:
+        """The parameters; None for some builtins, which have none."""
+        try:
+            return inspect.signature(self.fn)
+        except (TypeError, ValueError):
+            return None
+
+    @functools.cached_property
+    def hints(self) -> dict[str, Any]:
+        """The annotations, as far as they can be resolved."""
+        return hints_of(self.fn)
 
     @overload
     def with_policy(
@@ -129,47 +161,65 @@ class Node(Generic[P, Ret]):
             name=self.name if name is _UNCHANGED else name,
             origin=self.origin,
             template=self.template,
+            bound_to=self.bound_to,
         )
 
     @overload
     def __rshift__(
-        self: "Node[P, Coroutine[Any, Any, A]]", following: "Node[[A], Coroutine[Any, Any, B]] | Graph[[A], B]"
+        self: "Node[P, Coroutine[Any, Any, A]]", following: Callable[[A], Awaitable[B]]
     ) -> "Graph[P, B]": ...
     @overload
-    def __rshift__(
-        self: "Node[P, A]", following: "Node[[A], Coroutine[Any, Any, B]] | Graph[[A], B]"
-    ) -> "Graph[P, B]": ...
+    def __rshift__(self: "Node[P, Coroutine[Any, Any, A]]", following: Callable[[A], B]) -> "Graph[P, B]": ...
     @overload
-    def __rshift__(self: "Node[P, Coroutine[Any, Any, A]]", following: "Node[[A], B]") -> "Graph[P, B]": ...
+    def __rshift__(self: "Node[P, A]", following: Callable[[A], Awaitable[B]]) -> "Graph[P, B]": ...
     @overload
-    def __rshift__(self: "Node[P, A]", following: "Node[[A], B]") -> "Graph[P, B]": ...
+    def __rshift__(self: "Node[P, A]", following: Callable[[A], B]) -> "Graph[P, B]": ...
     def __rshift__(self, following: Any) -> Any:
-        """Build a chain: the result of this node is the only argument of `following`."""
-        from .graph import chain
+        """Build a chain: the result of this node is the only argument of `following`, a node or a graph."""
+        from .graph import chain  # a graph knows nodes
 
         return chain(self, following)
 
+    def __rrshift__(self, before: Any) -> Any:
+        """Build a chain that begins with an instance of a stateful node."""
+        from .graph import chain  # as above
+
+        return chain(before, self)
+
     def result_annotation(self) -> Any:
         """Return the annotation of the result, None if unknown."""
-        return hints_of(self.fn).get("return")
+        return self.hints.get("return")
+
+    @functools.cached_property
+    def _arity(self) -> tuple[int, float]:
+        """The fewest and the most positional arguments that are certainly right without any keyword arguments."""
+        kinds = inspect.Parameter
+        parameters = [] if self.signature is None else list(self.signature.parameters.values())
+        positional = [one for one in parameters if one.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+        fewest = sum(one.default is kinds.empty for one in positional)
+        if any(one.kind is kinds.KEYWORD_ONLY and one.default is kinds.empty for one in parameters):
+            return 1, 0  # none is right
+        unlimited = self.signature is None or any(one.kind is kinds.VAR_POSITIONAL for one in parameters)
+        return fewest, float("inf") if unlimited else len(positional)
+
+    def _check_arity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.signature is None:
+            return
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise GraphTraceError(
+                f"{call_location()}: node {self.name!r} is called wrongly: {error}; its parameters are {self.signature}"
+            ) from None
 
     def __repr__(self) -> str:
         return f"<Node {self.name}>"
 
 
-def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
-    """Return the resolved annotations of a function; none where they cannot be resolved."""
-    function = fn if inspect.isroutine(fn) or inspect.isclass(fn) else getattr(type(fn), "__call__", fn)
-    try:
-        return typing.get_type_hints(function)
-    except Exception:  # names in annotations may not exist at run time (TYPE_CHECKING), or fail in any other way
-        return {}
-
-
 def _is_async(fn: Callable[..., Any]) -> bool:
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
 def _validate(node: Node[..., Any]) -> None:
@@ -180,103 +230,12 @@ def _validate(node: Node[..., Any]) -> None:
             f"node {node.name!r} is an `async def`, which runs on the event loop; "
             f'runs_on="{node.policy.runs_on}" needs a plain `def`'
         )
-    if node.policy.runs_on == "process" and isinstance(node.template, object) and node.template is not None:
+    if node.policy.runs_on == "process" and node.template is not None:
         raise TypeError(f'stateful node {node.name!r} cannot run with runs_on="process": its state would stay there')
-
-
-@functools.lru_cache(maxsize=4096)
-def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(fn)
-    except (TypeError, ValueError):  # some builtins have none
-        return None
-
-
-def _check_arity(node: Node[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    signature = _signature(node.fn)
-    if signature is None:
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        from .ref import call_location
-
-        raise GraphTraceError(f"{call_location()}: node {node.name!r}{signature} is called wrongly: {error}") from None
 
 
 def _refuse_leak(name: str, ref: Ref | PendingRef) -> None:
     raise GraphTraceError(
-        f"node {name!r} was called outside a graph with {ref!r}, a value that exists only while its graph is traced; "
-        "it leaked out of the graph function through a global, an attribute or a cache"
+        f"{call_location()}: node {name!r} is called outside a graph with {ref!r}, a value that exists only while its "
+        "graph is traced: it leaked out through a global, an attribute or a cache; return it from the graph instead"
     )
-
-
-class _Decorator(Protocol):
-    @overload
-    def __call__(self, cls: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]
-    @overload
-    def __call__(self, fn: Callable[P, R], /) -> Node[P, R]: ...
-
-
-@overload
-def node(cls: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]
-@overload
-def node(fn: Callable[P, R], /) -> Node[P, R]: ...
-@overload
-def node(
-    *,
-    name: str | None = None,
-    concurrency: int | None = None,
-    capacity: int | None = None,
-    max_bytes: int | None = None,
-    runs_on: RunsOn = "loop",
-    timeout_seconds: float | None = None,
-    retry: Retry | None = None,
-    fallback: Callable[[Exception], Any] | None = None,
-    pure: bool = False,
-    effectful: bool = False,
-) -> _Decorator: ...
-def node(fn: Any = None, /, *, name: str | None = None, **policy: Any) -> Any:
-    """Make a node of a function, an async function, or a class whose instances are called.
-
-    Args:
-        fn: the function or class, when used without parentheses.
-        name: how it is drawn, traced and named in errors; default: the name of the function.
-        concurrency: the most items in flight in it at a time, per Engine; default: an `async def` grows on demand,
-            a thread or process node has its pool's size, a plain `def` and a stateful node have 1.
-        capacity: items that its inbox holds in a pipeline.
-        max_bytes: bytes that its inbox holds, for values that know their size (`nbytes`, `bytes`, `str`).
-        runs_on: "loop", "thread" or "process", for a plain `def`.
-        timeout_seconds: seconds that one attempt may take.
-        retry: which failures are worth another attempt.
-        fallback: function of the exception, run once after the last attempt; its result is the node's.
-        pure: equal arguments give equal results, and nothing else happens: equal calls are merged.
-        effectful: it is called for its effect: it stays, although nobody reads its result.
-
-    Returns:
-        A `Node`; a class stays a class, and calls of its instances become steps.
-
-    Raises:
-        ValueError: a number is out of its range.
-        TypeError: the function cannot be a node as asked, e.g. an `async def` with runs_on="thread".
-    """
-
-    def decorate(target: Any) -> Any:
-        if isinstance(target, Node):
-            raise TypeError(f"{target.name!r} is a node already; use {target.name}.with_policy(...) for a copy")
-        try:
-            made = Policy(**policy)
-        except TypeError as error:
-            raise TypeError(f"@node: {error}; the options are {', '.join(sorted(_OPTIONS))}") from None
-        if isinstance(target, type):
-            from .stateful import make_stateful
-
-            return make_stateful(target, made, name)
-        if not callable(target):
-            raise TypeError(f"@node needs a function or a class, got {target!r}")
-        return Node(target, made, name=name)
-
-    return decorate if fn is None else decorate(fn)
-
-
-_OPTIONS = {"name", *(field.name for field in dataclasses.fields(Policy))}

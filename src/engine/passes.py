@@ -1,14 +1,16 @@
 """Planning passes: pure functions from steps to steps, each with a report of what it changed."""
 
+import inspect
 import itertools
+from abc import ABCMeta
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, get_origin
+from typing import Any, TypeAlias, TypeGuard, get_origin
 
 from .._errors import PlanError
-from .node import Node, hints_of
-from .template import Constant, Container, Read, Template, key, reads, renumber
+from .node import Node
+from .template import Constant, Read, Template, key, reads, renumber
 from .tracer import Step
 
 
@@ -64,10 +66,13 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
         PlanError: a value does not fit; the message names the line.
     """
     types: dict[int, Any] = dict(zip(draft.parameter_sources, draft.annotations, strict=False))
+    signatures: dict[Node[..., Any], _Parameters] = {}
     checked = 0
     for step in _all_steps(draft):
         if isinstance(step.callee, Node):
-            checked += _check_arguments(draft.name, step, types)
+            if step.callee not in signatures:
+                signatures[step.callee] = _Parameters.of(step.callee)
+            checked += _check_arguments(draft.name, step, signatures[step.callee], types)
         types[step.source] = step.callee.result_annotation()
     return draft, PassReport("validate", checked, checked)
 
@@ -97,15 +102,7 @@ def merge_equal_calls(draft: Draft) -> tuple[Draft, PassReport]:
     for original in _all_steps(draft):
         step = _with_sources(original, merged)
         if isinstance(step.callee, Node) and step.callee.policy.pure:
-            identity = (
-                id(step.callee.origin),
-                step.callee.binding,
-                id(step.callee.target),
-                step.callee.policy,
-                tuple(key(arg) for arg in step.args),
-                tuple(sorted((name, key(arg)) for name, arg in step.kwargs.items())),
-            )
-            twin = first.setdefault(identity, step)
+            twin = _first_of(first, step, step.callee)
             if twin is not step:
                 merged[step.source] = twin.source
                 changes.append(f"merged {step.callee.name} ({step.location}) into the equal call at {twin.location}")
@@ -118,8 +115,8 @@ def merge_equal_calls(draft: Draft) -> tuple[Draft, PassReport]:
 
 
 def fuse_inline_chains(draft: Draft) -> tuple[Draft, PassReport]:
-    """Let chains of plain functions share one actor, where each takes just the value before it, and nobody else does."""
-    readers = Counter(read.source for step in _all_steps(draft) for read in set(_whole_or_part(step)))
+    """Let plain functions share one actor, where each takes just the value before it, and nobody else does."""
+    readers = Counter(source for step in _all_steps(draft) for source in {read.source for read in step.reads()})
     readers.update(read.source for read in reads(draft.result))
     chains: dict[int, list[Step]] = {}  # by the source of the last step
     order: list[list[Step]] = []
@@ -136,18 +133,35 @@ def fuse_inline_chains(draft: Draft) -> tuple[Draft, PassReport]:
         if _is_inline(step):
             chains[step.source] = fused
     steps = tuple(tuple(chain) for chain in order)
-    changes = tuple(f"one actor for {' → '.join(s.callee.name for s in chain)}" for chain in steps if len(chain) > 1)
+    names = [" → ".join(step.callee.name for step in chain) for chain in steps if len(chain) > 1]
+    changes = tuple(f"one actor for {joined}" for joined in names)
     return replace(draft, steps=steps), PassReport("inline chains", draft.nodes(), len(steps), changes)
 
 
 ALL: tuple[Pass, ...] = (validate, eliminate_dead_nodes, merge_equal_calls, fuse_inline_chains)
 
 
-def _all_steps(draft: Draft) -> "itertools.chain[Step]":
+def _first_of(first: dict[Hashable, Step], step: Step, node: Node[..., Any]) -> Step:
+    """Return the first step that calls the same node with equal arguments: this one, if there was none before."""
+    keywords = sorted(step.kwargs.items())
+    identity = (
+        id(node.origin),
+        node.binding,
+        node.policy,
+        tuple([key(arg) for arg in step.args]),
+        tuple([(name, key(arg)) for name, arg in keywords]),
+    )
+    try:
+        return first.setdefault(identity, step)
+    except TypeError:  # unhashable, so nobody can say whether it is equal to another
+        return step
+
+
+def _all_steps(draft: Draft) -> Iterator[Step]:
     return itertools.chain.from_iterable(draft.steps)
 
 
-def _unfused(draft: Draft, steps: Any) -> Draft:
+def _unfused(draft: Draft, steps: Iterable[Step]) -> Draft:
     return replace(draft, steps=tuple((step,) for step in steps))
 
 
@@ -159,10 +173,6 @@ def _with_sources(step: Step, sources: Mapping[int, int]) -> Step:
         args=tuple(renumber(arg, sources) for arg in step.args),
         kwargs={name: renumber(arg, sources) for name, arg in step.kwargs.items()},
     )
-
-
-def _whole_or_part(step: Step) -> list[Read]:
-    return [Read(read.source) for read in step.reads()]
 
 
 def _has_effect(step: Step) -> bool:
@@ -193,55 +203,73 @@ def _only_argument(step: Step) -> int | None:
     return argument.source if isinstance(argument, Read) and not argument.path else None
 
 
-def _check_arguments(graph: str, step: Step, types: Mapping[int, Any]) -> int:
-    assert isinstance(step.callee, Node)
-    hints = hints_of(step.callee.fn)
-    names = [name for name in hints if name != "return"]
-    expected = {**dict(zip(names, step.args, strict=False)), **step.kwargs}
+@dataclass(frozen=True)
+class _Parameters:
+    """Names of the parameters that take positional arguments, and the classes that parameters are annotated with."""
+
+    positional: tuple[str, ...]
+    classes: Mapping[str, type]
+
+    @staticmethod
+    def of(node: Node[..., Any]) -> "_Parameters":
+        kinds = inspect.Parameter
+        parameters = {} if node.signature is None else node.signature.parameters
+        positional = [
+            name for name, one in parameters.items() if one.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+        ]
+        classes = {
+            name: hint
+            for name, hint in node.hints.items()
+            if name in parameters
+            and parameters[name].kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+            and _is_plain_class(hint)
+        }
+        return _Parameters(tuple(positional), classes)
+
+
+def _check_arguments(graph: str, step: Step, parameters: _Parameters, types: Mapping[int, Any]) -> int:
+    if not parameters.classes:
+        return 0
     checked = 0
-    for name, template in expected.items():
-        wanted = hints.get(name)
-        given = _type_of(template, types)
-        if not _is_plain_class(wanted) or not _is_plain_class(given):
+    for name, template in (*zip(parameters.positional, step.args, strict=False), *step.kwargs.items()):
+        wanted, given = parameters.classes.get(name), _type_of(template, types)
+        if wanted is None or not _is_plain_class(given):
             continue
         checked += 1
         if not _may_be(given, wanted):
             raise PlanError(
                 f"{step.location}: in graph {graph!r}, parameter {name!r} of node {step.callee.name!r} takes "
-                f"{wanted.__name__}, but gets {given.__name__}"
+                f"{wanted.__name__}, but gets {given.__name__} from {_origin(template)}"
             )
     return checked
+
+
+def _origin(template: Template) -> str:
+    if isinstance(template, Constant):
+        return f"the constant {template.value!r:.80}"
+    return "the call or parameter before it" if isinstance(template, Read) else "a literal"
 
 
 def _type_of(template: Template, types: Mapping[int, Any]) -> Any:
     if isinstance(template, Read):
         return types.get(template.source) if not template.path else None
-    if isinstance(template, Constant):
-        return type(template.value)
-    assert isinstance(template, Container)
-    return template.kind if isinstance(template.kind, type) else None
+    return type(template.value) if isinstance(template, Constant) else template.kind
 
 
-def _is_plain_class(hint: Any) -> bool:
+def _is_plain_class(hint: Any) -> TypeGuard[type]:
+    # A class that is abstract, a protocol or a TypedDict accepts classes that do not derive from it.
     return (
         isinstance(hint, type)
+        and hint not in (object, type(None), Any)
         and get_origin(hint) is None
-        and hint not in (object, type(None))
-        and not getattr(hint, "_is_protocol", False)
-        and not hasattr(hint, "__required_keys__")  # a TypedDict is a dict at run time
+        and not isinstance(hint, ABCMeta)
+        and not hasattr(hint, "__required_keys__")
     )
 
 
 def _may_be(given: type, wanted: type) -> bool:
-    if issubclass(given, wanted) or issubclass(wanted, given):
-        return True
     # The numeric tower of PEP 484: an int is fine for a float, both for a complex.
-    return (given, wanted) in ((int, float), (int, complex), (float, complex), (bool, float)) or _is_abstract(wanted)
+    return given is wanted or issubclass(given, wanted) or issubclass(wanted, given) or (given, wanted) in _TOWER
 
 
-def _is_abstract(wanted: type) -> bool:
-    return bool(getattr(wanted, "__abstractmethods__", None)) or hasattr(wanted, "__subclasshook__") and (
-        "__subclasshook__" in vars(wanted)
-    )
-
-
+_TOWER = ((int, float), (int, complex), (float, complex), (bool, float), (bool, complex))

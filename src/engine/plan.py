@@ -10,12 +10,12 @@ import structlog
 
 from . import passes
 from .passes import Draft, PassReport
+from .program import Program
 from .template import Template
 from .tracer import Step, Trace
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .program import Program
     from .wiring import Wiring
 
 Scheduler: TypeAlias = Literal["auto", "actors", "parallel", "wave", "sequential"]
@@ -81,13 +81,11 @@ class Plan:
         return WeakKeyDictionary()
 
     @cached_property
-    def _programs(self) -> "dict[ChosenScheduler, Program]":
+    def _programs(self) -> dict[ChosenScheduler, Program]:
         return {}
 
-    def program(self, scheduler: ChosenScheduler) -> "Program":
+    def program(self, scheduler: ChosenScheduler) -> Program:
         """Return what frames of this plan need to run under a scheduler; made once."""
-        from .program import Program
-
         if scheduler not in self._programs:
             self._programs[scheduler] = Program(self, scheduler)
         return self._programs[scheduler]
@@ -137,7 +135,7 @@ def make_plan(trace: Trace, *, run_passes: tuple[passes.Pass, ...] = passes.ALL)
         if run_pass is passes.eliminate_dead_nodes and report.changes:
             _log.warning(
                 "plan.dead_nodes", graph=trace.name, dropped=list(report.changes),
-                remedy="return or pass on the result, or declare the node effectful=True if it is called for its effect",
+                remedy="return or pass on the result; a node that is called for its effect is declared effectful=True",
             )  # fmt: skip
     labels = _Labels()
     steps = tuple(

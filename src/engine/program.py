@@ -7,10 +7,13 @@ the whole level before; "actors" and "parallel" add none and differ in how scope
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-from .plan import ChosenScheduler, Plan, PlannedStep
 from .template import Read, Values, arguments_builder, builder, keywords_builder, reads
+
+if TYPE_CHECKING:
+    from .plan import ChosenScheduler, Plan, PlannedStep
 
 
 @dataclass
@@ -29,7 +32,7 @@ class Unit:
     """
 
     index: int
-    step: PlannedStep | None
+    step: "PlannedStep | None"
     slot: int = -1
     args_of: Callable[[Values], tuple[Any, ...]] = field(default=lambda values: ())
     kwargs_of: Callable[[Values], dict[str, Any]] | None = None
@@ -54,7 +57,7 @@ class Program:
         sinks: units that nobody waits for.
     """
 
-    def __init__(self, plan: Plan, scheduler: ChosenScheduler) -> None:
+    def __init__(self, plan: "Plan", scheduler: "ChosenScheduler") -> None:
         self.name = plan.name
         self.plan = plan
         self.scheduler: ChosenScheduler = scheduler
@@ -103,7 +106,7 @@ class Program:
                 continue
             self._place(unit, unit.step, counts)
 
-    def _place(self, unit: Unit, step: PlannedStep, counts: dict[int, int]) -> None:
+    def _place(self, unit: Unit, step: "PlannedStep", counts: dict[int, int]) -> None:
         sources = _sources(step)
         head = step.head
         only = head.args[0] if len(head.args) == 1 and not head.kwargs else None
@@ -133,12 +136,12 @@ class Program:
         return self._slots[source]
 
 
-def _sources(step: PlannedStep) -> list[int]:
+def _sources(step: "PlannedStep") -> list[int]:
     """Return the numbers of the values that a step reads, each once, in order."""
     return list(dict.fromkeys(read.source for read in step.head.reads()))
 
 
-def _data_edges(plan: Plan) -> dict[int, set[int]]:
+def _data_edges(plan: "Plan") -> dict[int, set[int]]:
     """Return for each step the steps whose values it reads."""
     producer = {step.source: index for index, step in enumerate(plan.steps)}
     return {
@@ -156,11 +159,9 @@ def _add_barriers(units: list[Unit], edges: dict[int, set[int]]) -> None:
         if level_of[index] == len(levels):
             levels.append([])
         levels[level_of[index]].append(index)
-    for before, after in zip(levels, levels[1:], strict=False):
+    for before, after in pairwise(levels):
         barrier = Unit(len(units), None)
         units.append(barrier)
         edges[barrier.index] = set(before)
         for index in after:
             edges[index] = {barrier.index}
-
-

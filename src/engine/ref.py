@@ -1,27 +1,15 @@
 """Ref: what stands for a value while a graph is traced."""
 
-import os
-import sys
-import types
-import typing
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .._errors import GraphTraceError
+from .annotations import Hint, hint_inside, members_of
+from .call_site import call_location
 from .template import Access, Read
 
 if TYPE_CHECKING:
     from .tracer import Tracer
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
-
-
-def call_location() -> str:
-    """Return "file:line" of the innermost caller outside this package: the line of the user's graph."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(_PACKAGE):
-        frame = frame.f_back
-    return "<unknown>:0" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class Ref:
@@ -33,20 +21,23 @@ class Ref:
 
     # Every attribute of a Ref that is not listed here is one of the value that it stands for.
     __slots__ = ("_penstock_annotation", "_penstock_label", "_penstock_path", "_penstock_source", "_penstock_tracer")
+    _penstock_annotation: Hint | None
+    _penstock_label: str
+    _penstock_path: tuple[Access, ...]
+    _penstock_source: int
+    _penstock_tracer: "Tracer"
+    # An array beside it in an expression leaves the operation to it, and it refuses.
+    __array_ufunc__ = None
 
     def __init__(
-        self,
-        tracer: "Tracer",
-        source: int,
-        label: str,
-        path: tuple[Access, ...] = (),
-        annotation: Callable[[], Any] | None = None,
+        self, tracer: "Tracer", source: int, label: str, path: tuple[Access, ...] = (), annotation: Hint | None = None
     ) -> None:
-        self._penstock_tracer = tracer
-        self._penstock_source = source
-        self._penstock_label = label
-        self._penstock_path = path
-        self._penstock_annotation = annotation
+        assign = object.__setattr__  # the class's own refuses, and costs more
+        assign(self, "_penstock_tracer", tracer)
+        assign(self, "_penstock_source", source)
+        assign(self, "_penstock_label", label)
+        assign(self, "_penstock_path", path)
+        assign(self, "_penstock_annotation", annotation)
 
     def __getattr__(self, name: str) -> "Ref":
         if name.startswith("__") and name.endswith("__"):
@@ -54,60 +45,80 @@ class Ref:
         return self._penstock_inside(f"{self._penstock_label}.{name}", ("attribute", name))
 
     def __getitem__(self, key: Any) -> "Ref":
-        if isinstance(key, Ref):
-            _refuse(self, "indexing with a value that is not known yet", "index inside a node")
+        parts = (key.start, key.stop, key.step) if isinstance(key, slice) else key if isinstance(key, tuple) else (key,)
+        if any(isinstance(part, Ref | PendingRef) for part in parts):
+            refuse(self, "indexing it with a value that is not known yet", "index inside a node")
         return self._penstock_inside(f"{self._penstock_label}[{key!r}]", ("item", key))
 
-    def _penstock_inside(self, label: str, access: Access, annotation: Callable[[], Any] | None = None) -> "Ref":
-        return Ref(
-            self._penstock_tracer, self._penstock_source, label, (*self._penstock_path, access), annotation
-        )
+    def __len__(self) -> int:
+        return len(self._penstock_members("taking its len()", "do it inside a node"))
 
     def __iter__(self) -> "Iterator[Ref]":
-        members = _members(self._penstock_annotation) if self._penstock_annotation is not None else None
-        if members is None:
-            _refuse(
-                self, "iterating over it",
+        count = len(
+            self._penstock_members(
+                "iterating over it",
                 "use ps.map_each(node, items), or annotate it as tuple[A, B] if it is unpacked",
-            )  # fmt: skip
-        return iter([
-            self._penstock_inside(f"{self._penstock_label}[{index}]", ("item", index), lambda member=member: member)
-            for index, member in enumerate(members)
-        ])  # fmt: skip
+            )
+        )
+        return iter([self[index] for index in range(count)])
 
     def __await__(self) -> Generator[Any, Any, "Ref"]:
-        _refuse(self, "awaiting it", "it is the value of a plain `def` or was awaited already: remove the await")
+        refuse(self, "awaiting it", "it is the value of a plain `def` or was awaited already: remove the await")
 
     def __repr__(self) -> str:
-        return f"<Ref {self._penstock_label}>"
+        return self._penstock_tracer.shown(f"<Ref {self._penstock_label}>")
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        refuse(self, f"assigning to its attribute .{name}", "values are not changed in a graph; " + _NODE)
+
+    def _penstock_inside(self, label: str, access: Access) -> "Ref":
+        outer = self._penstock_annotation
+        hint = None if outer is None else lambda: hint_inside(outer(), access)
+        return Ref(self._penstock_tracer, self._penstock_source, label, (*self._penstock_path, access), hint)
+
+    def _penstock_members(self, what: str, remedy: str) -> list[Any]:
+        members = members_of(self._penstock_annotation()) if self._penstock_annotation is not None else None
+        if members is None:
+            refuse(self, what, remedy)
+        return members
 
 
-class PendingRef:
+class Unawaited:
+    """What has to be awaited before its value can be used: a call of an `async def` node or of a graph."""
+
+    __slots__ = ()
+
+
+class PendingRef(Unawaited):
     """The result of an `async def` node that is not awaited yet, as a coroutine in plain Python is."""
 
     __slots__ = ("_penstock_pending", "_penstock_ref")
+    _penstock_pending: dict[object, str]
+    _penstock_ref: Ref
+    __array_ufunc__ = None
 
-    def __init__(self, ref: Ref, pending: "dict[int, str]") -> None:
-        self._penstock_ref = ref
-        self._penstock_pending = pending
-        pending[ref._penstock_source] = call_location()
+    def __init__(self, ref: Ref, location: str, pending: dict[object, str]) -> None:
+        object.__setattr__(self, "_penstock_ref", ref)
+        object.__setattr__(self, "_penstock_pending", pending)
+        pending[ref._penstock_source] = location
 
     def __await__(self) -> Generator[Any, Any, Ref]:
         if self._penstock_pending.pop(self._penstock_ref._penstock_source, None) is None:
-            _refuse(self._penstock_ref, "awaiting it twice", "await it once and keep the result in a variable")
+            refuse(self._penstock_ref, "awaiting it twice", "await it once and keep the result in a variable")
+        yield from ()  # a generator, as __await__ must be; it never suspends
         return self._penstock_ref
-        yield  # a generator, as __await__ must be; it never suspends
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        _refuse(self._penstock_ref, f"taking .{name} of it before it is awaited", "write (await ...) around the call")
+        refuse(self._penstock_ref, f"taking .{name} of it before it is awaited", "write (await ...) around the call")
 
-    def __iter__(self) -> NoReturn:
-        _refuse(self._penstock_ref, "iterating over it before it is awaited", "await the call first")
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        refuse(self._penstock_ref, f"assigning to .{name} of it before it is awaited", "await the call first")
 
     def __repr__(self) -> str:
-        return f"<Ref {self._penstock_ref._penstock_label}, not awaited>"
+        ref = self._penstock_ref
+        return ref._penstock_tracer.shown(f"<Ref {ref._penstock_label}, not awaited>")
 
 
 def read_of(ref: Ref) -> Read:
@@ -115,39 +126,28 @@ def read_of(ref: Ref) -> Read:
     return Read(ref._penstock_source, ref._penstock_path)
 
 
-def _members(annotation: Callable[[], Any]) -> list[Any] | None:
-    """Return the member types of an annotation that gives a length: tuple[A, B] or a NamedTuple; None for others."""
-    hint = annotation()
-    if typing.get_origin(hint) is tuple:
-        members = typing.get_args(hint)
-        if Ellipsis not in members:
-            return [*members]
-    fields = getattr(hint, "_fields", None)
-    if isinstance(hint, type) and issubclass(hint, tuple) and fields is not None:
-        hints = typing.get_type_hints(hint)
-        return [hints.get(field) for field in fields]
-    return None
-
-
-def _refuse(ref: Ref, what: str, remedy: str) -> NoReturn:
+def refuse(ref: Ref, what: str, remedy: str) -> NoReturn:
+    """Raise the error for an operation that needs the value."""
     raise GraphTraceError(
         f"{call_location()}: {what} is not possible in a graph: {ref!r} stands for a value that is not known while "
-        f"the graph is traced; {remedy}"
+        f"graph {ref._penstock_tracer.name!r} is traced; {remedy}"
     )
 
 
 def _forbid(what: str, remedy: str) -> Callable[..., NoReturn]:
-    def refuse(self: Any, *args: Any) -> NoReturn:
-        _refuse(self._penstock_ref if isinstance(self, PendingRef) else self, what, remedy)
+    def refuse_it(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        if isinstance(self, PendingRef):
+            refuse(self._penstock_ref, f"{what} before it is awaited", "write (await ...) around the call first")
+        refuse(self, what, remedy)
 
-    return refuse
+    return refuse_it
 
 
 _COND = "compute it in a node, and branch with ps.cond or ps.switch"
 _NODE = "do it inside a node"
+_CONTEXT = "use it as a context manager inside a node"
 _FORBIDDEN: dict[str, tuple[str, str]] = {
-    "__bool__": ("using its truth value (`if`, `while`, `and`, `or`, `not`)", "use ps.cond, ps.switch or ps.while_loop"),
-    "__len__": ("taking its len()", _NODE),
+    "__bool__": ("using its truth value (`if`, `while`, `and`, `not`)", "use ps.cond, ps.switch or ps.while_loop"),
     "__contains__": ("testing `in` on it", _COND),
     "__str__": ("formatting it as text (`str`, f-string, `print`)", _NODE),
     "__format__": ("formatting it as text (`str`, f-string, `print`)", _NODE),
@@ -156,27 +156,47 @@ _FORBIDDEN: dict[str, tuple[str, str]] = {
     "__index__": ("using it as an index or size", _NODE),
     "__setitem__": ("assigning to an item of it", "values are not changed in a graph; " + _NODE),
     "__delitem__": ("deleting an item of it", "values are not changed in a graph; " + _NODE),
-    "__enter__": ("`with` on it", "use it as a context manager inside a node"),
-    "__aenter__": ("`async with` on it", "use it as a context manager inside a node"),
-    "__aiter__": ("`async for` over it", "write a node that takes the AsyncIterator"),
+    "__delattr__": ("deleting an attribute of it", "values are not changed in a graph; " + _NODE),
+    "__enter__": ("`with` on it", _CONTEXT),
+    "__exit__": ("`with` on it", _CONTEXT),
+    "__aenter__": ("`async with` on it", _CONTEXT),
+    "__aexit__": ("`async with` on it", _CONTEXT),
+    "__aiter__": ("`async for` over it", _NODE),
     "__next__": ("taking next() of it", _NODE),
+    "__anext__": ("taking anext() of it", _NODE),
+    "__fspath__": ("using it as a path", _NODE),
+    "__copy__": ("copying it", _NODE),
+    "__deepcopy__": ("copying it", _NODE),
+    "__reduce_ex__": ("pickling it", _NODE),
+    "__array__": ("making an array of it", _NODE),
+    "__jax_array__": ("making an array of it", _NODE),
 }  # fmt: skip
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     _FORBIDDEN[f"__{_name}__"] = ("comparing it", _COND)
-for _name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift", "and", "xor", "or"):  # fmt: skip
+for _name in [
+    "add",
+    "sub",
+    "mul",
+    "matmul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "divmod",
+    "pow",
+    "lshift",
+    "rshift",
+    "and",
+    "xor",
+    "or",
+]:
     _FORBIDDEN[f"__{_name}__"] = _FORBIDDEN[f"__r{_name}__"] = ("arithmetic on it", _NODE)
-for _name in ("neg", "pos", "abs", "invert", "int", "float", "complex", "round", "bytes", "reversed"):
+for _name in ("neg", "pos", "abs", "invert", "round", "floor", "ceil", "trunc"):
     _FORBIDDEN[f"__{_name}__"] = ("arithmetic on it", _NODE)
+for _name in ("int", "float", "complex", "bytes"):
+    _FORBIDDEN[f"__{_name}__"] = (f"converting it with {_name}()", _NODE)
+_FORBIDDEN["__reversed__"] = ("iterating over it backwards", _NODE)
 for _name, (_what, _remedy) in _FORBIDDEN.items():
     setattr(Ref, _name, _forbid(_what, _remedy))
     setattr(PendingRef, _name, _forbid(_what, _remedy))
-
-
-def _refuse_assignment(self: Ref, name: str, value: Any) -> None:
-    if name.startswith("_penstock_"):
-        object.__setattr__(self, name, value)
-    else:
-        _refuse(self, f"assigning to its attribute .{name}", "values are not changed in a graph; " + _NODE)
-
-
-Ref.__setattr__ = _refuse_assignment  # type: ignore[method-assign]
+for _name, _what in (("len", "taking its len()"), ("iter", "iterating over it"), ("getitem", "taking an item of it")):
+    setattr(PendingRef, f"__{_name}__", _forbid(_what, ""))

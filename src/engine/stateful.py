@@ -1,69 +1,119 @@
 """Stateful nodes: classes whose instances are called, each scope with an instance of its own."""
 
 import functools
-import inspect
+import types
+from collections.abc import Callable
 from typing import Any, TypeVar
 
+from .._errors import GraphTraceError
 from ..actors.policy import Policy
+from .call_site import call_location
 from .node import Node
 from .tracer import active
 
 T = TypeVar("T")
 
 _RECIPE = "_penstock_recipe"
-_NODE = "_penstock_node"
+
+
+class _Recipe:
+    """How an instance was made, so that every scope can make one like it; kept by the instance.
+
+    A pickle or a deep copy of the instance gets an empty one: the arguments may be of no use elsewhere.
+    """
+
+    __slots__ = ("args", "cls", "kwargs", "node")
+
+    def __init__(self, cls: type | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None):
+        self.cls = cls
+        self.args = args
+        self.kwargs = kwargs or {}
+        self.node: Node[..., Any] | None = None
+
+    def __reduce__(self) -> tuple[type["_Recipe"], tuple[()]]:
+        return _Recipe, ()
 
 
 def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
     """Make calls of the instances of a class into steps, in place, so that the class stays what it was."""
-    call = getattr(cls, "__call__", None)
+    # getattr would find that of the metaclass, which makes instances.
+    call = next((vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)), None)
     if call is None:
         raise TypeError(f"@node on class {cls.__name__!r} needs a method __call__, which handles one item")
+    if cls.__dictoffset__ == 0:
+        raise TypeError(
+            f"@node on class {cls.__name__!r}: add '__dict__' to its __slots__, where its arguments are kept"
+        )
+    call = getattr(call, "_penstock_call", call)  # a subclass of a stateful node with a policy of its own
     init = cls.__init__
 
     @functools.wraps(init)
     def remember(self: Any, *args: Any, **kwargs: Any) -> None:
         # Every scope makes an instance of its own out of the same arguments. A subclass's recipe is the outermost.
-        if not hasattr(self, _RECIPE):
-            object.__setattr__(self, _RECIPE, (type(self), args, kwargs))
+        if _RECIPE not in self.__dict__:
+            object.__setattr__(self, _RECIPE, _Recipe(type(self), args, kwargs))
         init(self, *args, **kwargs)
 
     @functools.wraps(call)
     def record_or_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if active() is None:
-            return call(self, *args, **kwargs)
-        return node_of(self)(*args, **kwargs)
+        if active() is not None:
+            return node_of(self)(*args, **kwargs)
+        recipe: _Recipe | None = self.__dict__.get(_RECIPE)
+        if recipe is not None and recipe.node is not None and recipe.node.origin.replacement is not None:
+            return recipe.node(*args, **kwargs)
+        return call(self, *args, **kwargs)
 
+    remember._penstock_remembers = True  # type: ignore[attr-defined]
     record_or_call._penstock_call = call  # type: ignore[attr-defined]
     record_or_call._penstock_policy = policy  # type: ignore[attr-defined]
     record_or_call._penstock_name = name or cls.__name__  # type: ignore[attr-defined]
-    if inspect.iscoroutinefunction(call):
-        record_or_call = inspect.markcoroutinefunction(record_or_call) if hasattr(inspect, "markcoroutinefunction") else record_or_call  # type: ignore[assignment]
-    cls.__init__ = remember  # type: ignore[method-assign]
-    cls.__call__ = record_or_call  # type: ignore[attr-defined]
+    setattr(cls, "__init__", remember)  # noqa: B010 - checkers know that a method is not assigned to
+    setattr(cls, "__call__", record_or_call)  # noqa: B010
     return cls
 
 
 def is_stateful(value: object) -> bool:
     """Whether `value` is an instance of a stateful node, or the class itself."""
     cls = value if isinstance(value, type) else type(value)
-    return hasattr(getattr(cls, "__call__", None), "_penstock_call")
+    return hasattr(cls.__call__, "_penstock_call")
 
 
 def node_of(instance: Any) -> Node[..., Any]:
-    """Return the node of an instance that the user made; always the same one."""
-    made: Node[..., Any] | None = getattr(instance, _NODE, None)
-    if made is None:
-        wrapper = type(instance).__call__
-        call = functools.partial(wrapper._penstock_call, instance)
-        functools.update_wrapper(call, wrapper._penstock_call)
-        made = Node(call, wrapper._penstock_policy, name=wrapper._penstock_name, template=instance)
-        object.__setattr__(instance, _NODE, made)
-    return made
+    """Return the node of an instance that the user made; always the same one.
+
+    Raises:
+        GraphTraceError: no scope could make an instance like it.
+    """
+    recipe: _Recipe | None = instance.__dict__.get(_RECIPE)
+    cls = type(instance)
+    wrapper: Any = cls.__call__
+    if not hasattr(wrapper, "_penstock_call") or not hasattr(cls.__init__, "_penstock_remembers"):
+        raise GraphTraceError(
+            f"{call_location()}: class {cls.__qualname__!r} has an __init__ or __call__ of its own, beside that of the "
+            "node that it derives from; decorate it with @ps.node as well"
+        )
+    if recipe is None or recipe.cls is not cls:
+        raise GraphTraceError(
+            f"{call_location()}: an instance of {cls.__qualname__!r} was made by pickle or copy, not by calling the "
+            "class, so no scope can make one like it; make it by calling the class"
+        )
+    if recipe.node is None or recipe.node.template is not instance:
+        recipe = _Recipe(cls, recipe.args, recipe.kwargs)  # a shallow copy shares that of the original
+        recipe.node = Node(
+            types.MethodType(wrapper._penstock_call, instance),
+            wrapper._penstock_policy,
+            name=wrapper._penstock_name,
+            template=instance,
+        )
+        object.__setattr__(instance, _RECIPE, recipe)
+    assert recipe.node is not None
+    return recipe.node
 
 
-def fresh_instance(template: Any) -> tuple[Any, Any]:
+def fresh_instance(template: Any) -> tuple[Any, Callable[..., Any]]:
     """Make an instance like `template` for one scope; returns it, and what handles an item."""
-    cls, args, kwargs = getattr(template, _RECIPE)
-    instance = cls(*args, **kwargs)
-    return instance, functools.partial(type(instance).__call__._penstock_call, instance)
+    recipe: _Recipe = template.__dict__[_RECIPE]
+    assert recipe.cls is not None
+    instance = recipe.cls(*recipe.args, **recipe.kwargs)
+    wrapper: Any = type(instance).__call__
+    return instance, types.MethodType(wrapper._penstock_call, instance)

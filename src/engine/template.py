@@ -2,7 +2,8 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Container as Collection
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias
@@ -35,74 +36,78 @@ class Read:
 class Container:
     """A list, tuple, dict, dataclass or registered pytree; built anew for each frame, as plain Python would."""
 
+    kind: type
     rebuild: Callable[[list[Any]], Any]
     children: "tuple[Template, ...]"
-    kind: Hashable  # tells containers of different type or keys apart
+    shape: Hashable  # tells containers of one type with other keys or fields apart
 
 
 Template: TypeAlias = Constant | Read | Container
 
 
-def capture(value: Any, leaf: Callable[[Any], Template | None], shared: frozenset[int]) -> Template:
+def capture(value: Any, leaf: Callable[[Any], Template], outside: Collection[Any]) -> Template:
     """Return the template of a value that may have symbolic values in it.
 
     Args:
         value: what was passed or returned.
-        leaf: says what a symbolic value stands for; None for a value that is not symbolic.
-        shared: identities of containers that the graph's globals and closure name: these are passed as they are,
-            while a list written in the graph's body is a new one for each frame, as in plain Python.
+        leaf: returns the template of what is not taken apart.
+        outside: has the objects that exist outside of the graph: these are passed as they are, while a list written in
+            the graph's body is a new one for each frame, as in plain Python.
     """
-    found = leaf(value)
-    if found is not None:
-        return found
-    parts = _take_apart(value)
-    if parts is None:
-        return Constant(value)
-    children, rebuild, kind = parts
-    templates = tuple(capture(child, leaf, shared) for child in children)
-    is_constant = all(isinstance(template, Constant) for template in templates)
-    if is_constant and (id(value) in shared or not isinstance(value, list | dict | set)):
-        return Constant(value)
-    return Container(rebuild, templates, kind)
-
-
-def _take_apart(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any], Hashable] | None:
-    """Return the children of a container, how to build one like it, and what tells it from others; None for a leaf."""
     kind = type(value)
-    if kind is list:
-        return value, list, kind
-    if kind is set:
-        return list(value), set, kind
+    if kind in _SCALARS:
+        return Constant(value) if kind is not str else leaf(value)
+    parts = _take_apart(value, kind)
+    if parts is None or (kind is not tuple and value in outside):
+        return leaf(value)
+    children, rebuild, shape = parts
+    templates = tuple([capture(child, leaf, outside) for child in children])
+    if kind not in _MUTABLE and all(isinstance(template, Constant) for template in templates):
+        return Constant(value)
+    return Container(kind, rebuild, templates, shape)
+
+
+_Parts: TypeAlias = tuple[Iterable[Any], Callable[[list[Any]], Any], Hashable]
+_SCALARS = frozenset([int, float, complex, str, bytes, bool, type(None)])
+_MUTABLE = frozenset([list, dict, set])
+
+
+def _take_apart(value: Any, kind: type) -> _Parts | None:
+    """Return the children of a container, how to build one like it, and what tells it from others; None for a leaf."""
+    if kind is list or kind is set:
+        return list(value), kind, None
     if kind is tuple:
-        return list(value), tuple, kind
+        return value, tuple, None
     if kind is dict:
         keys = tuple(value)
-        return list(value.values()), lambda children: dict(zip(keys, children, strict=True)), (kind, keys)
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return list(value), lambda children: kind(*children), kind
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _dataclass_parts(value)
+        shape = tuple([_exact(key) for key in keys])
+        return value.values(), lambda children: dict(zip(keys, children, strict=True)), shape
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return value, lambda children: kind(*children), None
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_parts(value, kind)
     return _pytree_parts(value)
 
 
-def _dataclass_parts(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any], Hashable]:
-    names = tuple(field.name for field in dataclasses.fields(value))
-    kind = type(value)
+def _dataclass_parts(value: Any, kind: type) -> _Parts:
+    names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+    # __post_init__ may have set more than the fields.
+    names += [name for name in getattr(value, "__dict__", ()) if name not in names]
 
     def rebuild(children: list[Any]) -> Any:
         # Not through __init__: it may have side effects, and already ran when the graph built the original.
-        made = object.__new__(kind)
+        made: Any = object.__new__(kind)
         for name, child in zip(names, children, strict=True):
             object.__setattr__(made, name, child)
         return made
 
-    return [getattr(value, name) for name in names], rebuild, kind
+    return [getattr(value, name) for name in names], rebuild, tuple(names)
 
 
-def _pytree_parts(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any], Hashable] | None:
+def _pytree_parts(value: Any) -> _Parts | None:
     """Take a container apart that is registered with JAX, one level deep; JAX is used only if somebody loaded it."""
     jax = sys.modules.get("jax")
-    if jax is None or value is None:
+    if jax is None:
         return None
     children, structure = jax.tree_util.tree_flatten(value, is_leaf=lambda child: child is not value)
     if len(children) == 1 and children[0] is value:
@@ -127,20 +132,32 @@ def renumber(template: Template, sources: Mapping[int, int]) -> Template:
         return Read(sources.get(template.source, template.source), template.path)
     if isinstance(template, Container):
         children = tuple(renumber(child, sources) for child in template.children)
-        return Container(template.rebuild, children, template.kind)
+        return dataclasses.replace(template, children=children)
     return template
 
 
 def key(template: Template) -> Hashable:
-    """Return what two templates have in common exactly if they build equal values out of equal slots."""
+    """Return what two templates have in common exactly if they build equal values out of equal slots.
+
+    It may turn out unhashable, as a pytree's structure can be: such templates have nothing in common with others.
+    """
     if isinstance(template, Constant):
-        value = template.value
-        # 1, 1.0 and True are equal, yet different arguments; anything beyond plain scalars is compared by identity.
-        scalar = isinstance(value, int | float | str | bytes | None)
-        return ("constant", type(value), value if scalar and value == value else id(value))
+        return ("constant", _exact(template.value))
     if isinstance(template, Read):
-        return ("read", template.source, tuple((how, type(what), what) for how, what in template.path))
-    return ("container", template.kind, tuple(key(child) for child in template.children))
+        return ("read", template.source, tuple([(how, _exact(what)) for how, what in template.path]))
+    return ("container", template.kind, template.shape, tuple([key(child) for child in template.children]))
+
+
+def _exact(value: Any) -> Hashable:
+    """Return what tells values apart that are equal and yet not the same: 1, 1.0 and True, or 0.0 and -0.0."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return kind, repr(value)
+    if kind is tuple:
+        return kind, tuple([_exact(member) for member in value])
+    if kind is slice:
+        return kind, _exact((value.start, value.stop, value.step))
+    return kind, id(value)  # the trace keeps it, so nothing else takes its id
 
 
 def builder(template: Template, slots: Mapping[int, int]) -> Callable[[Values], Any]:
@@ -166,9 +183,7 @@ def _path_reader(slot: int, path: tuple[Access, ...]) -> Callable[[Values], Any]
     return read
 
 
-def arguments_builder(
-    templates: tuple[Template, ...], slots: Mapping[int, int]
-) -> Callable[[Values], tuple[Any, ...]]:
+def arguments_builder(templates: tuple[Template, ...], slots: Mapping[int, int]) -> Callable[[Values], tuple[Any, ...]]:
     """Return a function that builds positional arguments; two or more plain values are fetched in one C call."""
     if not templates:
         return lambda values: ()

@@ -1,38 +1,32 @@
 """Tracer: runs a graph function once with symbolic values and records what it calls."""
 
-import functools
-import inspect
 import types
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .._errors import GraphTraceError
-from .ref import PendingRef, Ref, call_location, read_of
-from .template import Container, Read, Template, capture, reads
+from .annotations import Hint
+from .call_site import call_location, definition_location
+from .driving import drive
+from .hidden import hidden_ref
+from .outside import Outside
+from .ref import PendingRef, Ref, Unawaited, read_of
+from .template import Constant, Read, Template, capture, reads
 
-# Deeper than this, a graph that calls itself will not come to an end.
-_MAX_INLINE_DEPTH = 200
+if TYPE_CHECKING:
+    from .control import Control
+    from .node import Node
 
+# What a step runs.
+Callee: TypeAlias = "Node[..., Any] | Control"
 
-class Callee(Protocol):
-    """What a step runs: a node, or a control-flow construct."""
-
-    @property
-    def name(self) -> str:
-        """Name of the step, before it is made unique."""
-        ...
-
-    @property
-    def is_async(self) -> bool:
-        """Whether the call has to be awaited."""
-        ...
-
-    def result_annotation(self) -> Any:
-        """Annotation of the result, with any coroutine taken off; None if unknown."""
-        ...
+# Deeper than this, a graph that calls itself will not come to an end; Python's own limit comes at about 200.
+_MAX_INLINE_DEPTH = 100
+# A method's instance is looked at for each of its calls, so not deeply.
+_MAX_OBJECTS_OF_CALLEE = 50
 
 
 @dataclass(frozen=True)
@@ -85,26 +79,43 @@ class Trace:
 
 
 _active: ContextVar["Tracer | None"] = ContextVar("penstock_tracer", default=None)
-active: Callable[[], "Tracer | None"] = _active.get
 
 
-@dataclass(eq=False)
+def active() -> "Tracer | None":
+    """Return the tracer of the graph that is traced here; None outside of graphs."""
+    tracer = _active.get()
+    # A task that was started while tracing has a copy of that context, and may live on.
+    return None if tracer is None or tracer.closed else tracer
+
+
 class Tracer:
-    """Records the calls of one graph, or of one body of a control-flow construct."""
+    """Records the calls of one graph, or of one body of a control-flow construct.
 
-    name: str
-    parent: "Tracer | None" = None
-    functions: list[Callable[..., Any]] = field(default_factory=list)
-    pending: dict[int, str] = field(default_factory=dict)
-    _steps: list[Step] = field(default_factory=list)
-    _parameters: list[str] = field(default_factory=list)
-    _parameter_sources: list[int] = field(default_factory=list)
-    _captures: dict[Read, int] = field(default_factory=dict)
-    _shared: set[int] = field(default_factory=set)
-    _sources: int = 0
-    _depth: int = 0
+    Attributes:
+        name: name of the graph or body.
+        parent: for a body, the tracer of the graph around it.
+        functions: every function whose body was traced.
+        pending: what was called and is not awaited yet, with the place of the call.
+        closed: whether the trace is finished.
+    """
 
-    def parameter(self, name: str, annotation: Callable[[], Any] | None = None) -> Ref:
+    def __init__(self, name: str, parent: "Tracer | None" = None) -> None:
+        self.name = name
+        self.parent = parent
+        self.functions: list[Callable[..., Any]] = []
+        self.pending: dict[object, str] = {}
+        self.closed = False
+        self._steps: list[Step] = []
+        self._parameters: list[str] = []
+        self._parameter_sources: list[int] = []
+        self._captures: dict[Read, int] = {}
+        self._sources = 0
+        self._depth: int = 0 if parent is None else parent._depth
+        self._outside: Outside = Outside() if parent is None else parent._outside
+        self._shown: set[str] = set() if parent is None else parent._shown
+        self._checked_callees: set[int] = set()
+
+    def parameter(self, name: str, annotation: Hint | None = None) -> Ref:
         """Add a parameter."""
         return Ref(self, self._new_parameter(name), name, annotation=annotation)
 
@@ -117,42 +128,31 @@ class Tracer:
     ) -> Ref | PendingRef:
         """Record a call; returns what stands for its result."""
         location = call_location()
-        ref = Ref(self, self._new_source(), callee.name, annotation=callee.result_annotation)
+        templates = [self.template(arg, location, callee.name) for arg in args]
+        named = {name: self.template(arg, location, callee.name) for name, arg in kwargs.items()} if kwargs else {}
         # What a body takes from outside is read by the step that drives it.
-        captured = [template for body in bodies for template in body.captures]
-        self._steps.append(
-            Step(
-                callee,
-                ref._penstock_source,
-                (*[self.template(arg, location, callee.name) for arg in args], *captured),
-                {name: self.template(arg, location, callee.name) for name, arg in kwargs.items()},
-                bodies,
-                location,
-            )
-        )
-        return PendingRef(ref, self.pending) if callee.is_async else ref
+        templates += [template for body in bodies for template in body.captures]
+        source = self._new_source()
+        self._steps.append(Step(callee, source, tuple(templates), named, bodies, location))
+        ref = Ref(self, source, callee.name, annotation=callee.result_annotation)
+        return PendingRef(ref, location, self.pending) if callee.is_async else ref
 
-    def template(self, value: Any, location: str, name: str) -> Template:
-        """Return the template of an argument or result of `name`."""
-
-        def leaf(found: Any) -> Template | None:
-            if isinstance(found, Ref):
-                return self.adopt(found)
-            if isinstance(found, PendingRef):
-                raise GraphTraceError(
-                    f"{location}: {found!r} is passed to {name!r} before it is awaited; write `await` before its call"
-                )
-            return None
-
-        template = capture(value, leaf, frozenset(self._shared))
-        hidden = next((_hidden_ref(constant) for constant in _constants(template)), None)
-        if hidden is not None:
+    def check_callee(self, fn: object, name: str) -> None:
+        """Refuse a function that takes a symbolic value along in its closure or its instance."""
+        if id(fn) in self._checked_callees:
+            return
+        self._checked_callees.add(id(fn))  # a step keeps it, so nothing else takes its id
+        if (hidden := hidden_ref(fn, _MAX_OBJECTS_OF_CALLEE)) is not None:
             raise GraphTraceError(
-                f"{location}: {hidden!r} is hidden in an object of type {type(value).__name__} that is passed to "
-                f"{name!r}, where the tracer cannot see it; pass it as an argument of its own, or in a list, tuple, "
-                "dict or dataclass"
+                f"{call_location()}: node {name!r} takes {hidden!r} along in its closure or its instance, where the "
+                "tracer cannot see it; pass it as an argument"
             )
-        return template
+
+    def template(self, value: Any, location: str, reader: str) -> Template:
+        """Return the template of an argument or result of `reader`."""
+        if type(value) is Ref and value._penstock_tracer is self:
+            return read_of(value)
+        return capture(value, lambda leaf: self._leaf(leaf, location, reader), self._outside)
 
     def adopt(self, ref: Ref) -> Read:
         """Return what a Ref reads, in this trace; a body takes values of the graphs around it from outside."""
@@ -164,9 +164,9 @@ class Tracer:
             around = around.parent
         if around is None or self.parent is None:
             raise GraphTraceError(
-                f"{call_location()}: {ref!r} belongs to another graph ({owner.name!r}) than the one that is traced "
-                f"here ({self.name!r}): it leaked out of its graph through a global, an attribute or a cache; pass it "
-                "as a parameter"
+                f"{call_location()}: {ref!r} belongs to another trace, of {owner.name!r}, than the one that is made "
+                f"here, of {self.name!r}: it leaked out through a global, an attribute or a cache; pass it as a "
+                "parameter, or return it"
             )
         outer = self.parent.adopt(ref)
         whole = Read(outer.source)
@@ -175,28 +175,36 @@ class Tracer:
             self._captures[whole] = self._new_parameter(name)
         return Read(self._captures[whole], outer.path)
 
-    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run a graph function, or the body of a control-flow construct, inside this trace; returns its result."""
+    def run(self, fn: Callable[..., Any], start: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...]) -> Any:
+        """Run a graph function, or the body of a control-flow construct, inside this trace.
+
+        Args:
+            fn: the function, for what its names mean.
+            start: calls it with a tuple of arguments.
+            args: the arguments.
+
+        Returns:
+            What it returned.
+        """
         self.functions.append(fn)
-        self._shared.update(_named_objects(fn))
+        self._outside.add(fn)
         self._depth += 1
         try:
             if self._depth > _MAX_INLINE_DEPTH:
-                raise GraphTraceError(
-                    f"{call_location()}: graph {self.name!r} calls itself without end while it is traced; "
-                    "use ps.while_loop for a loop whose length is not known before"
-                )
+                raise endless_recursion(call_location(), self.name)
             with _activated(self):
-                return _finished(fn(*args, **kwargs), fn)
+                return drive(start(args), fn)
         finally:
             self._depth -= 1
 
-    def finish(self, result: Any, annotations: tuple[Any, ...] = ()) -> Trace:
-        """Close the trace."""
-        location = call_location()
-        template = self.template(result, location, f"the result of {self.name}")
+    def finish(self, result: Any, fn: Callable[..., Any], annotations: tuple[Any, ...] = ()) -> Trace:
+        """Close the trace of `fn`, which returned `result`."""
+        template = self.template(result, definition_location(fn), f"the result of {self.name}")
         for where in self.pending.values():
-            raise GraphTraceError(f"{where}: the result of this call in graph {self.name!r} is never awaited")
+            raise GraphTraceError(
+                f"{where}: the result of this call in {self.name!r} is never awaited; write `await` before it"
+            )
+        self.closed = True
         return Trace(
             self.name,
             tuple(self._parameters),
@@ -211,9 +219,54 @@ class Tracer:
     def body(self, name: str, fn: Callable[..., Any]) -> "Trace":
         """Trace the body of a control-flow construct, which takes one value."""
         inner = Tracer(name, parent=self)
-        result = inner.run(fn, (inner.parameter("value"),), {})
-        self.functions.extend(inner.functions)
-        return inner.finish(result)
+        try:
+            result = inner.run(fn, lambda args: fn(*args), (inner.parameter("value"),))
+            return inner.finish(result, fn)
+        finally:
+            inner.closed = True
+            self.functions.extend(inner.functions)
+
+    def awaited(self, call: Unawaited) -> None:
+        """Note that a call is awaited, here or in a body."""
+        tracer: Tracer | None = self
+        while tracer is not None:
+            tracer.pending.pop(call, None)
+            tracer = tracer.parent
+
+    def shown(self, text: str) -> str:
+        """Note the text that somebody was shown of a symbolic value; returns it."""
+        self._shown.add(text)
+        return text
+
+    def _leaf(self, value: Any, location: str, reader: str) -> Template:
+        if isinstance(value, Ref):
+            return self.adopt(value)
+        if isinstance(value, str):
+            self._refuse_shown(value, location, reader)
+        elif isinstance(value, Unawaited | types.CoroutineType):
+            raise GraphTraceError(
+                f"{location}: {value!r} is passed to {reader!r} before it is awaited; write `await` before its call"
+            )
+        elif isinstance(value, Iterator) and value not in self._outside:
+            raise GraphTraceError(
+                f"{location}: {type(value).__name__} object is passed to {reader!r}: it would be used up by the first "
+                "item; make a list of it"
+            )
+        elif (hidden := hidden_ref(value)) is not None:
+            raise GraphTraceError(
+                f"{location}: {hidden!r} is hidden in an object of type {type(value).__name__} that is passed to "
+                f"{reader!r}, where the tracer cannot see it or would find it only for the first item; pass it as an "
+                "argument of its own, or in a list, tuple, dict or dataclass made in the graph"
+            )
+        return Constant(value)
+
+    def _refuse_shown(self, value: str, location: str, reader: str) -> None:
+        for text in self._shown:
+            if text in value:
+                raise GraphTraceError(
+                    f"{location}: text made from {text} by repr() is passed to {reader!r}: it is the text of a "
+                    "value that is not known while the graph is traced; format it inside a node"
+                )
 
     def _new_parameter(self, name: str) -> int:
         self._parameters.append(name)
@@ -225,6 +278,14 @@ class Tracer:
         return self._sources - 1
 
 
+def endless_recursion(location: str, name: str) -> GraphTraceError:
+    """Return the error of a graph that calls itself while it is traced, and comes to no end."""
+    return GraphTraceError(
+        f"{location}: graph {name!r} calls itself without end while it is traced; use ps.while_loop for a loop whose "
+        "length is not known before, and recurse only on constants"
+    )
+
+
 @contextmanager
 def _activated(tracer: Tracer) -> Iterator[None]:
     token = _active.set(tracer)
@@ -232,90 +293,3 @@ def _activated(tracer: Tracer) -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
-
-
-def _finished(value: Any, fn: Callable[..., Any]) -> Any:
-    """Run a coroutine of the graph to its end, which is one step: all that a graph may await is ready at once."""
-    if isinstance(value, PendingRef):
-        value = value.__await__()
-    elif isinstance(value, Coroutine):
-        pass
-    elif hasattr(value, "__await__") and not isinstance(value, Ref):
-        value = value.__await__()
-    else:
-        return value
-    try:
-        foreign = value.send(None)
-    except StopIteration as stop:
-        return stop.value
-    location = _suspended_at(value)
-    value.close()
-    if hasattr(foreign, "cancel"):
-        foreign.cancel()
-    raise GraphTraceError(
-        f"{location}: graph {getattr(fn, '__name__', fn)!r} awaits something that is neither a node nor a graph "
-        f"({type(foreign).__name__}); put it into a node (`@ps.node`) and await that"
-    )
-
-
-def _suspended_at(coroutine: Any) -> str:
-    frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
-    return call_location() if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _named_objects(fn: Callable[..., Any]) -> set[int]:
-    """Return the identities of what the globals, the closure and the defaults of a function name."""
-    function = inspect.unwrap(fn)
-    if isinstance(function, types.MethodType):
-        function = function.__func__
-    if not isinstance(function, types.FunctionType):
-        return set()
-    found = {id(function.__globals__[name]) for name in function.__code__.co_names if name in function.__globals__}
-    for cell in function.__closure__ or ():
-        try:
-            found.add(id(cell.cell_contents))
-        except ValueError:  # a variable that is assigned later
-            continue
-    return found | {id(value) for value in function.__defaults__ or ()}
-
-
-def _constants(template: Template) -> Iterator[Any]:
-    if isinstance(template, Container):
-        for child in template.children:
-            yield from _constants(child)
-    elif not isinstance(template, Read):
-        yield template.value
-
-
-def _hidden_ref(value: Any, depth: int = 4) -> Ref | PendingRef | None:
-    """Look for a symbolic value where a template cannot see it: in attributes, sets, partials, closures, bound methods."""
-    if isinstance(value, Ref | PendingRef):
-        return value
-    if depth == 0 or isinstance(value, type | types.ModuleType | int | float | str | bytes | None):
-        return None
-    inside: list[Any] = []
-    if isinstance(value, functools.partial):
-        inside += [*value.args, *value.keywords.values()]
-    elif isinstance(value, types.FunctionType):
-        inside += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-        inside += value.__defaults__ or ()
-    elif isinstance(value, types.MethodType):
-        inside.append(value.__self__)
-    elif isinstance(value, types.GeneratorType):
-        inside += value.gi_frame.f_locals.values() if value.gi_frame is not None else ()
-    elif isinstance(value, list | tuple | set | frozenset | dict):
-        inside += value.values() if isinstance(value, dict) else value
-    elif type(value).__module__ not in ("builtins", "numpy"):
-        inside += getattr(value, "__dict__", {}).values()
-        for name in getattr(type(value), "__slots__", ()) if isinstance(getattr(type(value), "__slots__", ()), tuple) else ():
-            inside.append(getattr(value, name, None))
-    # The members of a large container are not Refs in practice; a bound keeps tracing linear.
-    return next((found for item in inside[:1000] if (found := _hidden_ref(item, depth - 1)) is not None), None)
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents
-    except ValueError:
-        return False
-    return True

@@ -1,0 +1,44 @@
+"""Annotations: what the types of a function say about values that are not known yet."""
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from .template import Access
+
+Hint = Callable[[], Any]  # annotations are resolved when they are asked for: few of them ever are
+
+
+def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
+    """Return the resolved annotations of a function; none where they cannot be resolved."""
+    return _resolved(fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn).__call__)
+
+
+def members_of(hint: Any) -> list[Any] | None:
+    """Return the member types of an annotation that gives a length: tuple[A, B] or a NamedTuple; None for others."""
+    if typing.get_origin(hint) is tuple:
+        members = typing.get_args(hint)
+        return None if Ellipsis in members else [*members]
+    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
+        hints = _resolved(hint)
+        return [hints.get(field) for field in hint._fields]
+    return None
+
+
+def hint_inside(hint: Any, access: Access) -> Any:
+    """Return the annotation of an attribute or item of a value with this annotation; None if unknown."""
+    how, what = access
+    if how == "attribute":
+        return _resolved(hint).get(what) if isinstance(hint, type) else None
+    members = members_of(hint)
+    if members is not None and isinstance(what, int) and -len(members) <= what < len(members):
+        return members[what]
+    return None
+
+
+def _resolved(annotated: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(annotated)
+    except Exception:  # noqa: BLE001 - names may not exist at run time (TYPE_CHECKING), or fail in any other way
+        return {}

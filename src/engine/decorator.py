@@ -1,0 +1,91 @@
+"""The decorator `node`."""
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+
+from ..actors.policy import Policy, Retry, RunsOn
+from .node import Node
+from .stateful import make_stateful
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class _Decorator(Protocol):
+    @overload
+    def __call__(self, cls: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Node[P, R]: ...
+
+
+@overload
+def node(cls: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]
+@overload
+def node(fn: Callable[P, R], /) -> Node[P, R]: ...
+@overload
+def node(
+    *,
+    name: str | None = None,
+    concurrency: int | None = None,
+    capacity: int | None = None,
+    max_bytes: int | None = None,
+    runs_on: RunsOn = "loop",
+    timeout_seconds: float | None = None,
+    retry: Retry | None = None,
+    fallback: Callable[[Exception], Any] | None = None,
+    pure: bool = False,
+    effectful: bool = False,
+) -> _Decorator: ...
+def node(
+    fn: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    concurrency: int | None = None,
+    capacity: int | None = None,
+    max_bytes: int | None = None,
+    runs_on: RunsOn = "loop",
+    timeout_seconds: float | None = None,
+    retry: Retry | None = None,
+    fallback: Callable[[Exception], Any] | None = None,
+    pure: bool = False,
+    effectful: bool = False,
+) -> Any:
+    """Make a node of a function, an async function, or a class whose instances are called.
+
+    Args:
+        fn: the function or class, when used without parentheses.
+        name: how it is drawn, traced and named in errors; default: the name of the function.
+        concurrency: the most items in flight in it at a time, per Engine; default: an `async def` grows on demand,
+            a thread or process node has its pool's size, a plain `def` and a stateful node have 1.
+        capacity: items that its inbox holds in a pipeline.
+        max_bytes: bytes that its inbox holds, for values that know their size (`nbytes`, `bytes`, `str`).
+        runs_on: "loop", "thread" or "process", for a plain `def`.
+        timeout_seconds: seconds that one attempt may take.
+        retry: which failures are worth another attempt.
+        fallback: function of the exception, run once after the last attempt; its result is the node's.
+        pure: equal arguments give equal results, and nothing else happens: equal calls are merged.
+        effectful: it is called for its effect: it stays, although nobody reads its result.
+
+    Returns:
+        A `Node`; a class stays a class, and calls of its instances become steps.
+
+    Raises:
+        ValueError: a number is out of its range.
+        TypeError: the function cannot be a node as asked, e.g. an `async def` with runs_on="thread".
+    """
+    policy = Policy(
+        concurrency, capacity, max_bytes, runs_on, timeout_seconds, retry, fallback, pure=pure, effectful=effectful
+    )
+
+    def decorate(target: Any) -> Any:
+        if isinstance(target, Node):
+            raise TypeError(f"{target.name!r} is a node already; use {target.name}.with_policy(...) for a copy")
+        if isinstance(target, type):
+            return make_stateful(target, policy, name)
+        if not callable(target):
+            raise TypeError(f"@node needs a function or a class, got {target!r}")
+        return Node(target, policy, name=name)
+
+    return decorate if fn is None else decorate(fn)

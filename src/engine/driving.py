@@ -1,0 +1,86 @@
+"""Driving a graph function through its trace, in one step: all that a graph may await is ready at once."""
+
+import asyncio
+import types
+from collections.abc import Callable
+from typing import Any
+
+from .._errors import GraphTraceError
+from .call_site import call_location, is_users
+from .ref import Ref
+
+
+def drive(value: Any, fn: Callable[..., Any]) -> Any:
+    """Run what a graph function or a body returned to its end.
+
+    Args:
+        value: a coroutine, a call that is not awaited yet, or the value of a plain function.
+        fn: the function, for errors.
+
+    Raises:
+        GraphTraceError: it waits for something that is neither a node nor a graph.
+    """
+    if isinstance(value, types.CoroutineType):
+        running: Any = value
+    elif hasattr(value, "__await__") and not isinstance(value, Ref):
+        running = value.__await__()
+    else:
+        return value
+    try:
+        foreign = running.send(None)
+    except StopIteration as stop:
+        return stop.value
+    except Exception as error:
+        location, module = _raised_at(error)
+        if module.partition(".")[0] != "asyncio" or asyncio._get_running_loop() is not None:
+            raise
+        raise _foreign(location, fn, "something of asyncio") from error
+    location, awaited = _suspended_at(running)
+    if hasattr(foreign, "cancel"):
+        foreign.cancel()
+    running.close()
+    raise _foreign(location, fn, awaited)
+
+
+def _foreign(location: str, fn: Callable[..., Any], awaited: str) -> GraphTraceError:
+    return GraphTraceError(
+        f"{location}: graph {getattr(fn, '__name__', repr(fn))!r} awaits {awaited}, which is neither a node nor a "
+        "graph; put it into a node (`@ps.node`) and await that"
+    )
+
+
+def _suspended_at(running: Any) -> tuple[str, str]:
+    """Return the innermost line of the user's that waits, and the name of what it waits for."""
+    location, awaited = call_location(), "something"
+    while running is not None:
+        frame, awaits = _frame_of(running)
+        if frame is None or not is_users(frame.f_code.co_filename):
+            return location, _name_of(running)
+        location = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        running = awaits
+    return location, awaited
+
+
+def _frame_of(running: Any) -> tuple[types.FrameType | None, Any]:
+    if isinstance(running, types.CoroutineType):
+        return running.cr_frame, running.cr_await
+    if isinstance(running, types.GeneratorType):
+        return running.gi_frame, running.gi_yieldfrom
+    return None, None
+
+
+def _name_of(running: Any) -> str:
+    name = getattr(running, "__qualname__", None) or type(running).__name__
+    return f"{name}()" if isinstance(running, types.CoroutineType | types.GeneratorType) else str(name)
+
+
+def _raised_at(error: BaseException) -> tuple[str, str]:
+    """Return the user's line that led to an exception, and the name of the module that raised it."""
+    location, module, traceback = call_location(), "", error.__traceback__
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if is_users(filename):
+            location = f"{filename}:{traceback.tb_lineno}"
+        module = str(traceback.tb_frame.f_globals.get("__name__"))
+        traceback = traceback.tb_next
+    return location, module

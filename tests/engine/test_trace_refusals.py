@@ -1,0 +1,483 @@
+"""No silently wrong trace: what a symbolic value refuses, and that every error names file, line and remedy."""
+
+import asyncio
+import copy
+import dataclasses
+import functools
+import math
+import operator
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+from tests.engine.tracing import add, body, collect, define, double, refusal
+
+CONTROL_FLOW = ["ps.cond", "ps.switch"]
+NODE = ["inside a node"]
+ARITHMETIC = ["+", "-", "*", "@", "/", "//", "%", "**", "<<", ">>", "&", "^", "|"]
+
+# expression of the Ref `v`, what the message says, words of the remedy
+OPERATIONS: list[tuple[str, str, list[str]]] = [
+    ("bool(v)", "truth value", ["ps.cond", "ps.while_loop"]),
+    ("1 if v else 2", "truth value", ["ps.cond"]),
+    ("v and 1", "truth value", ["ps.cond"]),
+    ("v or 1", "truth value", ["ps.cond"]),
+    ("not v", "truth value", ["ps.cond"]),
+    *((f"v {sign} 1", "comparing it", CONTROL_FLOW) for sign in ("==", "!=", "<", "<=", ">", ">=")),
+    ("1 == v", "comparing it", CONTROL_FLOW),
+    ("0 < v < 3", "comparing it", CONTROL_FLOW),
+    ("max(v, 1)", "comparing it", CONTROL_FLOW),
+    ("sorted([v, v + 0])", "arithmetic", NODE),
+    ("sorted([v, 1])", "comparing it", CONTROL_FLOW),
+    ("1 in v", "`in`", CONTROL_FLOW),
+    ("v in [1]", "comparing it", CONTROL_FLOW),
+    *((f"v {sign} 1", "arithmetic", NODE) for sign in ARITHMETIC),
+    *((f"1 {sign} v", "arithmetic", NODE) for sign in ARITHMETIC),
+    ("divmod(v, 2)", "arithmetic", NODE),
+    ("-v", "arithmetic", NODE),
+    ("+v", "arithmetic", NODE),
+    ("~v", "arithmetic", NODE),
+    ("abs(v)", "arithmetic", NODE),
+    ("round(v)", "arithmetic", NODE),
+    ("math.floor(v)", "arithmetic", NODE),
+    ("math.ceil(v)", "arithmetic", NODE),
+    ("math.trunc(v)", "arithmetic", NODE),
+    ("operator.iadd(v, 1)", "arithmetic", NODE),
+    ("int(v)", "int()", NODE),
+    ("float(v)", "float()", NODE),
+    ("complex(v)", "complex()", NODE),
+    ("bytes(v)", "bytes()", NODE),
+    ("math.sqrt(v)", "float()", NODE),
+    ("len(v)", "len()", NODE),
+    ("list(v)", "iterating", ["ps.map_each", "tuple[A, B]"]),
+    ("[item for item in v]", "iterating", ["ps.map_each", "tuple[A, B]"]),
+    ("[*v]", "iterating", ["ps.map_each"]),
+    ("dict(v)", "calling it", NODE),
+    ("sum(v)", "iterating", ["ps.map_each"]),
+    ("iter(v)", "iterating", ["ps.map_each"]),
+    ("next(v)", "next()", NODE),
+    ("reversed(v)", "backwards", NODE),
+    ("enumerate(v)", "iterating", ["ps.map_each"]),
+    ("str(v)", "text", NODE),
+    ("f'{v}'", "text", NODE),
+    ("f'{v:>10}'", "text", NODE),
+    ("'%s' % v", "text", NODE),
+    ("'{}'.format(v)", "text", NODE),
+    ("print(v)", "text", NODE),
+    ("{v}", "dict key", ["key by something that is known"]),
+    ("{v: 1}", "dict key", ["key by something that is known"]),
+    ("hash(v)", "dict key", ["key by something that is known"]),
+    ("functools.lru_cache(lambda value: value)(v)", "dict key", ["key by something that is known"]),
+    ("v()", "calling it", ["inside a node"]),
+    ("v.strip()", "calling it", ["a method of a value is not a node"]),
+    ("[1, 2][v]", "index", NODE),
+    ("range(v)", "index", NODE),
+    ("[1, 2, 3][v:]", "index", NODE),
+    ("y[v]", "indexing it with a value that is not known", NODE),
+    ("y[v:]", "indexing it with a value that is not known", NODE),
+    ("y[0, v]", "indexing it with a value that is not known", NODE),
+    ("operator.setitem(v, 0, 1)", "assigning to an item", NODE),
+    ("operator.delitem(v, 0)", "deleting an item", NODE),
+    ("setattr(v, 'name', 1)", "assigning to its attribute .name", NODE),
+    ("delattr(v, 'name')", "deleting an attribute", NODE),
+    ("os.fspath(v)", "path", NODE),
+    ("open(v)", "path", NODE),
+    ("copy.copy(v)", "copying", NODE),
+    ("copy.deepcopy([v])", "copying", NODE),
+    ("pickle.dumps(v)", "pickling", NODE),
+    ("await v", "awaiting it", ["remove the await"]),
+]  # fmt: skip
+STATEMENTS: list[tuple[str, str]] = [
+    ("v += 1", "arithmetic"),
+    ("v.total = 1", "assigning to its attribute .total"),
+    ("v[0] = 1", "assigning to an item"),
+    ("del v[0]", "deleting an item"),
+    ("del v.total", "deleting an attribute"),
+    ("if v: pass", "truth value"),
+    ("while v: pass", "truth value"),
+    ("assert v", "truth value"),
+    ("for item in v: pass", "iterating"),
+    ("first, *rest = v", "iterating"),
+    ("with v: pass", "`with`"),
+    ("async with v: pass", "`async with`"),
+    ("async for item in v: pass", "`async for`"),
+    ("a, b = v", "iterating"),
+]
+MODULES = {module.__name__: module for module in (asyncio, copy, dataclasses, functools, math, operator, os, pickle)}
+
+
+def assert_names_line_and_remedy(message: str, line: int, what: str, remedies: list[str]) -> None:
+    assert message.startswith(f"<graph>:{line}: "), message
+    assert what in message, message
+    assert all(remedy in message for remedy in remedies), message
+
+
+@pytest.mark.parametrize(("expression", "what", "remedies"), OPERATIONS, ids=[one[0] for one in OPERATIONS])
+def test_a_value_that_is_not_known_refuses(expression: str, what: str, remedies: list[str]) -> None:
+    message = refusal(lambda: body("v = await double(x)", f"return {expression}", **MODULES))
+    assert_names_line_and_remedy(message, 4, what, remedies)
+
+
+@pytest.mark.parametrize(("statement", "what"), STATEMENTS, ids=[one[0] for one in STATEMENTS])
+def test_a_value_that_is_not_known_refuses_statements(statement: str, what: str) -> None:
+    message = refusal(lambda: body("v = add(x)", statement, "return v"))
+    assert_names_line_and_remedy(message, 4, what, [])
+
+
+PENDING = [one[0] for one in OPERATIONS if one[0] not in ("await v", "y[v]", "y[v:]", "y[0, v]")]
+
+
+@pytest.mark.parametrize("expression", [*PENDING, "v[0]", "v.name"])
+def test_a_call_that_is_not_awaited_refuses(expression: str) -> None:
+    message = refusal(lambda: body("v = double(x)", f"return {expression}", **MODULES))
+    assert_names_line_and_remedy(message, 4, "before it is awaited", ["await"])
+
+
+@pytest.mark.parametrize("statement", [one[0] for one in STATEMENTS])
+def test_a_call_that_is_not_awaited_refuses_statements(statement: str) -> None:
+    message = refusal(lambda: body("v = double(x)", statement, "return 1"))
+    assert message.startswith("<graph>:4: "), message
+
+
+def test_numpy_cannot_swallow_a_value() -> None:
+    np = pytest.importorskip("numpy")
+    for expression in ("np.asarray(v)", "np.add(v, 1)", "np.ones(3) * v", "np.array([v, 1])", "np.sum(v)"):
+        with pytest.raises((ps.GraphTraceError, TypeError)):
+            engine.plan(body("v = await double(x)", f"return {expression}", np=np))
+
+
+def test_awaiting() -> None:
+    forgotten = refusal(lambda: body("double(x)", "return y"))
+    assert_names_line_and_remedy(forgotten, 3, "never awaited", ["write `await`"])
+    twice = refusal(lambda: body("v = double(x)", "await v", "return await v"))
+    assert_names_line_and_remedy(twice, 5, "awaiting it twice", ["keep the result in a variable"])
+    passed = refusal(lambda: body("v = double(x)", "return add(v)"))
+    assert_names_line_and_remedy(passed, 4, "before it is awaited", ["write `await`"])
+    listed = refusal(lambda: body("v = double(x)", "return add([v])"))
+    assert_names_line_and_remedy(listed, 4, "before it is awaited", ["write `await`"])
+    returned = refusal(lambda: body("v = double(x)", "return v"))
+    assert "before it is awaited" in returned
+    control = refusal(lambda: body("ps.cond(x, double, double, y)", "return y"))
+    assert_names_line_and_remedy(control, 3, "never awaited", ["write `await`"])
+
+
+def test_a_graph_that_is_called_and_not_awaited() -> None:
+    inner = body("return add(x, y)")
+    forgotten = refusal(lambda: body("inner(x, y)", "return y", inner=inner))
+    assert_names_line_and_remedy(forgotten, 3, "never awaited", ["write `await`"])
+    passed = refusal(lambda: body("return add(inner(x, y))", inner=inner))
+    assert_names_line_and_remedy(passed, 3, "before it is awaited", ["write `await`"])
+    assert refusal(lambda: body("return inner(x, y)", inner=inner)).count("before it is awaited") == 1
+
+
+def test_a_call_may_be_awaited_in_a_body() -> None:
+    inner = body("return add(x, y)")
+    graph = body(
+        "call = inner(x, y)",
+        "async def later(value): return await call",
+        "return await ps.cond(x, later, double, y)",
+        inner=inner,
+    )
+    assert asyncio.run(engine.run(graph(1, 2))) == 3
+
+
+FOREIGN = {
+    "await asyncio.sleep(0)": "sleep()",
+    "await asyncio.sleep(1)": "sleep()",
+    "await helper()": "Event.wait()",
+    "await asyncio.get_running_loop().create_future()": "Future",
+}
+
+
+@pytest.mark.parametrize("statement", FOREIGN)
+@pytest.mark.parametrize("running", [True, False])
+def test_foreign_awaitables_are_refused_where_they_are_awaited(statement: str, running: bool) -> None:
+    async def helper() -> None:
+        await asyncio.Event().wait()
+
+    graph = body(statement, "return await double(x)", asyncio=asyncio, helper=helper)
+
+    async def plan() -> str:
+        return refusal(lambda: graph)
+
+    if "get_running_loop" in statement and not running:
+        return  # asyncio itself says that there is none
+    message = asyncio.run(plan()) if running else refusal(lambda: graph)
+    assert "@ps.node" in message
+    if "helper" in statement:  # the line of the user's that waits
+        assert message.startswith(f"{__file__}:{helper.__code__.co_firstlineno + 1}: ")
+    else:
+        assert message.startswith("<graph>:3: "), message
+    if running:
+        assert FOREIGN[statement] in message
+
+
+def test_a_task_that_was_started_while_tracing_is_no_part_of_the_graph() -> None:
+    calls: list[int] = []
+
+    @ps.node
+    async def note(value: int) -> int:
+        calls.append(value)
+        return value
+
+    async def later() -> None:
+        await note(1)
+
+    tasks: list[asyncio.Task[None]] = []
+    graph = body(
+        "tasks.append(asyncio.get_running_loop().create_task(later()))", "return await double(x)",
+        asyncio=asyncio, later=later, tasks=tasks,
+    )  # fmt: skip
+
+    async def main() -> None:
+        engine.plan(graph)
+        await tasks[0]
+
+    asyncio.run(main())
+    assert calls == [1]  # called like a function, long after the trace
+
+
+class Box:
+    def __init__(self, value: object = None) -> None:
+        self.value = value
+
+    def method(self) -> object:
+        return self.value
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+class ListOf(list[Any]):
+    pass
+
+
+HIDDEN = {
+    "attribute": "Box(v)",
+    "slot": "Slotted(v)",
+    "deep": "Box({'one': [Box(v)]})",
+    "closure": "(lambda: v)",
+    "default": "(lambda value=v: value)",
+    "partial": "functools.partial(double, v)",
+    "partial keyword": "functools.partial(double, x=v)",
+    "bound method": "Box(v).method",
+    "subclass of list": "ListOf([v])",
+    "mapping": "collections.OrderedDict(a=v)",
+    "deque": "collections.deque([v])",
+    "built-in method": "[v].append",
+}
+
+
+@pytest.mark.parametrize("hidden", HIDDEN.values(), ids=HIDDEN.keys())
+def test_a_value_hidden_in_an_object_is_found(hidden: str) -> None:
+    import collections
+
+    names = {**MODULES, "Box": Box, "Slotted": Slotted, "ListOf": ListOf, "collections": collections}
+    message = refusal(lambda: body("v = await double(x)", f"return collect({hidden})", **names))
+    assert_names_line_and_remedy(message, 4, "hidden in an object", ["argument of its own", "dataclass"])
+    returned = refusal(lambda: body("v = await double(x)", f"return {hidden}", **names))
+    assert "hidden in an object" in returned
+
+
+@pytest.mark.parametrize("iterator", ["(v for _ in range(2))", "map(str, [1, 2])", "iter([1])", "zip([v])"])
+def test_an_iterator_would_be_used_up_by_the_first_item(iterator: str) -> None:
+    message = refusal(lambda: body("v = await double(x)", f"return collect({iterator})"))
+    assert_names_line_and_remedy(message, 4, "used up", ["make a list"])
+
+
+def test_a_coroutine_is_not_an_argument() -> None:
+    async def helper() -> int:
+        return 1
+
+    coroutine = helper()
+    message = refusal(lambda: body("return collect(coroutine)", coroutine=coroutine))
+    coroutine.close()
+    assert_names_line_and_remedy(message, 3, "before it is awaited", ["write `await`"])
+
+
+@pytest.mark.parametrize("text", ["f'{v!r}'", "repr([v])", "str((v, 1))", "'%r' % [v]"])
+def test_the_text_of_a_value_is_no_text(text: str) -> None:
+    message = refusal(lambda: body("v = await double(x)", f"return collect({text})"))
+    assert_names_line_and_remedy(message, 4, "made from <Ref double> by repr()", ["format it inside a node"])
+
+
+def test_showing_a_value_does_no_harm() -> None:
+    graph = body("v = await double(x)", "print([v], repr(v))", "return collect('text', v)")
+    assert asyncio.run(engine.run(graph(1, 2))) == ("text", 2)
+
+
+def test_a_node_that_takes_a_value_along_is_refused() -> None:
+    message = refusal(
+        lambda: body("v = await double(x)", "late = ps.node(lambda a: a + v)", "return late(y)"),
+    )
+    assert_names_line_and_remedy(message, 5, "takes <Ref double> along", ["pass it as an argument"])
+
+    class Client:
+        state: object = None
+
+        @ps.node
+        def fetch(self, value: int) -> int:
+            return value
+
+    message = refusal(lambda: body("client.state = x", "return client.fetch(y)", client=Client()))
+    assert_names_line_and_remedy(message, 4, "takes <Ref x> along", ["pass it as an argument"])
+
+
+@pytest.mark.parametrize("where", ["global", "attribute", "list"])
+def test_a_value_that_leaked_belongs_to_no_other_graph(where: str) -> None:
+    box, kept = Box(), list[object]()
+    keep = {"global": "global leak; leak = v", "attribute": "box.value = v", "list": "kept.append(v)"}[where]
+    leaked = {"global": "leak", "attribute": "box.value", "list": "kept[0]"}[where]
+    source = f"""
+    leak = None
+    @ps.graph
+    async def first(x: int):
+        v = await double(x)
+        {keep}
+        return v
+    @ps.graph
+    async def second(x: int):
+        return collect(x, {leaked})
+    g = first, second
+    """
+    first, second = define(source, box=box, kept=kept)
+    engine.plan(first)
+    message = refusal(lambda: second)
+    assert_names_line_and_remedy(message, 10, "belongs to another trace, of 'first'", ["parameter"])
+
+
+def test_a_value_that_leaked_is_refused_by_nodes_and_graphs_that_are_just_called() -> None:
+    box = Box()
+    graph = body("box.value = x", "return y", box=box)
+    engine.plan(graph)
+    for call in (lambda: add(box.value), lambda: add(1, y=box.value), lambda: graph(box.value, 1)):  # type: ignore[arg-type]
+        with pytest.raises(ps.GraphTraceError, match=r"test_trace_refusals\.py:\d+: .*leaked out.*return it"):
+            call()
+
+
+def test_a_global_list_that_collects_values_is_found() -> None:
+    message = refusal(lambda: body("kept.append(x)", "return collect(kept)", kept=[]))
+    assert_names_line_and_remedy(message, 4, "hidden in an object of type list", ["made in the graph"])
+
+
+def test_recursion_without_end() -> None:
+    source = """
+    @ps.graph
+    async def g(x: int) -> int:
+        return await g(await double(x))
+    """
+    message = refusal(lambda: define(source))
+    assert "<graph>:4" in message or "<graph>:2" in message
+    assert "calls itself without end" in message
+    assert "ps.while_loop" in message
+
+
+def test_recursion_through_a_body_without_end() -> None:
+    source = """
+    async def again(x):
+        return await g(x)
+    @ps.graph
+    async def g(x: int) -> int:
+        return await ps.cond(x, again, double, x)
+    """
+    message = refusal(lambda: define(source))
+    assert "calls itself without end" in message
+    assert "ps.while_loop" in message
+
+
+def test_recursion_on_a_constant_ends() -> None:
+    source = """
+    @ps.graph
+    async def power(x: int, n: int) -> int:
+        if n == 0:
+            return x
+        return await power(await double(x), n - 1)
+    @ps.graph
+    async def g(x: int) -> int:
+        return await power(x, 50)
+    """
+    graph = define(source)
+    assert len(engine.plan(graph).steps) == 50
+    assert asyncio.run(engine.run(graph(1))) == 2**50
+
+
+def test_what_is_no_async_def_is_no_graph() -> None:
+    def plain(x: int) -> int:
+        return x
+
+    async def stream(x: int) -> Any:
+        yield x
+
+    for made, remedy in ((plain, "async def"), (stream, "yield"), (double, "already")):
+        with pytest.raises(ps.GraphTraceError, match=remedy) as caught:
+            ps.graph(made)  # type: ignore[arg-type]
+        if made is not double:
+            assert str(caught.value).startswith(f"{__file__}:{made.__code__.co_firstlineno}: ")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("parameter", ["*xs: int", "**xs: int"])
+def test_variadic_parameters_of_a_graph_are_refused(parameter: str) -> None:
+    message = refusal(lambda: define(f"@ps.graph\nasync def g({parameter}):\n    return 1"))
+    assert message.startswith("<graph>:1: ")
+    assert "take a list" in message
+
+
+WRONG_CALLS = {
+    "await double()": "missing a required argument: 'x'",
+    "await double(x, y)": "too many positional arguments",
+    "add(x, w=y)": "unexpected keyword argument 'w'",
+    "add(x, x=y)": "multiple values for argument 'x'",
+    "await inner(x)": "missing a required argument: 'y'",
+    "await inner(x, y, y)": "too many positional arguments",
+}
+
+
+@pytest.mark.parametrize("call", WRONG_CALLS)
+def test_a_wrong_number_of_arguments(call: str) -> None:
+    inner = body("return x")
+    message = refusal(lambda: body("z = y", f"return {call}", inner=inner))
+    assert_names_line_and_remedy(message, 4, WRONG_CALLS[call], ["its parameters are (x: int"])
+
+
+def test_calling_a_graph_wrongly_is_a_type_error_as_for_any_function() -> None:
+    graph = body("return x")
+    for call in (lambda: graph(1), lambda: graph(1, 2, 3), lambda: graph(1, 2, z=3)):
+        with pytest.raises(TypeError, match="graph 'g' is called wrongly"):
+            call()
+
+
+def test_bodies_are_checked_like_graphs(tmp_path: Any) -> None:
+    file = tmp_path / "with_source.py"
+    file.write_text(
+        "import penstock as ps\n"
+        "@ps.node\n"
+        "async def work(x: int) -> int: return x\n"
+        "async def careful(x: int) -> int:\n"
+        "    try:\n"
+        "        return await work(x)\n"
+        "    except ValueError:\n"
+        "        return 0\n"
+        "bodies = [careful]\n"
+        "@ps.graph\n"
+        "async def g(x: int) -> int:\n"
+        "    return await ps.cond(x, bodies[0], work, x)\n"
+    )
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    message = refusal(lambda: names["g"])
+    assert f"{file}:5" in message
+    assert "fallback=" in message
+
+
+def test_collect_is_called_as_plain_python() -> None:
+    make: Callable[..., Any] = collect
+    assert make(1, a=2) == (1, ("a", 2))

@@ -1,0 +1,45 @@
+"""Graphs from source text, and what tracing them says; for the tests of the tracer."""
+
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+
+
+@ps.node
+async def double(x: int) -> int:
+    return 2 * x
+
+
+@ps.node
+def add(x: int, y: int = 1, *, z: int = 0) -> int:
+    return x + y + z
+
+
+@ps.node
+def collect(*values: object, **named: object) -> tuple[object, ...]:
+    return (*values, *named.items())
+
+
+def define(source: str, /, name: str = "g", **namespace: Any) -> Any:
+    """What `source` defines under `name`. It has no file, so only the tracer itself can find what is wrong in it."""
+    names: dict[str, Any] = {"ps": ps, "double": double, "add": add, "collect": collect, **namespace}
+    exec(compile(textwrap.dedent(source), "<graph>", "exec"), names)
+    return names[name]
+
+
+def body(*lines: str, **namespace: Any) -> Any:
+    """A graph of `x: int` and `y: int` with these lines as its body; the first is line 3 of <graph>."""
+    text = "\n".join(["@ps.graph", "async def g(x: int, y: int):", *(f"    {line}" for line in lines)])
+    return define(text, **namespace)
+
+
+def refusal(make: Callable[[], Any]) -> str:
+    """The message with which a graph is refused, at the latest when it is planned."""
+    with pytest.raises(ps.GraphTraceError) as caught:
+        engine.plan(make())
+    return str(caught.value)
