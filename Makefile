@@ -43,9 +43,9 @@ $(VENV)/.docs: $(VENV)/.dev
 	$(PIP_INSTALL) --no-build-isolation -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
-.venv-peers/.stamp: constraints-peers.txt pyproject.toml
+.venv-peers/.stamp: benchmarks/peers/requirements.txt benchmarks/peers/constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r constraints-peers.txt -e .
+	.venv-peers/bin/python -m benchmarks.peers.install
 	@touch $@
 
 demo: $(VENV)/.demo

@@ -74,6 +74,8 @@ class Hit(NamedTuple):
 
 @ps.node(runs_on="thread")
 def read(path: Path) -> bytes:
+    if not path.is_file():  # a pipe would keep its thread for ever
+        raise OSError("no regular file")
     return path.read_bytes()
 
 
@@ -340,10 +342,14 @@ def show_statistics(filled: engine.StreamStatistics, served: engine.ServiceStati
             counts = f"{actor.completed:,}", f"{actor.failed:,}", f"{actor.concurrency or 'any'}"
             fullest = f"{actor.inbox.high_water} of {actor.inbox.capacity}"
             waiting = f"{actor.inbox.put_wait_seconds / seconds:.1f} items"
-            table.add_row(graph.name, actor.node, *counts, f"{actor.busy_seconds:.1f} s", fullest, waiting)
+            table.add_row(graph.name, actor.node, *counts, busy(actor), fullest, waiting)
         table.add_section()
     console.print(table)
     console.print(limit(filled, seconds))
+
+
+def busy(actor: engine.ActorStatistics) -> str:
+    return "-" if actor.busy_seconds is None else f"{actor.busy_seconds:.1f} s"
 
 
 def limit(filled: engine.StreamStatistics, seconds: float) -> str:
@@ -355,7 +361,7 @@ def limit(filled: engine.StreamStatistics, seconds: float) -> str:
     if not full:
         return "No node limits it: whatever was ready found room in the next inbox."
     node = full[-1]
-    waiting, share = node.inbox.put_wait_seconds / seconds, node.busy_seconds / seconds / (node.concurrency or 1)
+    waiting, share = node.inbox.put_wait_seconds / seconds, (node.busy_seconds or 0.0) / seconds / (node.concurrency or 1)
     return (
         f"[bold]{node.node} limits it:[/] on average {waiting:.0f} items waited for room in its inbox, while its "
         f"{counted(node.concurrency or 1, 'place')} {share:.0%} busy; behind it hardly anything waited."

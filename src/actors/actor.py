@@ -49,24 +49,26 @@ class ActorStatistics:
     """A snapshot of an actor.
 
     Attributes:
+        graph: name of its graph, or of the body of control flow that it belongs to.
         node: name of the node, as drawn.
         completed: items that it finished with a result.
         failed: items that ended in an error here, after the last attempt and the fallback.
         retried: attempts beyond the first.
         in_flight: items in it now, over all call sites that share its places.
         concurrency: the most items in flight; None if unlimited.
-        busy_seconds: time spent in its handlers, waits included; counted for plain functions, threads, processes and
-            nodes with a policy. An `async def` without a policy is not timed.
+        busy_seconds: time spent in its handlers, waits included, over all items; None for an `async def` without a
+            policy, which is not timed.
         inbox: the inbox; a full one (and a growing `put_wait_seconds`) says that this node limits the pipeline.
     """
 
+    graph: str
     node: str
     completed: int
     failed: int
     retried: int
     in_flight: int
     concurrency: int | None
-    busy_seconds: float
+    busy_seconds: float | None
     inbox: ChannelStatistics
 
 
@@ -198,13 +200,14 @@ class Actor:
         """Return a snapshot of the counters."""
         limited = self.places.limit < 1 << 40
         return ActorStatistics(
+            graph=self.graph,
             node=self.name,
             completed=self.completed,
             failed=self.failed,
             retried=self.retried,
             in_flight=self.places.in_flight,
             concurrency=self.places.limit if limited else None,
-            busy_seconds=self.busy_seconds,
+            busy_seconds=None if self.mode == ASYNC else self.busy_seconds,
             inbox=self.inbox.statistics(),
         )
 

@@ -5,6 +5,7 @@ import select
 import signal
 import socket
 import threading
+from multiprocessing import resource_tracker
 
 from . import pickling
 from ._process_worker import READY, serve
@@ -24,6 +25,8 @@ class WorkerProcess:
     def __init__(self) -> None:
         self.killed = False
         self._connection, child_end = socket.socketpair()
+        # The first start would start it inside, which unblocks SIGINT again.
+        resource_tracker.ensure_running()
         # Until the worker ignores SIGINT, it is blocked: a Ctrl-C while it starts must not print a traceback.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterable, Iterable
 from typing import ParamSpec, TypeVar, Unpack
 
+from ..actors.actor import ActorStatistics as ActorStatistics
+from ..actors.channel import ChannelStatistics as ChannelStatistics
 from .admission import AdmissionStatistics as AdmissionStatistics
 from .engine import Engine as Engine
 from .engine import EngineStatistics as EngineStatistics

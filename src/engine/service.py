@@ -1,7 +1,7 @@
 """Service: resident graphs that many callers share."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncIterable, Coroutine, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack
@@ -128,7 +128,9 @@ class Service(Generic[P, R]):
         result: T = await self._run(call, merged.timeout_seconds, merged.priority)
         return result
 
-    def stream(self, calls: Calls, /, **options: Unpack[CallOptions]) -> Stream[Any]:
+    def stream(
+        self, calls: Iterable[Call[T]] | AsyncIterable[Call[T]], /, **options: Unpack[CallOptions]
+    ) -> Stream[T]:
         """Run many calls of deployed graphs, and yield their results in input order.
 
         Args:

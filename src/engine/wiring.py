@@ -68,6 +68,7 @@ class Wiring:
         self._max_workers = max_workers
         self._instance_places: dict[int, Places] = {}
         self._wired: dict[Plan, Wired] = {}
+        self._bodies: Wiring | None = None
 
     def wire(self, program: Program) -> Wired:
         """Return the actors of a program; made once for the scope."""
@@ -84,13 +85,14 @@ class Wiring:
         return self._wired[program.plan]
 
     def actors(self) -> list[Actor]:
-        """Return every actor of the scope that stands for a node."""
-        return [
+        """Return every actor of the scope that stands for a node, those of bodies of control flow last."""
+        own = [
             actor
             for wired in self._wired.values()
             for actor, unit in zip(wired.actors, wired.program.units, strict=True)
             if unit.step is not None
         ]
+        return own if self._bodies is None else own + self._bodies.actors()
 
     def _actor(self, program: Program, unit: Unit) -> Actor:
         step = unit.step
@@ -170,9 +172,10 @@ class Wiring:
         # Bodies run inside their step, whose places bound them; they share limits and instances with the scope.
         if self._max_workers is None:
             return self
-        inner = Wiring(self._pools, self._instances, None)
-        inner._instance_places = self._instance_places
-        return inner
+        if self._bodies is None:
+            self._bodies = Wiring(self._pools, self._instances, None)
+            self._bodies._instance_places = self._instance_places
+        return self._bodies
 
 
 def _target(step: Step) -> Callable[..., Any]:
