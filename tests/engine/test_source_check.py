@@ -87,6 +87,13 @@ def parsed(text):
 def maybe(value):
     if config.rerank:
         return fetch(value)
+def failing(value):
+    raise ValueError(value)
+exec("def hidden(value): return value is None", globals())
+class Table:
+    def __getitem__(self, key):
+        raise AssertionError("the check runs nothing of the user's")
+table = Table()
 def labelled(name, value, extra=None):
     return name if isinstance(value, str) else extra
 def pages_of(value):
@@ -545,6 +552,14 @@ REFUSED = {
             pair = None
         return pair
     """,
+    "try around what may be symbolic": """
+        x = q if config.rerank else None
+        try:  #! {FALLBACK}
+            later(x)
+        except ValueError:
+            pass
+        return x
+    """,
     "through copies": """
         pages = list()
         pages.extend([q])
@@ -734,6 +749,14 @@ ACCEPTED = {
         return await fetch(q, decorated)
     """,
     "a function that a node takes": "return await fetch(lambda x: x is None, key=lambda x: x if x else None)",
+    "functions without a result or without source": """
+        for x in ():
+            print(x)
+        if config.limit > 3:
+            failing(q)
+        return hidden(q) is None
+    """,
+    "a container with code of its own": "return await fetch(table['a'], q)",
     "an argument that goes elsewhere": "return labelled(*SOURCES, q)",
     "a generator of the module": """
         for page in pages_of(q):

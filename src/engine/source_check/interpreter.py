@@ -244,7 +244,6 @@ class SourceInterpreter(ExpressionInterpreter):
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]
-            self.assigned.add(name)
             self.variables[name] = self.rules.imported(node, alias, self.function)
 
     visit_ImportFrom = visit_Import

@@ -81,8 +81,6 @@ class SourceRules:
 
     def meaning(self, target: object) -> Value:
         """What is known of an object that a global or closure name gave."""
-        if target is MISSING:
-            return PLAIN
         if isinstance(target, _WRAPPERS):
             target = cast("staticmethod[..., object]", target).__func__
         if self.is_graph(target):
