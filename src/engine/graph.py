@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from .._errors import GraphTraceError
 from .annotations import hints_of
-from .call_site import call_location, definition_location
+from .call_site import call_location, definition_location, is_users
 from .control import Control
 from .node import Node
 from .outside import inner_codes
@@ -246,7 +246,9 @@ def _check(fn: Callable[..., Any], *, again: bool) -> None:
     while isinstance(fn, functools.partial):
         fn = fn.func
     function = fn.__func__ if isinstance(fn, types.MethodType) else fn
-    if isinstance(function, types.FunctionType) and (again or function.__code__ not in _checked):
+    if not isinstance(function, types.FunctionType) or not is_users(function.__code__.co_filename):
+        return
+    if again or function.__code__ not in _checked:
         check_source(fn, is_node=is_tracked, is_graph=is_graph)
         _checked.update((function.__code__, *inner_codes(function.__code__)))
 

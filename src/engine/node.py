@@ -59,11 +59,11 @@ class Node(Generic[P, Ret_co]):
         self.origin: Node[..., Any] = self if origin is None else origin
         self.template = template
         self.bound_to = bound_to
-        self.is_async = _is_async(fn)
+        self.is_async = is_async(fn)
         self.replacement: Callable[..., Any] | None = None
         # What a function takes along besides its arguments could be a symbolic value.
         self._takes_along = not isinstance(fn, types.FunctionType) or fn.__closure__ is not None
-        _validate(self)
+        check_policy(self.name, fn, policy, is_stateful=template is not None)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Ret_co:
         """Call the function; while a graph is traced, record the call instead."""
@@ -216,22 +216,28 @@ class Node(Generic[P, Ret_co]):
         return f"<Node {self.name}>"
 
 
-def _is_async(fn: Callable[..., Any]) -> bool:
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether a call of `fn` has to be awaited."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
-def _validate(node: Node[..., Any]) -> None:
-    if inspect.isasyncgenfunction(node.fn) or inspect.isgeneratorfunction(node.fn):
-        raise TypeError(f"node {node.name!r} is a generator; a node returns one value for one call")
-    if node.is_async and node.policy.runs_on != "loop":
+def check_policy(name: str, fn: Callable[..., Any], policy: Policy, *, is_stateful: bool) -> None:
+    """Refuse what a function cannot be, and what does not fit it.
+
+    Raises:
+        TypeError: it is a generator, or cannot run where the policy says.
+    """
+    if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
+        raise TypeError(f"node {name!r} is a generator; a node returns one value for one call")
+    if is_async(fn) and policy.runs_on != "loop":
         raise TypeError(
-            f"node {node.name!r} is an `async def`, which runs on the event loop; "
-            f'runs_on="{node.policy.runs_on}" needs a plain `def`'
+            f"node {name!r} is an `async def`, which runs on the event loop; "
+            f'runs_on="{policy.runs_on}" needs a plain `def`'
         )
-    if node.policy.runs_on == "process" and node.template is not None:
-        raise TypeError(f'stateful node {node.name!r} cannot run with runs_on="process": its state would stay there')
+    if policy.runs_on == "process" and is_stateful:
+        raise TypeError(f'stateful node {name!r} cannot run with runs_on="process": its state would stay there')
 
 
 def _refuse_leak(name: str, ref: Ref | PendingRef) -> None:

@@ -26,7 +26,7 @@ class Pools:
         self._processes: ProcessPool | None = None
         self._guard: AsyncGenerator[None, None] | None = None
         # By origin, weakly: nodes made by a factory for one request leave nothing behind.
-        self._places: WeakKeyDictionary[Node[..., object], dict[object, Places]] = WeakKeyDictionary()
+        self._places: WeakKeyDictionary[Node[..., object], Places] = WeakKeyDictionary()
 
     def threads(self) -> ThreadPool:
         """Return the thread pool."""
@@ -49,10 +49,12 @@ class Pools:
         return self._processes
 
     def places(self, node: Node[..., object]) -> Places:
-        """Return the places of a node with `concurrency=`: the same for all of its call sites in the Engine."""
+        """Return the places of a node with `concurrency=`: the same for all of its call sites in the Engine.
+
+        A method is one node, whatever instance it is called on.
+        """
         assert node.policy.concurrency is not None
-        shared = self._places.setdefault(node.origin, {})
-        return shared.setdefault(node.binding, Places(node.policy.concurrency))
+        return self._places.setdefault(node.origin, Places(node.policy.concurrency))
 
     @property
     def has_processes(self) -> bool:

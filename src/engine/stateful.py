@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from .._errors import GraphTraceError
 from ..actors.policy import Policy
 from .call_site import call_location
-from .node import Node
+from .node import Node, check_policy
 from .tracer import active
 
 T = TypeVar("T")
@@ -45,6 +45,7 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
             f"@node on class {cls.__name__!r}: add '__dict__' to its __slots__, where its arguments are kept"
         )
     call = getattr(call, "_penstock_call", call)  # a subclass of a stateful node with a policy of its own
+    check_policy(name or cls.__name__, call, policy, is_stateful=True)
     init = cls.__init__
 
     @functools.wraps(init)

@@ -1,0 +1,359 @@
+"""Nodes that are methods or classes, policies of copies, and what a node refuses to be."""
+
+import asyncio
+import copy
+import inspect
+import pickle
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Self
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+from tests.engine.tracing import add, collect, double, refusal
+
+
+class Meter:
+    running = most = 0
+
+
+class Client:
+    def __init__(self, base: str, meter: Meter | None = None) -> None:
+        self.base = base
+        self.meter = meter or Meter()
+
+    @ps.node(concurrency=2)
+    async def fetch(self, path: str, suffix: str = "") -> str:
+        self.meter.running += 1
+        self.meter.most = max(self.meter.most, self.meter.running)
+        await asyncio.sleep(0)
+        self.meter.running -= 1
+        return self.base + path + suffix
+
+    @ps.node
+    def join(self, left: str, right: str) -> str:
+        return f"{self.base}:{left}+{right}"
+
+    quick = fetch.with_policy(name="quick", timeout_seconds=5)
+
+
+async def test_methods_as_nodes() -> None:
+    one, two = Client("one/"), Client("two/")
+
+    @ps.graph
+    async def graph(path: str) -> str:
+        return one.join(await one.fetch(path), await two.quick(path, suffix="!"))
+
+    assert await engine.run(graph("a")) == await graph("a") == "one/:one/a+two/a!"
+    assert [step.label for step in engine.plan(graph).steps] == ["fetch", "quick", "join"]
+    assert await Client.fetch(one, "b") == "one/b"
+    message = refusal(lambda: ps.graph(lambda_without_path))
+    assert "missing a required argument: 'path'" in message
+
+
+async def lambda_without_path(x: str) -> str:
+    return await Client("").fetch()  # type: ignore[call-arg]
+
+
+async def test_the_limit_of_a_method_holds_for_all_instances_and_copies() -> None:
+    meter = Meter()
+    one, two = Client("", meter), Client("", meter)
+
+    @ps.graph
+    async def graph(path: str) -> object:
+        return collect(await one.fetch(path), await one.quick(path), await two.fetch("b"))
+
+    async with engine.Engine() as running:
+        await asyncio.gather(*(running.run(graph(str(number))) for number in range(20)))
+    assert meter.most == 2
+
+
+async def test_methods_of_two_instances_are_not_merged() -> None:
+    class Scale:
+        def __init__(self, by: int) -> None:
+            self.by = by
+
+        @ps.node(pure=True)
+        def __call__(self, x: int) -> int:
+            return self.by * x
+
+        @ps.node(pure=True)
+        def scaled(self, x: int) -> int:
+            return self.by * x
+
+    one, two = Scale(1), Scale(2)
+
+    @ps.graph
+    async def graph(x: int) -> object:
+        return collect(one.scaled(x), two.scaled(x), one.scaled(x), two.scaled(x))
+
+    assert await engine.run(graph(3)) == (3, 6, 3, 6)
+    assert len(engine.plan(graph).steps) == 3  # two kinds of `scaled`, and `collect`
+
+
+EVENTS: list[str] = []
+
+
+@ps.node
+class Index:
+    """Counts what it is given."""
+
+    def __init__(self, name: str, start: int = 0, *, step: int = 1) -> None:
+        """Stores its arguments."""
+        self.name = name
+        self.count = start
+        self.step = step
+
+    async def __aenter__(self) -> Self:
+        EVENTS.append(f"open {self.name}")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        EVENTS.append(f"close {self.name} at {self.count}")
+
+    async def __call__(self, item: str, times: int = 1) -> int:
+        self.count += self.step * times
+        return self.count
+
+
+@ps.node(concurrency=3, name="sum")
+class Sum:
+    def __init__(self) -> None:
+        self.total = 0
+
+    def __call__(self, x: int) -> int:
+        self.total += x
+        return self.total
+
+
+index = Index("main", 10)
+
+
+@ps.graph
+async def fill(item: str) -> int:
+    return await index(item, times=2)
+
+
+@ps.graph
+async def ask(item: str) -> object:
+    return collect(await index(item, 0), await index(item, 0))
+
+
+@pytest.fixture
+def events() -> list[str]:
+    EVENTS.clear()
+    return EVENTS
+
+
+async def test_every_scope_has_an_instance_of_its_own(events: list[str]) -> None:
+    assert [await engine.run(fill("a")) for _ in range(2)] == [12, 12]
+    assert events == ["open main", "close main at 12"] * 2
+    async with engine.stream(fill(item) for item in "abc") as results:
+        assert [result async for result in results] == [12, 14, 16]
+    async with engine.deploy(fill, ask) as service:
+        assert await service("a") == 12
+        assert await service.run(ask("a")) == (12, 12)
+    assert events[4:] == ["open main", "close main at 16", "open main", "close main at 12"]
+    assert index.count == 10  # the instance that the user made is never used
+
+
+async def test_called_outside_a_graph_it_is_just_an_instance(events: list[str]) -> None:
+    mine = Index("mine")
+    assert await mine("a") == 1
+    assert await mine("a", times=4) == 5
+    assert events == []
+    assert Sum()(3) == 3
+
+
+async def test_a_plain_call_runs_on_the_loop() -> None:
+    total = Sum()
+
+    @ps.graph
+    async def graph(x: int) -> object:
+        return collect(total(x), total(10))
+
+    assert sorted(await engine.run(graph(1)))[1] == 11  # type: ignore[call-overload]
+    assert total.total == 0
+
+
+async def test_an_instance_that_cannot_be_opened_fails_the_scope() -> None:
+    @ps.node
+    class Broken:
+        async def __aenter__(self) -> Self:
+            raise ConnectionError("refused")
+
+        async def __aexit__(self, *exc_info: object) -> None: ...
+
+        async def __call__(self, x: int) -> int:
+            return x
+
+    broken = Broken()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await broken(x)
+
+    with pytest.raises(ConnectionError, match="refused") as caught:
+        await engine.run(graph(1))
+    assert any("Broken" in note for note in caught.value.__notes__)
+
+
+def test_a_class_stays_what_it_was() -> None:
+    assert str(inspect.signature(Index)) == "(name: str, start: int = 0, *, step: int = 1) -> None"
+    assert (Index.__doc__, Index.__init__.__doc__) == ("Counts what it is given.", "Stores its arguments.")
+    assert isinstance(Index("a"), Index)
+    assert inspect.isclass(Index)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_pickling_and_copying_an_instance(used: bool) -> None:
+    original = Index("a", 5)
+    if used:
+
+        @ps.graph
+        async def graph(item: str) -> int:
+            return await original(item)
+
+        engine.plan(graph)
+    original.count = 7
+    for made in (pickle.loads(pickle.dumps(original)), copy.copy(original), copy.deepcopy(original)):
+        assert type(made) is Index
+        assert (made.name, made.count, made.step) == ("a", 7, 1)
+        assert asyncio.run(made("x")) == 8
+
+
+async def test_a_copy_is_a_node_of_its_own() -> None:
+    original = Index("a", 5)
+    shallow = copy.copy(original)
+
+    @ps.graph
+    async def graph(item: str) -> object:
+        return collect(await original(item), await shallow(item), await original(item, 0))
+
+    assert await engine.run(graph("x")) == (6, 6, 6)
+
+
+def test_an_instance_that_no_scope_could_make_is_refused() -> None:
+    unpickled = pickle.loads(pickle.dumps(Index("a")))
+
+    @ps.graph
+    async def graph(item: str) -> int:
+        return await unpickled(item)  # type: ignore[no-any-return]
+
+    message = refusal(lambda: graph)
+    assert f"{__file__}:" in message
+    assert "make it by calling the class" in message
+
+
+async def test_a_subclass_is_a_node_too(events: list[str]) -> None:
+    class Named(Index):
+        pass
+
+    @ps.node
+    class Doubling(Index):
+        def __init__(self, name: str) -> None:
+            super().__init__(name, start=100)
+            self.factor = 2
+
+        async def __call__(self, item: str, times: int = 1) -> int:
+            return self.factor * await super().__call__(item, times)
+
+    named, doubling = Named("sub", 1), Doubling("twice")
+
+    @ps.graph
+    async def graph(item: str) -> object:
+        return collect(await named(item), await doubling(item))
+
+    assert await engine.run(graph("x")) == (2, 202)
+    assert await engine.run(graph("x")) == (2, 202)
+    assert sorted(set(events)) == ["close sub at 2", "close twice at 101", "open sub", "open twice"]
+    assert str(inspect.signature(Doubling)) == "(name: str) -> None"
+
+
+def test_a_subclass_that_changes_its_call_or_init_has_to_be_decorated() -> None:
+    class Other(Index):
+        def __init__(self) -> None:
+            super().__init__("other")
+
+    class Calling(Index):
+        async def __call__(self, item: str, times: int = 1) -> int:
+            return await super().__call__(item, times)
+
+    def build(instance: Index) -> ps.Graph[[str], int]:
+        @ps.graph
+        async def graph(item: str) -> int:
+            return await instance(item)
+
+        return graph
+
+    for instance in (Other(), Calling("calling")):
+        message = refusal(lambda instance=instance: build(instance))  # type: ignore[misc]
+        assert type(instance).__name__ in message
+        assert "decorate it with @ps.node as well" in message
+
+
+async def test_a_dataclass_with_slots() -> None:
+    @ps.node
+    @dataclass
+    class Plain:
+        by: int
+        total: int = 0
+
+        def __call__(self, x: int) -> int:
+            self.total += self.by * x
+            return self.total
+
+    plain = Plain(3)
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return plain(x)
+
+    assert await engine.run(graph(2)) == 6
+    assert plain == Plain(3)
+    with pytest.raises(TypeError, match="__dict__"):
+
+        @ps.node
+        @dataclass(slots=True)
+        class Slotted:
+            by: int
+
+            def __call__(self, x: int) -> int:
+                return x
+
+
+def test_what_cannot_be_a_node() -> None:
+    async def stream() -> AsyncIterator[int]:
+        yield 1
+
+    class NoCall:
+        pass
+
+    with pytest.raises(TypeError, match="generator"):
+        ps.node(stream)
+    with pytest.raises(TypeError, match="__call__"):
+        ps.node(NoCall)
+    with pytest.raises(TypeError, match="function or a class"):
+        ps.node(3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="with_policy"):
+        ps.node(double)
+    with pytest.raises(TypeError, match='runs_on="thread" needs a plain `def`'):
+        ps.node(runs_on="thread")(double.fn)
+    with pytest.raises(TypeError, match="state would stay there"):
+        ps.node(runs_on="process")(Sum)
+    with pytest.raises(ValueError, match="concurrency=0"):
+        ps.node(concurrency=0)
+    with pytest.raises(ValueError, match="either pure or effectful"):
+        ps.node(pure=True, effectful=True)
+    with pytest.raises(TypeError, match="concurency"):
+        ps.node(concurency=3)  # type: ignore[call-overload]
+
+
+def test_a_node_looks_like_its_function() -> None:
+    assert (double.__name__, double.name) == ("double", "double")
+    assert inspect.signature(add) == inspect.signature(add.fn)
+    assert repr(add) == "<Node add>"
+    assert add.with_policy(name="plus").name == "plus"
+    assert add(1, y=2) == 3
