@@ -1,0 +1,146 @@
+"""Runs the Python snippets of a Markdown page, one after the other in one namespace, and compares what they print.
+
+A fenced `python` block is run; a `text` block right behind it is what it has to print, with `...` for any text, and
+what it raises: type, message and notes. A block that only includes a file (`--8<-- "docs/how-to/word_count.py"`) is run
+as a program of its own, which is what process nodes need. A block with a title is a file of that name, so that messages
+name it and lines count from its first. A page with `<!-- snippets: own process -->` changes what a process has only
+once, so it gets an interpreter of its own.
+"""
+
+import ast
+import asyncio
+import contextlib
+import doctest
+import io
+import linecache
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+
+import uvloop
+
+ROOT = Path(__file__).parents[2]
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+_OWN_PROCESS = "<!-- snippets: own process -->"
+
+_FENCE = re.compile(
+    r"^(?P<indent>[ ]*)(?P<ticks>`{3,})[ ]*(?P<language>[\w-]*)(?P<rest>[^\n]*)\n"
+    r"(?P<body>.*?)^(?P=indent)(?P=ticks)[ ]*$",
+    re.MULTILINE | re.DOTALL,
+)
+_TITLE = re.compile(r'title="([^"]+)"')
+_INCLUDE = re.compile(r'--8<-- "([^"]+)"\s*')
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block.
+
+    Attributes:
+        language: what stands behind the backticks.
+        text: its lines, without the indentation that it has in the page.
+        line: line of its first line in the page.
+        title: name of the file that it shows; None without one.
+    """
+
+    language: str
+    text: str
+    line: int
+    title: str | None
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    """Yields the fenced blocks of a page, also those inside of lists, notes and tabs."""
+    for match in _FENCE.finditer(page):
+        title = _TITLE.search(match["rest"])
+        line = page.count("\n", 0, match.start("body")) + 1
+        yield Block(match["language"], dedent(match["body"]), line, title and title[1])
+
+
+def has_snippets(page: Path) -> bool:
+    """Whether there is something to run on a page."""
+    return any(block.language == "python" for block in blocks_of(page.read_text()))
+
+
+def check_page(page: Path, loop: str) -> None:
+    """Runs the snippets of a page on one kind of event loop, here or in a process of their own.
+
+    Raises:
+        AssertionError: a snippet printed something else than the page says.
+        Exception: what a snippet raised, with a note that names its line in the page.
+    """
+    if _OWN_PROCESS not in page.read_text():
+        run_page(page, LOOPS[loop])
+        return
+    program = [sys.executable, "-W", "error", "-m", "tests.docs.snippets", str(page), loop]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def run_page(page: Path, loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Runs the snippets of a page in this process; raises as `check_page` does."""
+    module = types.ModuleType(f"page_{page.stem.replace('-', '_').lower()}")
+    sys.modules[module.__name__] = module
+    try:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            blocks = list(blocks_of(page.read_text()))
+            for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+                if block.language != "python":
+                    continue
+                printed, error = _run(block, module, page, runner)
+                expected = following if following is not None and following.language == "text" else None
+                if error is not None and expected is None:
+                    error.add_note(f"in the snippet at {page.relative_to(ROOT)}:{block.line}")
+                    raise error
+                if expected is not None:
+                    _compare(expected, printed + ("" if error is None else _shown(error)), page)
+    finally:
+        del sys.modules[module.__name__]
+
+
+def _run(
+    block: Block, module: types.ModuleType, page: Path, runner: asyncio.Runner
+) -> tuple[str, Exception | None]:
+    """Runs a block; returns what it printed, and what it raised."""
+    if included := _INCLUDE.fullmatch(block.text):
+        done = subprocess.run([sys.executable, ROOT / included[1]], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, None
+    filename = block.title or f"<{page.name}, line {block.line}>"
+    # Without a time of modification the lines stay; a graph looks at its source when it is decorated.
+    linecache.cache[filename] = (len(block.text), None, block.text.splitlines(keepends=True), filename)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        try:
+            code = compile(block.text, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            result = eval(code, module.__dict__)
+            if asyncio.iscoroutine(result):
+                runner.run(result)
+        except Exception as error:  # whatever the page is about to show
+            return output.getvalue(), error
+    return output.getvalue(), None
+
+
+def _shown(error: Exception) -> str:
+    lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _compare(expected: Block, printed: str, page: Path) -> None:
+    same = doctest.OutputChecker().check_output(expected.text, printed, doctest.ELLIPSIS)
+    assert same, (
+        f"{page.relative_to(ROOT)}:{expected.line} says\n{expected.text}\nbut the snippet before it printed\n{printed}"
+    )
+
+
+if __name__ == "__main__":
+    run_page(Path(sys.argv[1]), LOOPS[sys.argv[2]])

@@ -1,0 +1,34 @@
+"""Every Python snippet of the README and the documentation runs, and prints what the page says, on both loops."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.docs.snippets import LOOPS, ROOT, blocks_of, check_page, has_snippets, run_page
+
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("page", [page for page in PAGES if has_snippets(page)], ids=lambda page: page.name)
+def test_snippets_of_a_page_run_and_print_what_it_says(page: Path, loop: str) -> None:
+    check_page(page, loop)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_python_hides_from_this_test_under_another_name(page: Path) -> None:
+    languages = {block.language for block in blocks_of(page.read_text())}
+    assert not languages & {"py", "py3", "python3", "pycon", "ipython"}
+
+
+def test_a_page_that_is_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.docs.snippets.ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(1)\n```\n\n```text\n2\n```\n")
+    with pytest.raises(AssertionError, match=r"page.md:6 says\n2\n\nbut the snippet before it printed\n1"):
+        run_page(page, asyncio.new_event_loop)
+    page.write_text("A list:\n\n- ```python\n  print(0)\n  ```\n\n    ```python\n    await nothing()\n    ```\n")
+    with pytest.raises(NameError) as caught:
+        run_page(page, asyncio.new_event_loop)
+    assert caught.value.__notes__ == ["in the snippet at page.md:8"]
