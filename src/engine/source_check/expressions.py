@@ -44,6 +44,7 @@ class ExpressionInterpreter(ast.NodeVisitor):
         location: where its source is.
         is_graph: whether it is a graph or branch, and not a plain function that one calls.
         variables: what is known of each variable at this point.
+        nodes: the whole syntax tree of the function.
         assigned: all variables, also of functions inside.
         declared_outer: the names under `global` or `nonlocal`.
         touches: how often something symbolic was used so far.
@@ -56,9 +57,9 @@ class ExpressionInterpreter(ast.NodeVisitor):
         self.location = location
         self.is_graph = is_graph
         self.variables: Environment = {}
-        names = [one for one in ast.walk(location.node) if isinstance(one, ast.Name | ast.arg)]
-        self.assigned = {one.arg for one in names if isinstance(one, ast.arg)}
-        self.assigned |= {one.id for one in names if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+        self.nodes = list(ast.walk(location.node))
+        self.assigned = {one.arg for one in self.nodes if isinstance(one, ast.arg)}
+        self.assigned |= {one.id for one in self.nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
         self.declared_outer: set[str] = set()
         self.touches: int = 0
         self.callees: dict[ast.expr, Value] = {}
@@ -80,6 +81,9 @@ class ExpressionInterpreter(ast.NodeVisitor):
     def generic_visit(self, node: ast.AST) -> Value:
         values = [self.value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         return UNKNOWN if any(value.symbolic for value in values) else PLAIN
+
+    def visit_Constant(self, node: ast.Constant) -> Value:  # the base class looks for old names
+        return PLAIN
 
     def visit_Name(self, node: ast.Name) -> Value:
         if node.id in self.variables:

@@ -101,7 +101,7 @@ class SourceInterpreter(ExpressionInterpreter):
 
     def _bodies(self) -> Iterator[str | ast.expr]:
         """The lambdas, and the names of functions, that are given to a control-flow function."""
-        for call in ast.walk(self.location.node):
+        for call in self.nodes:
             if isinstance(call, ast.Call) and self._takes_bodies(call.func):
                 waiting = [*call.args, *(keyword.value for keyword in call.keywords)]
                 while waiting:
