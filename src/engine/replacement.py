@@ -1,6 +1,7 @@
 """Replacing a node by a fake for a test; every trace made before is out of date then."""
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,15 +16,27 @@ def epoch() -> int:
 
 
 @contextmanager
-def replaced(node: Node[..., Any], fake: Callable[..., Any]) -> Iterator[None]:
+def replaced(node: Node[..., Any], fake: Callable[..., Any]) -> Generator[None, None, None]:
     """Have `fake` run in place of a node, and of its copies with another policy, for a time."""
-    global _epoch  # noqa: PLW0603 - the one number that all traces compare with
     origin = node.origin
     before = origin.replacement
-    origin.replacement = fake
-    _epoch += 1
+    # A method's fake is bound like the method; one for an instance's does not ask which instance it is.
+    _replace(origin, fake if node.bound_to is None else _without_self(fake))
     try:
         yield
     finally:
-        origin.replacement = before
-        _epoch += 1
+        _replace(origin, before)
+
+
+def _replace(origin: Node[..., Any], fake: Callable[..., Any] | None) -> None:
+    global _epoch  # noqa: PLW0603 - the one number that all traces compare with
+    origin.replacement = fake
+    _epoch += 1
+
+
+def _without_self(fake: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fake)
+    def call(_self: object, *args: Any, **kwargs: Any) -> Any:
+        return fake(*args, **kwargs)
+
+    return call

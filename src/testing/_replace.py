@@ -15,17 +15,19 @@ R = TypeVar("R")
 def replace(node: Node[P, R] | Callable[P, R], fake: Callable[P, R], /) -> AbstractContextManager[None]:
     """Run `fake` in place of a node, and of its copies with another policy, inside the `with`.
 
-    Graphs are traced again; a deployment that runs already keeps its plan.
+    Graphs are traced again; a deployment that runs already keeps its plan. The policy of the node stays: limits,
+    timeout, retry and fallback hold for the fake, except that the fake of a process node runs in a thread.
 
     Args:
-        node: the node, or an instance of a stateful node.
-        fake: what runs instead, with the same parameters and result.
+        node: the node; a method, taken from its class or from any instance; or an instance of a stateful node, which
+            then is not made and not entered by any scope.
+        fake: what runs instead, with the same parameters and result, `async def` if the node is.
 
     Raises:
         TypeError: `node` is no node.
     """
-    if is_stateful(node):
+    if isinstance(node, Node):
+        return replaced(cast(Node[..., Any], node), fake)
+    if is_stateful(node) and not isinstance(node, type):
         return replaced(node_of(node), fake)
-    if not isinstance(node, Node):
-        raise TypeError(f"testing.replace takes a node, got {node!r}")
-    return replaced(cast(Node[..., Any], node), fake)
+    raise TypeError(f"testing.replace takes a node or an instance of a stateful one, got {node!r}")

@@ -1,0 +1,277 @@
+"""cond, switch, while_loop and map_each, inside each other, traced and just called."""
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+from tests.engine.tracing import add, collect, define, double, refusal
+
+SCHEDULERS: list[Any] = ["actors", "parallel", "wave", "sequential"]
+
+
+@ps.node
+async def halve(x: int) -> int:
+    return x // 2
+
+
+@ps.node
+async def is_even(x: int) -> bool:
+    return x % 2 == 0
+
+
+@ps.node
+async def is_positive(x: int) -> bool:
+    return x > 0
+
+
+@ps.node
+def sign(x: int) -> int:
+    return (x > 0) + 2 * (x < 0)
+
+
+@ps.node
+async def up_to(x: int) -> list[int]:
+    return list(range(x))
+
+
+@ps.node
+async def same(x: object) -> object:
+    await asyncio.sleep(0)
+    return x
+
+
+async def assert_like_plain(graph: ps.Graph[..., Any], *args: Any) -> Any:
+    expected = await graph(*args)
+    for scheduler in SCHEDULERS:
+        assert await engine.run(graph(*args), scheduler=scheduler) == expected
+    async with engine.stream([graph(*args)] * 3) as results:
+        assert [result async for result in results] == [expected] * 3
+    async with engine.deploy(graph) as service:
+        assert await service(*args) == expected
+    return expected
+
+
+async def test_cond_runs_one_body() -> None:
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await ps.cond(await is_even(x), halve, double, x)
+
+    assert [await assert_like_plain(graph, x) for x in (3, 4)] == [6, 2]
+
+
+async def test_switch_runs_the_body_with_that_number() -> None:
+    @ps.graph
+    async def graph(x: int) -> object:
+        return await ps.switch(sign(x), (same, double, halve), x)
+
+    assert [await assert_like_plain(graph, x) for x in (0, 5, -8)] == [0, 10, -4]
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+async def test_a_switch_has_no_branch_with_another_number(index: int) -> None:
+    @ps.graph
+    async def graph(index: int) -> object:
+        return await ps.switch(index, (same, double), 1)
+
+    for run in (graph(index), engine.run(graph(index))):
+        with pytest.raises(IndexError, match=f"branches 0 to 1, got {index}"):
+            await run
+    with pytest.raises(ValueError, match="at least one branch"):
+        ps.switch(0, (), 1)
+
+
+async def test_while_loop_runs_as_long_as_its_predicate_is_true() -> None:
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await ps.while_loop(is_even, halve, x)
+
+    assert [await assert_like_plain(graph, x) for x in (40, 7)] == [5, 7]
+
+
+@pytest.mark.parametrize(("start", "limit", "ends"), [(8, 3, True), (8, 2, False), (7, 0, True), (8, 0, False)])
+async def test_a_while_loop_is_limited(start: int, limit: int, ends: bool) -> None:
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await ps.while_loop(is_even, halve, x, max_iterations=limit)
+
+    if ends:
+        await assert_like_plain(graph, start)
+        return
+    for run in (graph(start), engine.run(graph(start))):
+        with pytest.raises(ps.IterationLimitError, match=f"{limit} times.*max_iterations="):
+            await run
+    with pytest.raises(ValueError, match="max_iterations=-1"):
+        ps.while_loop(is_even, halve, 1, max_iterations=-1)
+
+
+async def test_map_each_keeps_the_order() -> None:
+    @ps.graph
+    async def graph(x: int) -> object:
+        return collect(
+            await ps.map_each(double, await up_to(x)),
+            await ps.map_each(add, [x, await double(x), 3]),  # plain functions as well
+            await ps.map_each(same, ()),
+            await ps.map_each(halve, (x, x), concurrency=1),
+        )
+
+    assert await assert_like_plain(graph, 3) == ([0, 2, 4], [4, 7, 4], [], [1, 1])
+    assert (await assert_like_plain(graph, 0))[0] == []
+    with pytest.raises(ValueError, match="at least 1"):
+        ps.map_each(double, [1], concurrency=0)
+
+
+async def test_a_body_may_do_nothing_and_there_may_be_many_items() -> None:
+    @ps.graph
+    async def graph(items: list[int]) -> list[int]:
+        async def itself(x: int) -> int:
+            return x
+
+        return await ps.map_each(itself, items)
+
+    items = list(range(10_000))
+    assert await engine.run(graph(items)) == items
+
+
+async def test_bodies_may_be_anything_that_takes_one_value() -> None:
+    class Counter:
+        @ps.node
+        async def method(self, x: int) -> int:
+            return x + 1
+
+    @ps.node
+    class Stateful:
+        def __call__(self, x: int) -> int:
+            return x + 2
+
+    @ps.graph
+    async def inner(x: int) -> int:
+        return add(await double(x))
+
+    async def helper(x: int) -> int:
+        return await inner(await halve(x))
+
+    stateful, counter = Stateful(), Counter()
+    bodies: list[Callable[[Any], Any]] = [
+        double,
+        add,
+        inner,
+        helper,
+        counter.method,
+        stateful,
+        functools.partial(add, y=10),
+        lambda x: double(x),  # noqa: PLW0108 - a lambda is what is tested
+        lambda x: add(x),  # noqa: PLW0108
+        lambda x: x,
+        lambda x: [x, 7],
+        double.with_policy(name="named"),
+    ]
+
+    def build(body: Callable[[Any], Any]) -> ps.Graph[[int], object]:
+        @ps.graph
+        async def graph(x: int) -> object:
+            return await ps.map_each(body, [x, 1])
+
+        return graph
+
+    results = [await assert_like_plain(build(body), 4) for body in bodies]
+    assert results == [
+        [8, 2], [5, 2], [9, 3], [5, 1], [5, 2], [6, 3], [14, 11], [8, 2], [5, 2], [4, 1], [[4, 7], [1, 7]], [8, 2],
+    ]  # fmt: skip
+
+
+async def test_bodies_take_values_from_outside() -> None:
+    @ps.graph
+    async def graph(x: int, words: list[str]) -> object:
+        offset = await double(x)
+        pair = (offset, words)
+
+        async def outer(item: int) -> object:
+            local = add(item, offset)
+
+            async def inner(value: int) -> object:
+                return collect(value, local, offset, pair[1][0], x)
+
+            return collect(await ps.map_each(inner, [item, local]), local)
+
+        return collect(
+            await ps.map_each(outer, [x, 1]),
+            await ps.cond(x, lambda _: collect(offset), lambda _: collect(words), 0),  # type: ignore[arg-type]
+            await ps.while_loop(
+                lambda value: is_positive(add(value, x)), lambda value: same(add(value, -5, z=x)), offset
+            ),
+        )
+
+    await assert_like_plain(graph, 2, ["a"])
+
+
+async def test_everything_inside_everything() -> None:
+    @ps.graph
+    async def inner(x: int) -> object:
+        async def shrink(value: int) -> object:
+            return await ps.switch(sign(value), (same, halve, double), value)
+
+        return await ps.cond(await is_positive(x), shrink, same, x)
+
+    @ps.graph
+    async def graph(x: int) -> object:
+        async def more(state: tuple[int, list[object]]) -> bool:
+            return await is_positive(state[0])
+
+        async def step(state: tuple[int, list[object]]) -> tuple[int, list[object]]:
+            left, found = state
+            every = await ps.map_each(inner, await up_to(left))
+            return add(left, -1), collect(found, every)  # type: ignore[return-value]
+
+        return await ps.while_loop(more, annotated(step), (x, []))  # type: ignore[arg-type]
+
+    await assert_like_plain(graph, 4)
+
+
+def annotated(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The state of a loop has no annotation in its body, so its parts are taken by number."""
+
+    async def by_number(state: Any) -> Any:
+        return await step((state[0], state[1]))
+
+    return by_number
+
+
+async def test_an_error_in_a_body_is_the_error_of_the_graph() -> None:
+    @ps.node
+    async def fail(x: int) -> int:
+        raise KeyError(x)
+
+    @ps.graph
+    async def graph(x: int) -> object:
+        return await ps.cond(x, lambda value: ps.map_each(fail, [value, value]), same, x)  # type: ignore[arg-type, return-value]
+
+    for scheduler in SCHEDULERS:
+        with pytest.raises(KeyError) as caught:
+            await engine.run(graph(3), scheduler=scheduler)
+        assert any("fail" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("statement", "line"),
+    [
+        ("await ps.cond(x, lambda v: v + 1, double, x)", 3),
+        ("await ps.while_loop(lambda v: v > 1, double, x)", 3),
+        ("await ps.map_each(lambda v: collect(double(v)), [x])", 3),
+        ("await ps.map_each(later, [x])", 3),
+    ],
+)
+def test_bodies_are_traced_like_graphs(statement: str, line: int) -> None:
+    source = f"""
+    @ps.graph
+    async def g(x: int): return {statement}
+    async def later(x):
+        double(x)
+        return x
+    """
+    message = refusal(lambda: define(source))
+    assert message.startswith("<graph>:5: " if "later" in statement else f"<graph>:{line}: ")

@@ -1,0 +1,270 @@
+"""A trace never goes stale: names that are rebound, nodes that are replaced, and what goes on running meanwhile."""
+
+import asyncio
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, Self
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+from tests.engine.tracing import add, collect, define, double
+
+
+@ps.node
+async def fetch(url: str) -> str:
+    return f"real {url}"
+
+
+@ps.node(runs_on="thread")
+def in_thread(x: int) -> str:
+    return f"real {x}"
+
+
+@ps.node(runs_on="process")
+def in_process(x: int) -> str:
+    return f"real {x} of another process" if os.getpid() != MAIN_PROCESS else "this process"
+
+
+MAIN_PROCESS = os.getpid()
+
+
+class Client:
+    @ps.node
+    async def get(self, url: str) -> str:
+        return f"client {url}"
+
+
+@ps.node
+class Index:
+    opened: list[str] = []  # noqa: RUF012 - of all instances
+
+    async def __aenter__(self) -> Self:
+        self.opened.append("opened")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+    async def __call__(self, url: str) -> str:
+        return f"index {url}"
+
+
+@ps.graph
+async def search(url: str) -> str:
+    return await fetch(url)
+
+
+async def fake(url: str) -> str:
+    return f"fake {url}"
+
+
+async def test_a_notebook_cell_that_is_run_again() -> None:
+    namespace: dict[str, Any] = {"ps": ps}
+
+    def run_cell(source: str) -> None:
+        exec(source, namespace)
+
+    run_cell("@ps.node\nasync def work(x: int) -> int: return x + 1")
+    run_cell("@ps.graph\nasync def inner(x: int) -> int: return await work(x)")
+    run_cell("@ps.graph\nasync def outer(x: int) -> int: return await inner(x)")
+    run_cell("helper = lambda x: work(x)\n@ps.graph\nasync def third(x: int) -> int: return await helper(x)")
+    outer, third = namespace["outer"], namespace["third"]
+    assert [await engine.run(one(1)) for one in (outer, third)] == [2, 2]
+    run_cell("@ps.node\nasync def work(x: int) -> int: return x + 10")
+    assert [await engine.run(one(1)) for one in (outer, third)] == [11, 11]
+    run_cell("@ps.graph\nasync def inner(x: int) -> int: return await work(await work(x))")
+    assert await engine.run(outer(1)) == 21
+    run_cell("helper = lambda x: inner(x)")
+    assert await engine.run(third(1)) == 21
+
+
+async def test_an_unchanged_graph_is_traced_once() -> None:
+    traced: list[int] = []
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        traced.append(1)
+        return add(await double(x))
+
+    plans = {id(engine.plan(graph)) for _ in range(3)}
+    await engine.run(graph(1))
+    assert (len(plans), traced) == (1, [1])
+
+
+async def test_monkeypatch_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("clients")
+    module.fetch = fetch  # type: ignore[attr-defined]
+    graph = define("@ps.graph\nasync def g(url: str) -> str: return await clients.fetch(url)", clients=module)
+    assert await engine.run(graph("a")) == "real a"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "fetch", ps.node(fake))
+        assert await engine.run(graph("a")) == "fake a"
+        patch.setattr(sys.modules[__name__], "fetch", ps.node(fake))
+        assert await engine.run(search("a")) == "fake a"
+    assert await engine.run(graph("a")) == await engine.run(search("a")) == "real a"
+
+
+async def test_a_closure_that_changes() -> None:
+    def build() -> tuple[ps.Graph[[str], str], Callable[[Any], None]]:
+        step: Any = fetch
+
+        @ps.graph
+        async def graph(url: str) -> str:
+            return await step(url)  # type: ignore[no-any-return]
+
+        def rebind(other: Any) -> None:
+            nonlocal step
+            step = other
+
+        return graph, rebind
+
+    graph, rebind = build()
+    assert await engine.run(graph("a")) == "real a"
+    rebind(ps.node(fake))
+    assert await engine.run(graph("a")) == "fake a"
+    rebind(search)
+    assert await engine.run(graph("a")) == "real a"
+
+
+async def test_replacing_a_node_for_a_time() -> None:
+    patient = fetch.with_policy(name="patient", timeout_seconds=5)
+
+    @ps.graph
+    async def graph(url: str) -> object:
+        return collect(await fetch(url), await patient(url), await search(url))
+
+    real = ("real a",) * 3
+    for _ in range(2):
+        assert await engine.run(graph("a")) == await graph("a") == real
+        with testing.replace(fetch, fake):
+            assert await engine.run(graph("a")) == await graph("a") == ("fake a",) * 3
+            assert await fetch("a") == "fake a"
+    assert await engine.run(graph("a")) == await graph("a") == real
+    with testing.replace(patient, fake):  # a copy stands for all
+        assert await engine.run(search("a")) == "fake a"
+
+
+async def test_replacements_nest_and_end_also_after_an_error() -> None:
+    async def other(url: str) -> str:
+        return f"other {url}"
+
+    async def replace_and_fail() -> None:
+        with testing.replace(fetch, fake):
+            with testing.replace(fetch, other):
+                assert await engine.run(search("a")) == "other a"
+            assert await engine.run(search("a")) == "fake a"
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await replace_and_fail()
+    assert await engine.run(search("a")) == "real a"
+
+
+async def test_the_policy_of_a_node_holds_for_its_fake() -> None:
+    failures = iter([ValueError(), ValueError()])
+
+    async def unlucky(url: str) -> str:
+        for failure in failures:
+            raise failure
+        return "third time"
+
+    persistent = fetch.with_policy(retry=ps.Retry(3))
+
+    @ps.graph
+    async def graph(url: str) -> str:
+        return await persistent(url)
+
+    with testing.replace(fetch, unlucky):
+        assert await engine.run(graph("a")) == "third time"
+
+
+@pytest.mark.parametrize("node", [in_thread, in_process], ids=["thread", "process"])
+async def test_thread_and_process_nodes_are_replaced_by_closures(node: ps.Node[[int], str]) -> None:
+    seen: list[object] = []
+
+    @ps.graph
+    async def graph(x: int) -> str:
+        return node(x)
+
+    def closure(x: int) -> str:
+        seen.append(threading.current_thread() is not threading.main_thread())
+        return f"fake {x}"
+
+    with testing.replace(node, closure):
+        assert await engine.run(graph(1)) == "fake 1"
+    assert seen == [True]
+    if node is in_thread:
+        assert await engine.run(graph(1)) == "real 1"
+
+
+async def test_a_stateful_node_is_neither_made_nor_entered() -> None:
+    Index.opened.clear()
+    index = Index()
+
+    @ps.graph
+    async def graph(url: str) -> str:
+        return await index(url)
+
+    with testing.replace(index, fake):
+        assert await engine.run(graph("a")) == await graph("a") == "fake a"
+        async with engine.deploy(graph) as service:
+            assert await service("b") == "fake b"
+        assert Index.opened == []
+    assert await engine.run(graph("a")) == await graph("a") == "index a"
+    assert Index.opened == ["opened"]
+
+
+async def test_a_method_is_replaced_for_all_instances() -> None:
+    one, two = Client(), Client()
+
+    @ps.graph
+    async def graph(url: str) -> object:
+        return collect(await one.get(url), await two.get(url))
+
+    async def method(self: Client, url: str) -> str:
+        return f"{'one' if self is one else 'two'} {url}"
+
+    with testing.replace(Client.get, method):
+        assert await engine.run(graph("a")) == await graph("a") == ("one a", "two a")
+        assert await Client.get(one, "b") == "one b"
+    with testing.replace(one.get, fake):
+        assert await engine.run(graph("a")) == await graph("a") == ("fake a", "fake a")
+    assert await engine.run(graph("a")) == ("client a", "client a")
+
+
+@pytest.mark.parametrize("wrong", [fake, Index, 3, search])
+def test_only_nodes_are_replaced(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="takes a node"):
+        testing.replace(wrong, fake)
+
+
+async def test_a_running_deployment_keeps_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with engine.deploy(search) as service:
+        assert await service("a") == "real a"
+        with testing.replace(fetch, fake), monkeypatch.context() as patch:
+            assert await service("a") == "real a"
+            assert await engine.run(search("a")) == "fake a"
+            patch.setattr(sys.modules[__name__], "fetch", ps.node(fake))
+            assert await asyncio.gather(service("a"), service.run(search("b"))) == ["real a", "real b"]
+
+
+async def test_an_inlined_graph_looks_at_its_own_globals() -> None:
+    inner_names: dict[str, Any] = {"ps": ps, "fetch": fetch}
+    exec("@ps.graph\nasync def inner(url: str) -> str: return await fetch(url)", inner_names)
+    outer = define("@ps.graph\nasync def g(url: str) -> str: return await inner(url)", inner=inner_names["inner"])
+    assert await engine.run(outer("a")) == "real a"
+    inner_names["fetch"] = ps.node(fake)
+    assert await engine.run(outer("a")) == "fake a"
+
+
+async def test_a_body_of_control_flow_looks_at_its_own_globals() -> None:
+    names: dict[str, Any] = {"ps": ps, "fetch": fetch}
+    exec("async def each(url): return await fetch(url)", names)
+    graph = define("@ps.graph\nasync def g(urls): return await ps.map_each(each, urls)", each=names["each"])
+    assert await engine.run(graph(["a"])) == ["real a"]
+    names["fetch"] = ps.node(fake)
+    assert await engine.run(graph(["a"])) == ["fake a"]
