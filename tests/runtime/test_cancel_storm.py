@@ -1,0 +1,199 @@
+"""Under a storm of random cancels every later call works, and no task keeps a cancel that is not its own."""
+
+import asyncio
+import random
+from collections import Counter
+
+import anyio
+import anyio.lowlevel
+
+import penstock as ps
+from penstock import engine, testing
+
+
+def cancels(effort: int) -> int:
+    """How many cancels each kind of storm sends on each loop: 100,000 with `make test-long`."""
+    return 1_000 if effort == 1 else 5_000 * effort
+
+
+class Storm:
+    """What the handlers of a storm see."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.cancels = 0
+        self.complaints: Counter[str] = Counter()
+
+    def turns(self) -> int:
+        return self.rng.choice((0, 0, 1, 2, 3, 5))
+
+
+storm = Storm(0)
+
+
+class checked:
+    """Complains if a handler begins with a cancel that was meant for another, or changes its task."""
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+        if task.cancelling():
+            storm.complaints["began with a cancel"] += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if asyncio.current_task() is not self.task:
+            storm.complaints["changed its task"] += 1
+        if kind is not None and issubclass(kind, asyncio.CancelledError):
+            storm.cancels += 1
+
+
+@ps.node
+async def plain(x: int) -> int:
+    with checked():
+        for _ in range(storm.turns()):
+            await asyncio.sleep(0)
+    return x
+
+
+@ps.node
+async def timed(x: int) -> int:
+    with checked():
+        try:
+            async with asyncio.timeout(storm.rng.choice((0, 60))):
+                for _ in range(storm.turns()):
+                    await asyncio.sleep(0)
+        except TimeoutError:
+            await asyncio.sleep(0)
+    return x
+
+
+@ps.node
+async def grouped(x: int) -> int:
+    with checked():
+        async with asyncio.TaskGroup() as group:
+            for _ in range(storm.turns()):
+                group.create_task(asyncio.sleep(0))
+    return x
+
+
+@ps.node
+async def scoped(x: int) -> int:
+    with checked(), anyio.move_on_after(storm.rng.choice((0, 60))):
+        for _ in range(storm.turns()):
+            await anyio.lowlevel.checkpoint()
+    return x
+
+
+@ps.node(concurrency=3, capacity=2)
+async def narrow(x: int) -> int:
+    with checked():
+        for _ in range(storm.turns()):
+            await asyncio.sleep(0)
+    return x
+
+
+@ps.node(timeout_seconds=60, retry=ps.Retry(attempts=2))
+async def fails(x: int) -> int:
+    with checked():
+        for _ in range(storm.turns()):
+            await asyncio.sleep(0)
+        if x >= 0 and storm.rng.random() < 0.5:
+            raise LookupError(x)
+    return x
+
+
+@ps.node
+async def total(*values: int) -> int:
+    return sum(values)
+
+
+@ps.graph
+async def stormy(x: int) -> int:
+    a = await plain(x)
+    b, c, d, e = await timed(a), await grouped(a), await scoped(a), await narrow(a)
+    f = await ps.map_each(narrow, [a, a, a])
+    return await total(b, c, d, e, f[0], f[1], f[2], await fails(a))
+
+
+CALM = -7  # `fails` lets negative numbers through
+
+
+async def cancel_callers(call, wanted: int) -> None:
+    """Keep forty callers busy, and cancel them at random."""
+
+    async def caller() -> None:
+        while storm.cancels < wanted:
+            task = asyncio.create_task(call(1))
+            for _ in range(storm.rng.randrange(25)):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                error = task.exception()
+                if error is not None and not isinstance(error, LookupError):
+                    raise error
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(40):
+            group.create_task(caller())
+
+
+def begin(seed: int) -> None:
+    global storm
+    storm = Storm(seed)
+
+
+async def check_calm() -> None:
+    assert not storm.complaints
+    for _ in range(20):
+        assert await engine.run(stormy(CALM)) == 8 * CALM
+    assert not storm.complaints
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_storm_of_cancelled_runs(effort: int) -> None:
+    begin(1)
+    await cancel_callers(lambda x: engine.run(stormy(x)), cancels(effort))
+    await check_calm()
+
+
+async def test_a_storm_of_cancelled_calls_of_a_deployment(effort: int) -> None:
+    begin(2)
+    async with engine.deploy(stormy, max_in_flight=16) as service:
+        await cancel_callers(service, cancels(effort))
+        for _ in range(20):
+            assert await service(CALM) == 8 * CALM
+        await testing.wait_quiescent()
+        actors = service.statistics().actors
+        assert {actor.node: actor.in_flight for actor in actors if actor.in_flight} == {}
+        assert {actor.node: actor.inbox.depth for actor in actors if actor.inbox.depth} == {}
+        assert service.statistics().admission.in_flight == 0
+    await check_calm()
+
+
+async def test_a_storm_of_failures_that_cancel_what_else_runs_for_their_item(effort: int) -> None:
+    """Items of a stream share their workers: a cancel that comes late would hit the next item."""
+    begin(3)
+
+    def calls():
+        while storm.cancels < cancels(effort):
+            yield stormy(1)
+        for _ in range(20):
+            yield stormy(CALM)
+
+    async with engine.stream(calls(), max_in_flight=32, on_error="raise") as results:
+        outcomes = [outcome async for outcome in results.outcomes()]
+    assert all(outcome.value == 8 * CALM for outcome in outcomes[-20:])
+    assert all(isinstance(o.error, LookupError | ps.NodeError) for o in outcomes if o.error is not None)
+    assert all(o.value in (8, 8 * CALM) for o in outcomes if o.error is None)
+    await check_calm()
+
+
+def test_a_storm_in_every_order(effort: int) -> None:
+    async def main() -> None:
+        begin(asyncio.get_running_loop().seed)  # type: ignore[attr-defined]
+        await cancel_callers(lambda x: engine.run(stormy(x)), 50)
+        await check_calm()
+
+    testing.interleavings(main, count=20 * effort)

@@ -1,0 +1,358 @@
+"""One task runs a handler from its first step to its last, so everything that remembers its task works inside."""
+
+import asyncio
+import contextlib
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+MODES = ["run", "stream", "deploy"]
+
+
+async def through(mode: str, call: ps.Call) -> object:
+    """Run one call in each of the ways that the engine has."""
+    if mode == "run":
+        return await engine.run(call)
+    if mode == "stream":
+        async with engine.stream([call]) as results:
+            return await anext(results)
+    async with engine.deploy(call.graph) as service:
+        return await service.run(call)
+
+
+@ps.node
+async def inner_timeout(x: int) -> str:
+    try:
+        async with asyncio.timeout(0.001):
+            await asyncio.get_running_loop().create_future()
+    except TimeoutError:
+        await asyncio.sleep(0)
+        return "timed out"
+    return "went on"
+
+
+@ps.node
+async def inner_group(x: int) -> str:
+    found = []
+
+    async def child(number: int) -> None:
+        await asyncio.sleep(0)
+        found.append(number)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(3):
+            group.create_task(child(number))
+    return f"{sorted(found)}"
+
+
+@ps.node
+async def inner_failing_group(x: int) -> str:
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise LookupError
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            await asyncio.get_running_loop().create_future()
+    except* LookupError:
+        pass
+    await asyncio.sleep(0)
+    return "group failed"
+
+
+@ps.node
+async def inner_move_on(x: int) -> str:
+    with anyio.move_on_after(0.001) as scope:
+        await anyio.sleep_forever()
+    await anyio.lowlevel.checkpoint()
+    return f"{scope.cancelled_caught}"
+
+
+@ps.node
+async def inner_fail_after(x: int) -> str:
+    try:
+        with anyio.fail_after(0.001):
+            await anyio.sleep_forever()
+    except TimeoutError:
+        return "failed after"
+    return "went on"
+
+
+@ps.node
+async def inner_anyio_group(x: int) -> str:
+    async with anyio.create_task_group() as group:
+        group.start_soon(anyio.sleep, 0)
+        group.start_soon(anyio.sleep_forever)
+        await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    return f"{anyio.get_current_task().id == id(asyncio.current_task())}"
+
+
+@ps.graph
+async def everything(x: int) -> list[str]:
+    return [
+        await inner_timeout(x),
+        await inner_group(x),
+        await inner_failing_group(x),
+        await inner_move_on(x),
+        await inner_fail_after(x),
+        await inner_anyio_group(x),
+    ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_timeouts_groups_and_cancel_scopes_work_in_nodes(mode: str) -> None:
+    expected = ["timed out", "[0, 1, 2]", "group failed", "True", "failed after", "True"]
+    assert await through(mode, everything(1)) == expected
+    assert await through(mode, everything(1)) == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_current_task_is_the_same_at_every_step_of_a_handler(mode: str) -> None:
+    seen: list[set[asyncio.Task[object] | None]] = []
+
+    @ps.node
+    async def look(x: int) -> int:
+        tasks = set()
+        for _ in range(5):
+            tasks.add(asyncio.current_task())
+            await asyncio.sleep(0)
+        seen.append(tasks)
+        return x
+
+    @ps.graph
+    async def looking(x: int) -> int:
+        return await look(await look(x))
+
+    assert await through(mode, looking(1)) == 1
+    assert [len(tasks) for tasks in seen] == [1, 1]
+
+
+@pytest.mark.parametrize("policy", [{}, {"timeout_seconds": 60.0}, {"retry": ps.Retry(attempts=2)}])
+async def test_a_handler_that_cancels_its_own_item_sees_it_at_its_next_suspension(policy) -> None:
+    """The cancel must not hit whatever its worker does next."""
+    box: dict[int, asyncio.Task[int]] = {}
+    seen: list[str] = []
+
+    @ps.node(**policy)
+    async def suicide(x: int) -> int:
+        box[x].cancel()
+        seen.append("asked")
+        try:
+            await asyncio.sleep(0)
+            seen.append("first suspension")
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+        return x
+
+    @ps.node
+    async def next_one(x: int) -> int:
+        await asyncio.sleep(0)
+        return x
+
+    @ps.graph
+    async def line(x: int) -> int:
+        return await next_one(await suicide(x))
+
+    @ps.graph
+    async def harmless(x: int) -> int:
+        return await next_one(x)
+
+    async with engine.deploy(line, harmless) as service:
+        box[1] = asyncio.create_task(service(1))
+        with pytest.raises(asyncio.CancelledError):
+            await box[1]
+        assert await service.run(harmless(2)) == 2
+    box[3] = asyncio.create_task(engine.run(line(3)))
+    with pytest.raises(asyncio.CancelledError):
+        await box[3]
+    assert seen.count("cancelled") == 2
+    assert await engine.run(harmless(4)) == 4
+
+
+async def test_a_handler_that_cancels_its_item_and_ends_without_waiting_harms_nobody() -> None:
+    box: dict[int, asyncio.Task[int]] = {}
+    later: list[int] = []
+
+    @ps.node
+    async def suicide(x: int) -> int:
+        if x in box:
+            box[x].cancel()
+        return x
+
+    @ps.node
+    async def after(x: int) -> int:
+        await asyncio.sleep(0)
+        later.append(x)
+        return x
+
+    @ps.graph
+    async def line(x: int) -> int:
+        return await after(await suicide(x))
+
+    for x in range(20):
+        box[x] = asyncio.create_task(engine.run(line(x)))
+        with pytest.raises(asyncio.CancelledError):
+            await box[x]
+    assert await engine.run(line(100)) == 100
+    assert later == [100]
+
+
+async def test_a_handler_that_cancels_its_own_task_fails_its_item_only() -> None:
+    @ps.node
+    async def suicide(x: int) -> int:
+        if x % 2:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+        return x
+
+    @ps.graph
+    async def line(x: int) -> int:
+        return await suicide(x)
+
+    async with engine.stream((line(x) for x in range(10)), max_in_flight=3) as results:
+        outcomes = [outcome async for outcome in results.outcomes()]
+    assert [outcome.value for outcome in outcomes] == [0, None, 2, None, 4, None, 6, None, 8, None]
+    assert all(isinstance(outcome.error, ps.NodeCancelledError) for outcome in outcomes[1::2])
+    with pytest.raises(ps.NodeCancelledError) as raised:
+        await engine.run(line(1))
+    assert "'suicide'" in raised.value.__notes__[0]
+
+
+async def test_a_handler_that_cancels_its_own_task_and_never_waits_harms_no_other_item() -> None:
+    @ps.node
+    async def suicide(x: int) -> int:
+        if x % 2:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        return x
+
+    @ps.node
+    async def wait(x: int) -> int:
+        await asyncio.sleep(0)
+        return x
+
+    @ps.graph
+    async def line(x: int) -> int:
+        return await wait(await suicide(x))
+
+    async with engine.stream((line(x) for x in range(10)), max_in_flight=3) as results:
+        outcomes = [outcome async for outcome in results.outcomes()]
+    assert [outcome.value for outcome in outcomes[::2]] == [0, 2, 4, 6, 8]
+    # Its own item may be past the node when the cancel arrives, or not.
+    assert all(o.value == o.index or isinstance(o.error, ps.NodeCancelledError) for o in outcomes)
+
+
+@pytest.mark.parametrize("control", ["cond", "map_each", "while_loop"])
+async def test_a_body_of_control_flow_that_cancels_its_own_task_fails_its_item_only(control: str) -> None:
+    @ps.node
+    async def suicide(x: int) -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+        return x
+
+    @ps.node
+    async def true(x: int) -> bool:
+        return True
+
+    @ps.graph
+    async def by_cond(x: int) -> object:
+        return await ps.cond(await true(x), suicide, suicide, x)
+
+    @ps.graph
+    async def by_map_each(x: int) -> object:
+        return await ps.map_each(suicide, [x, x, x])
+
+    @ps.graph
+    async def by_while_loop(x: int) -> object:
+        return await ps.while_loop(true, suicide, x)
+
+    graph = {"cond": by_cond, "map_each": by_map_each, "while_loop": by_while_loop}[control]
+    with pytest.raises(ps.NodeCancelledError):
+        await engine.run(graph(1))
+    async with engine.stream((graph(x) for x in range(3)), on_error="skip") as results:
+        assert [r async for r in results] == []
+
+
+async def test_a_handler_that_undoes_its_cancel_leaves_its_worker_as_it_was() -> None:
+    """Swallowing a cancel and calling `uncancel` is what timeouts do; the next item can still be cancelled."""
+    cancelled: list[int] = []
+
+    @ps.node
+    async def fail(x: int) -> int:
+        await asyncio.sleep(0)
+        raise LookupError
+
+    @ps.node
+    async def swallow(x: int) -> int:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            cancelled.append(x)
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+        return x
+
+    @ps.node
+    async def both(a: int, b: int) -> int:
+        return a + b
+
+    @ps.graph
+    async def fork(x: int) -> int:
+        return await both(await swallow(x), await fail(x))
+
+    async with engine.stream((fork(x) for x in range(20)), max_in_flight=1, on_error="skip") as results:
+        assert [r async for r in results] == []
+    assert cancelled == list(range(20))
+
+
+async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
+    """`for task in asyncio.all_tasks(): task.cancel()` is how some programs shut down."""
+
+    @ps.node
+    async def wait(x: int) -> int:
+        await asyncio.sleep(3600)
+        return x
+
+    @ps.node
+    async def quick(x: int) -> int:
+        await asyncio.sleep(0)
+        return x
+
+    @ps.graph
+    async def waiting(x: int) -> int:
+        return await wait(await quick(x))
+
+    @ps.graph
+    async def quickly(x: int) -> int:
+        return await quick(x)
+
+    for turns in range(6):
+        run = asyncio.create_task(engine.run(waiting(1)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await run
+        await testing.wait_quiescent()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    async with engine.deploy(quickly) as service:
+        await service(1)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        assert await service(2) == 2
