@@ -1,0 +1,338 @@
+"""The main job, run as a visitor runs it: as a program, with a folder of good and bad files, and with Ctrl-C."""
+
+import ctypes
+import fcntl
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "examples" / "code_search.py"
+PATIENCE_SECONDS = 40  # far below the test's timeout, so that a failure shows what was printed
+
+GOOD = '''
+def frobnicate_widget(widget, times=1):
+    """Turn a widget around.
+
+    More of it.
+    """
+
+
+class Cache:
+    def evict_oldest(self):
+        """Forget the entry [bold] that was used last."""
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three files that can be searched, and four that cannot."""
+    root = tmp_path_factory.mktemp("code")
+    (root / "package").mkdir()
+    (root / "package" / "good.py").write_text(GOOD)
+    (root / "nothing.py").write_text("x = 1\n")
+    (root / "latin.py").write_bytes("# coding: latin-1\ndef größe(): 'Ä'\n".encode("latin-1"))
+    (root / "broken.py").write_text("def (:\n")
+    (root / "binary.py").write_bytes(b"x = 1\0\n")
+    (root / "gone.py").symlink_to(root / "not there")
+    os.mkfifo(root / "pipe.py")
+    (root / "notes.txt").write_text("def ignored(): ...\n")
+    return root
+
+
+def run(
+    *arguments: str | Path, stdin: int | None = subprocess.DEVNULL, before: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the program to its end; that its output ends shows that no process of it is left."""
+    return subprocess.run(  # noqa: PLW1510 - the exit code is what is tested
+        [sys.executable, PROGRAM, *arguments],
+        stdin=stdin,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        preexec_fn=before,
+        env={**os.environ, "COLUMNS": "120"},
+    )
+
+
+@pytest.fixture(scope="module")
+def answered(folder: Path) -> subprocess.CompletedProcess[str]:
+    return run(folder, "--query", "turn widgets around", "--query", "evict", "--query", "zebra", "--query", "")
+
+
+def test_a_query_is_answered_with_place_code_and_summary(answered: subprocess.CompletedProcess[str]) -> None:
+    assert answered.returncode == 0
+    assert answered.stderr == ""
+    blocks = answered.stdout.split("\n\n")
+    [widgets] = [block for block in blocks if block.startswith("turn widgets around")]
+    assert widgets.splitlines()[1:3] == [
+        "  package/good.py:2  def frobnicate_widget(widget, times=1):",
+        "      Turn a widget around.",
+    ]
+    [evict] = [block for block in blocks if block.startswith("evict")]
+    assert "package/good.py:10  def evict_oldest(self):" in evict
+    assert "Forget the entry [bold] that was used last." in evict
+
+
+def test_a_query_that_nothing_fits_says_so(answered: subprocess.CompletedProcess[str]) -> None:
+    assert "zebra\n  nothing fits\n\n\n  nothing fits\n" in answered.stdout
+
+
+def test_both_graphs_are_drawn_before_anything_is_found(answered: subprocess.CompletedProcess[str]) -> None:
+    drawings = answered.stdout[: answered.stdout.index("functions and classes")]
+    for node in ("read", "parse", "Index", "map_each", "quote"):
+        assert re.search(rf"[●◆]\S* +{node}\b", drawings)
+
+
+def test_files_that_cannot_be_read_or_parsed_are_counted_and_named(answered: subprocess.CompletedProcess[str]) -> None:
+    assert "4 files were skipped:" in answered.stdout
+    assert re.search(r"  broken\.py  SyntaxError: ", answered.stdout)
+    assert re.search(r"  binary\.py  (SyntaxError|ValueError): ", answered.stdout)
+    assert "  gone.py  OSError: no regular file" in answered.stdout
+    assert "  pipe.py  OSError: no regular file" in answered.stdout
+
+
+def test_the_table_counts_what_each_node_did(answered: subprocess.CompletedProcess[str]) -> None:
+    rows = [line.split()[:4] for line in answered.stdout.splitlines() if re.match(" (fill|ask|each) ", line)]
+    assert rows == [
+        ["fill", "read", "5", "2"],
+        ["fill", "parse", "3", "2"],
+        ["fill", "Index", "3", "0"],
+        ["ask", "Index", "5", "0"],  # four queries, and the one that ranks
+        ["ask", "map_each", "5", "0"],
+        ["each", "quote", "2", "0"],
+    ]
+
+
+def test_a_folder_without_rights_is_left_out_and_named(tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text(GOOD)
+    secret = tmp_path / "secret"
+    secret.mkdir(mode=0)
+    try:
+        done = run(tmp_path, "--query", "widget", before=obey_permissions if os.geteuid() == 0 else None)
+    finally:
+        secret.chmod(0o700)
+    assert done.returncode == 0
+    assert "A folder is left out: secret: Permission denied" in done.stdout
+    assert "1 Python files" in done.stdout
+    assert "good.py:2" in done.stdout
+
+
+def obey_permissions() -> None:
+    """Take from root, in a child before it becomes the program, what lets it read everything."""
+    pr_capbset_drop, dac_override, dac_read_search = 24, 1, 2
+    for capability in (dac_override, dac_read_search):
+        if ctypes.CDLL(None).prctl(pr_capbset_drop, capability, 0, 0, 0):
+            raise OSError("these tests run as root, who cannot give up the right to read everything")
+
+
+def test_a_folder_without_python_has_nothing_to_search(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "There is nothing to search." in done.stdout
+
+
+def test_files_without_definitions_give_an_index_that_answers_nothing(tmp_path: Path) -> None:
+    (tmp_path / "nothing.py").write_text("x = 1\n")
+    done = run(tmp_path, "--query", "anything")
+    assert done.returncode == 0
+    assert "0 functions and classes" in done.stdout
+    assert "nothing fits" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("/not/there",), "/not/there is not a folder"),
+        ((str(PROGRAM),), "code_search.py is not a folder"),
+        (("--limit", "0"), "--limit must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: tuple[str, ...], complaint: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_anything_to_type_at_sample_queries_are_answered(folder: Path) -> None:
+    for done in (run(folder), run(folder, stdin=None, before=lambda: os.close(0))):
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "parse a json document" in done.stdout
+
+
+def test_limit_stops_after_so_many_files(folder: Path) -> None:
+    done = run(folder, "--limit", "2", "--query", "x")
+    assert done.returncode == 0
+    assert "2 Python files" in done.stdout
+
+
+def test_the_plain_loop_finds_the_same(folder: Path) -> None:
+    done = run(folder, "--query", "widget", "--compare")
+    assert done.returncode == 0
+    assert re.search(r"Pipeline \d+\.\d s, plain loop \d+\.\d s", done.stdout)
+    assert "Both found the same." in done.stdout
+
+
+def test_the_slowest_node_is_named(busy_folder: Path) -> None:
+    done = run(busy_folder, "--query", "f1", "--limit", "80")
+    assert done.returncode == 0
+    assert re.search(r"parse limits it: on average \d+ items waited for room in its inbox", done.stdout)
+
+
+@pytest.fixture(scope="module")
+def busy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that keeps worker processes busy for many seconds, unless it is cut short."""
+    root = tmp_path_factory.mktemp("busy")
+    for number in range(400):
+        (root / f"module{number}.py").write_text("".join(f"def f{i}(): return [{i}, x + {i}]\n" for i in range(300)))
+    return root
+
+
+class Terminal:
+    """The program in a terminal of its own, with what it has printed so far."""
+
+    def __init__(self, master: int, process: "subprocess.Popen[bytes]") -> None:
+        self._master = master
+        self.process = process
+        self.printed = ""
+
+    def until(self, pattern: str) -> None:
+        """Wait until it has printed `pattern`."""
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while not re.search(pattern, self.printed):
+            if not self._read(give_up):
+                pytest.fail(f"{pattern!r} is not in what was printed:\n{self.printed}")
+
+    def end(self) -> int:
+        """Wait until no process has the terminal any more; returns the exit code."""
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while self._read(give_up):
+            pass
+        if time.monotonic() > give_up:
+            pytest.fail(f"it did not end:\n{self.printed}")
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def worker_started(self) -> None:
+        """Wait until it has started a worker process."""
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while "spawn_main" not in "".join(map(_command, _children(self.process.pid))):
+            assert time.monotonic() < give_up
+            assert self._read(time.monotonic() + 0.01) or self.process.poll() is None
+
+    def _read(self, give_up: float) -> bool:
+        ready, _, _ = select.select([self._master], [], [], max(give_up - time.monotonic(), 0))
+        try:
+            data = os.read(self._master, 65536) if ready else b""
+        except OSError:  # how Linux says that the last process has closed the other end
+            data = b""
+        # Colours and cursor movements are not what is tested.
+        self.printed += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", data.decode(errors="replace"))
+        return bool(data)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:  # a thread that has ended meanwhile
+        return []
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def terminal(*arguments: str | Path, typing: bool) -> Iterator[Terminal]:
+    """Run the program in a terminal; without `typing`, its standard input is not that terminal."""
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (50, 100))
+    process = subprocess.Popen(
+        [sys.executable, PROGRAM, *arguments],
+        stdin=slave if typing else subprocess.DEVNULL,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - no thread runs in this test
+        env={**os.environ, "TERM": "xterm-256color"},
+    )
+    os.close(slave)
+    try:
+        yield Terminal(master, process)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        os.close(master)
+
+
+def test_the_person_at_the_terminal_is_asked_until_end_of_file(folder: Path) -> None:
+    with terminal(folder, typing=True) as shown:
+        shown.until("search ❯ ")
+        shown.type("widget\n")
+        shown.until(r"package/good\.py:2")
+        shown.until("search ❯ [^❯]*search ❯ ")
+        shown.type("\x04")  # Ctrl-D
+        assert shown.end() == 0
+    assert re.search(r"ask +Index +2 ", shown.printed)
+
+
+def test_progress_shows_rate_and_depth_of_each_inbox(busy_folder: Path) -> None:
+    with terminal(busy_folder, "--limit", "60", typing=False) as shown:
+        shown.until(r"\d+/60 +\d+ files/s  in line: read +\d+/16  parse +\d+/16  Index +\d+/16")
+        assert shown.end() == 0
+
+
+FIRST_LINE = "Python files"
+CTRL_C = "\x03"  # the terminal sends SIGINT to every process of the program, as a person does
+
+
+@pytest.mark.parametrize("moment", [FIRST_LINE, "worker processes start", "worker", r"[1-9]\d*/400"])
+@pytest.mark.parametrize("keys", [CTRL_C, CTRL_C * 3])
+def test_ctrl_c_ends_it_cleanly(busy_folder: Path, moment: str, keys: str) -> None:
+    with terminal(busy_folder, typing=False) as shown:
+        if moment == "worker":
+            shown.worker_started()
+        else:
+            shown.until(moment)
+        shown.type(keys)
+        assert shown.end() == 130
+    assert "Traceback" not in shown.printed
+    assert "Error" not in shown.printed
+    [done] = re.findall(r"Interrupted after \d+\.\d s: (\d+) of (?:400|0) files were done", shown.printed)
+    if moment.startswith("["):
+        assert int(done) > 0
+
+
+def test_ctrl_c_at_the_prompt_ends_it_cleanly(folder: Path) -> None:
+    with terminal(folder, typing=True) as shown:
+        shown.until("search ❯ ")
+        shown.type(CTRL_C)
+        assert shown.end() == 130
+    assert "Traceback" not in shown.printed
+    assert re.search(r"Interrupted after \d+\.\d s: 7 of 7 files were done", shown.printed)
+
+
+def test_ctrl_c_in_the_plain_loop_ends_it_cleanly(busy_folder: Path) -> None:
+    with terminal(busy_folder, "--limit", "100", "--compare", typing=False) as shown:
+        shown.until("Now the same as a plain loop")
+        shown.type(CTRL_C)
+        assert shown.end() == 130
+    assert "Traceback" not in shown.printed
+    assert re.search(r"Interrupted after \d+\.\d s: \d+ of 100 files", shown.printed)
