@@ -76,11 +76,10 @@ class Program:
         self.readers: list[int] = []
         self._lay_out()
         self.blank = (None,) * (len(self.readers) - len(plan.parameter_sources))
-        self.is_line = bool(self.units) and all(
-            len(unit.consumers) <= 1 and unit.countdown <= 1 and not unit.reads for unit in self.units
-        )
         self.countdown = [unit.countdown for unit in self.units]
         self.sinks = sum(not unit.consumers for unit in self.units)
+        # One end and nowhere two inputs: then there is one beginning, too.
+        self.is_line = self.sinks == 1 and all(unit.countdown <= 1 and not unit.reads for unit in self.units)
         self.entries = tuple(unit.index for unit in self.units if not unit.countdown)
         self.result: Callable[[Values], Any] = builder(plan.result, self._slots)
 

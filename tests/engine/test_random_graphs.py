@@ -1,0 +1,108 @@
+"""Random graph functions do the same traced as called, under every scheduler, with passes and without."""
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock import engine
+from tests.engine.programs import HELPERS, KINDS, Kind, Oracle, Program, programs, source_of
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_warnings_of_dead_nodes() -> Iterator[None]:
+    with structlog.testing.capture_logs():
+        yield
+
+
+SCHEDULERS: list[Any] = ["actors", "parallel", "wave", "sequential"]
+
+
+def define(program: Program, calls: Counter[str]) -> ps.Graph[[int, int], Any]:
+    """The graph of a program, whose nodes count their calls."""
+    note(source_of(program))
+    nodes = {name: make_node(name, kind, calls) for name, kind in {**KINDS, **HELPERS}.items()}
+    names: dict[str, Any] = {"ps": ps, **nodes}
+    exec(compile(source_of(program), "<random graph>", "exec"), names)
+    graph: ps.Graph[[int, int], Any] = names["g"]
+    return graph
+
+
+def make_node(name: str, kind: Kind, calls: Counter[str]) -> ps.Node[..., Any]:
+    def plain(*args: Any) -> Any:
+        calls[name] += 1
+        return kind.compute(*args)
+
+    async def suspending(*args: Any) -> Any:
+        await asyncio.sleep(0)
+        return plain(*args)
+
+    made: Callable[..., Any] = suspending if kind.is_async else plain
+    return ps.node(name=name, pure=kind.pure, effectful=kind.effectful)(made)
+
+
+@given(program=programs(), x=st.integers(0, 5), y=st.integers(0, 5))
+async def test_a_traced_graph_does_what_plain_python_does(program: Program, x: int, y: int) -> None:
+    calls: Counter[str] = Counter()
+    graph = define(program, calls)
+    plainly, optimised = Oracle(with_passes=False), Oracle(with_passes=True)
+    expected = plainly.run(program, {"x": x, "y": y})
+    assert optimised.run(program, {"x": x, "y": y}) == expected
+    assert await graph(x, y) == expected
+    assert calls == plainly.calls
+    for scheduler in SCHEDULERS:
+        calls.clear()
+        assert await engine.run(graph(x, y), scheduler=scheduler) == expected
+        assert calls == optimised.calls
+    calls.clear()
+    async with engine.stream([graph(x, y)] * 3) as results:
+        assert [result async for result in results] == [expected] * 3
+    assert calls == {name: 3 * count for name, count in optimised.calls.items()}
+
+
+@given(program=programs(), x=st.integers(0, 5), y=st.integers(0, 5))
+async def test_without_passes_it_does_just_the_same(program: Program, x: int, y: int) -> None:
+    calls: Counter[str] = Counter()
+    graph = define(program, calls)
+    plainly = Oracle(with_passes=False)
+    expected = plainly.run(program, {"x": x, "y": y})
+    with pytest.MonkeyPatch.context() as patch:
+        module = inspect.getmodule(type(graph))
+        make_plan = module.make_plan  # type: ignore[union-attr]
+        patch.setattr(module, "make_plan", lambda trace: make_plan(trace, run_passes=()))
+        plan = engine.plan(graph)
+    assert plan.reports == ()
+    for scheduler in SCHEDULERS:
+        calls.clear()
+        assert await engine.run(graph(x, y), scheduler=scheduler) == expected
+        assert calls == plainly.calls
+    assert engine.plan(graph) is plan
+
+
+@given(program=programs())
+def test_each_report_counts_what_changed(program: Program) -> None:
+    graph = define(program, Counter())
+    plan = engine.plan(graph)
+    plans = [plan]
+    while plans:
+        plan = plans.pop()
+        plans.extend(body for step in plan.steps for body in step.bodies)
+        reports = {report.name: report for report in plan.reports}
+        dead = reports["dead-node elimination"]
+        merged = reports["common-subexpression elimination"]
+        fused = reports["inline chains"]
+        assert dead.before == len(plan.trace.steps)
+        assert dead.before - dead.after == len(dead.changes)
+        assert merged.before == dead.after
+        assert merged.before - merged.after == len(merged.changes)
+        assert fused.before == merged.after == sum(len(step.chain) for step in plan.steps)
+        assert fused.after == len(plan.steps)
+        assert len(fused.changes) == sum(len(step.chain) > 1 for step in plan.steps)
+        assert "plan of" in str(plan)
