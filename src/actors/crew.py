@@ -144,7 +144,12 @@ class Crew:
                 future.set_result(None)
         self._idle.clear()
         if not self.workers:
-            self.on_empty(self)
+            self.ended()
+
+    def ended(self) -> None:
+        """The last worker has ended: say so, once, and let go of who is told, who may well hold this crew."""
+        on_empty, self.on_empty = self.on_empty, _told
+        on_empty(self)
 
     async def wait_for_work(self) -> None:
         """Park the calling worker until there is something to do, or the crew is closed."""
@@ -352,7 +357,7 @@ class Worker:
             if crew.ready and not crew.armed:
                 crew.arm()
             if crew.closed and not crew.workers:
-                crew.on_empty(crew)
+                crew.ended()
 
     def _finish(self, actor: Actor, frame: Frame) -> None:
         """A step that nobody waits for is done; the last one ends the frame."""
@@ -475,6 +480,10 @@ class Worker:
         finally:
             crew.runnable -= 1
         self.position.frame = frame
+
+
+def _told(crew: Crew) -> None:
+    """Nobody has to be told any more."""
 
 
 def _foreign_cancel(cause: BaseException | None) -> NodeCancelledError:

@@ -230,7 +230,7 @@ class Frame:
 
     def _end(self, state: State) -> None:
         self.state = state
-        self.values = NOTHING
+        self.values.clear()  # workers that are still unwinding hold the same list
         if self._timer is not None:
             self._timer.cancel()
         for actor in self.queues():

@@ -67,6 +67,7 @@ class PulledSource:
                     self._blocked = None
                     for actor in full:
                         await actor.queue(frame)
+                    del frame, full
         except _Ended:
             return
         finally:
@@ -166,8 +167,8 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
                 return
             window.in_flight += 1
             try:
-                call = await source.__anext__()
-                await start(call, window.submitted)
+                # In one expression: a variable would keep the last item alive while the source is waited for.
+                await start(await source.__anext__(), window.submitted)
             except BaseException:
                 window.release()
                 raise
@@ -200,5 +201,6 @@ async def _stepwise(iterator: Iterator[Any]) -> AsyncIterator[Any]:
     try:
         for call in iterator:
             yield call
+            del call
     finally:
         close_nowait(iterator)
