@@ -1,5 +1,6 @@
 """What may be asked of a node beside its function: limits, timeout, retry, fallback, where it runs."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ class Retry:
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ValueError(f"Retry(attempts={self.attempts}): at least 1, the first time included")
-        if self.backoff_seconds < 0 or self.max_backoff_seconds < 0:
-            raise ValueError("Retry: backoff_seconds and max_backoff_seconds must not be negative")
+        if not (0 <= self.backoff_seconds < math.inf and 0 <= self.max_backoff_seconds < math.inf):
+            raise ValueError("Retry: backoff_seconds and max_backoff_seconds must be finite and not negative")
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"Retry(jitter={self.jitter}): a share between 0 and 1")
 
@@ -61,10 +62,12 @@ class Policy:
     def __post_init__(self) -> None:
         for name in ("concurrency", "capacity", "max_bytes"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{name}={value!r}: a whole number of at least 1")
-        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
-            raise ValueError(f"timeout_seconds={self.timeout_seconds!r}: more than 0")
+        if self.timeout_seconds is not None and not 0 < self.timeout_seconds < math.inf:
+            raise ValueError(
+                f"timeout_seconds={self.timeout_seconds!r}: more than 0 and finite; leave it out for no limit"
+            )
         if self.runs_on not in ("loop", "thread", "process"):
             raise ValueError(f"runs_on={self.runs_on!r}: one of 'loop', 'thread', 'process'")
         if self.pure and self.effectful:
