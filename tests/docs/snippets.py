@@ -1,10 +1,10 @@
 """Runs the Python snippets of a Markdown page, one after the other in one namespace, and compares what they print.
 
 A fenced `python` block is run; a `text` block right behind it is what it has to print, with `...` for any text, and
-what it raises: type, message and notes. A block that only includes a file (`--8<-- "docs/how-to/word_count.py"`) is run
-as a program of its own, which is what process nodes need. A block with a title is a file of that name, so that messages
-name it and lines count from its first. A page with `<!-- snippets: own process -->` changes what a process has only
-once, so it gets an interpreter of its own.
+what it raises: type, message and notes. A block that only includes a file (between two lines `--8<--`) is run as a
+program of its own, which is what process nodes need. A block with a title is a file of that name, so that messages name
+it and lines count from its first. A page with `<!-- snippets: own process -->` changes what a process has only once, so
+it gets an interpreter of its own.
 """
 
 import ast
@@ -38,7 +38,7 @@ _FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _TITLE = re.compile(r'title="([^"]+)"')
-_INCLUDE = re.compile(r'--8<-- "([^"]+)"\s*')
+_INCLUDE = re.compile(r"--8<--\n(\S+)\n--8<--\s*")  # the longer form, which formatters do not take for Python
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def run_page(page: Path, loop_factory: Callable[[], asyncio.AbstractEventLoop]) 
             for block, following in zip(blocks, [*blocks[1:], None], strict=True):
                 if block.language != "python":
                     continue
-                printed, error = _run(block, module, page, runner)
+                printed, error = run_block(block, module, page, runner)
                 expected = following if following is not None and following.language == "text" else None
                 if error is not None and expected is None:
                     error.add_note(f"in the snippet at {page.relative_to(ROOT)}:{block.line}")
@@ -107,7 +107,7 @@ def run_page(page: Path, loop_factory: Callable[[], asyncio.AbstractEventLoop]) 
         del sys.modules[module.__name__]
 
 
-def _run(
+def run_block(
     block: Block, module: types.ModuleType, page: Path, runner: asyncio.Runner
 ) -> tuple[str, Exception | None]:
     """Runs a block; returns what it printed, and what it raised."""
@@ -125,7 +125,7 @@ def _run(
             result = eval(code, module.__dict__)
             if asyncio.iscoroutine(result):
                 runner.run(result)
-        except Exception as error:  # whatever the page is about to show
+        except Exception as error:  # noqa: BLE001 - whatever the page is about to show
             return output.getvalue(), error
     return output.getvalue(), None
 
