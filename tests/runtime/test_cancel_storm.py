@@ -3,6 +3,8 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import anyio
 import anyio.lowlevel
@@ -19,33 +21,38 @@ def cancels(effort: int) -> int:
 class Storm:
     """What the handlers of a storm see."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self) -> None:
+        self.begin(0)
+
+    def begin(self, seed: int) -> None:
+        """Forget everything."""
         self.rng = random.Random(seed)
         self.cancels = 0
         self.complaints: Counter[str] = Counter()
 
     def turns(self) -> int:
+        """Draw how often a handler suspends."""
         return self.rng.choice((0, 0, 1, 2, 3, 5))
 
 
-storm = Storm(0)
+storm = Storm()
 
 
-class checked:
-    """Complains if a handler begins with a cancel that was meant for another, or changes its task."""
-
-    def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.task = task
-        if task.cancelling():
-            storm.complaints["began with a cancel"] += 1
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if asyncio.current_task() is not self.task:
+@contextmanager
+def checked() -> Iterator[None]:
+    """Complain if a handler begins with a cancel that was meant for another, or changes its task."""
+    task = asyncio.current_task()
+    assert task is not None
+    if task.cancelling():
+        storm.complaints["began with a cancel"] += 1
+    try:
+        yield
+    except asyncio.CancelledError:
+        storm.cancels += 1
+        raise
+    finally:
+        if asyncio.current_task() is not task:
             storm.complaints["changed its task"] += 1
-        if kind is not None and issubclass(kind, asyncio.CancelledError):
-            storm.cancels += 1
 
 
 @ps.node
@@ -139,11 +146,6 @@ async def cancel_callers(call, wanted: int) -> None:
             group.create_task(caller())
 
 
-def begin(seed: int) -> None:
-    global storm
-    storm = Storm(seed)
-
-
 async def check_calm() -> None:
     assert not storm.complaints
     for _ in range(20):
@@ -153,13 +155,13 @@ async def check_calm() -> None:
 
 
 async def test_a_storm_of_cancelled_runs(effort: int) -> None:
-    begin(1)
+    storm.begin(1)
     await cancel_callers(lambda x: engine.run(stormy(x)), cancels(effort))
     await check_calm()
 
 
 async def test_a_storm_of_cancelled_calls_of_a_deployment(effort: int) -> None:
-    begin(2)
+    storm.begin(2)
     async with engine.deploy(stormy, max_in_flight=16) as service:
         await cancel_callers(service, cancels(effort))
         for _ in range(20):
@@ -174,7 +176,7 @@ async def test_a_storm_of_cancelled_calls_of_a_deployment(effort: int) -> None:
 
 async def test_a_storm_of_failures_that_cancel_what_else_runs_for_their_item(effort: int) -> None:
     """Items of a stream share their workers: a cancel that comes late would hit the next item."""
-    begin(3)
+    storm.begin(3)
 
     def calls():
         while storm.cancels < cancels(effort):
@@ -192,7 +194,7 @@ async def test_a_storm_of_failures_that_cancel_what_else_runs_for_their_item(eff
 
 def test_a_storm_in_every_order(effort: int) -> None:
     async def main() -> None:
-        begin(asyncio.get_running_loop().seed)  # type: ignore[attr-defined]
+        storm.begin(asyncio.get_running_loop().seed)  # type: ignore[attr-defined]
         await cancel_callers(lambda x: engine.run(stormy(x)), 50)
         await check_calm()
 

@@ -1,0 +1,256 @@
+"""Limits of nodes hold exactly, per Engine, whoever uses the node."""
+
+import asyncio
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+
+class Gauge:
+    """How many are inside, and how many there were at most."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = self.total = 0
+
+    def __enter__(self) -> None:
+        self.now += 1
+        self.total += 1
+        self.peak = max(self.peak, self.now)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.now -= 1
+
+
+async def test_a_limit_is_exact_over_a_thousand_concurrent_runs() -> None:
+    gauge = Gauge()
+
+    @ps.node(concurrency=8)
+    async def limited(x: int) -> int:
+        with gauge:
+            await asyncio.sleep(0)
+        return x
+
+    @ps.graph
+    async def one(x: int) -> int:
+        return await limited(x)
+
+    @ps.graph
+    async def other(x: int) -> int:
+        return await limited(await limited(x))
+
+    calls = [engine.run((one if x % 2 else other)(x)) for x in range(1000)]
+    assert await asyncio.gather(*calls) == list(range(1000))
+    assert (gauge.peak, gauge.total) == (8, 1500)
+
+
+async def test_copies_with_another_policy_share_the_limit() -> None:
+    gauge = Gauge()
+
+    @ps.node(concurrency=2)
+    async def fetch(x: int) -> int:
+        with gauge:
+            await asyncio.sleep(0)
+        return x
+
+    patient = fetch.with_policy(name="patient", timeout_seconds=60)
+    stubborn = fetch.with_policy(name="stubborn", retry=ps.Retry(attempts=2))
+
+    @ps.graph
+    async def all_three(x: int) -> list[int]:
+        return [await fetch(x), await patient(x), await stubborn(x)]
+
+    async with engine.stream(all_three(x) for x in range(20)) as results:
+        assert [r async for r in results] == [[x] * 3 for x in range(20)]
+    assert (gauge.peak, gauge.total) == (2, 60)
+
+
+async def test_a_limit_covers_runs_streams_deployments_and_bodies_of_one_engine() -> None:
+    gauge = Gauge()
+
+    @ps.node(concurrency=3)
+    async def limited(x: int) -> int:
+        with gauge:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        return x
+
+    @ps.graph
+    async def single(x: int) -> int:
+        return await limited(x)
+
+    @ps.graph
+    async def mapped(x: int) -> list[int]:
+        return await ps.map_each(limited, [x, x, x])
+
+    async def read() -> list[int]:
+        async with engine.stream(single(x) for x in range(30)) as results:
+            return [x async for x in results]
+
+    async with engine.deploy(single) as service:
+        found = await asyncio.gather(
+            read(),
+            asyncio.gather(*(service(x) for x in range(30))),
+            asyncio.gather(*(engine.run(mapped(x)) for x in range(10))),
+        )
+    assert found == [list(range(30)), list(range(30)), [[x] * 3 for x in range(10)]]
+    assert (gauge.peak, gauge.total) == (3, 90)
+
+
+async def test_two_engines_have_limits_of_their_own() -> None:
+    gauge = Gauge()
+    gate = asyncio.Event()
+
+    @ps.node(concurrency=2)
+    async def limited(x: int) -> int:
+        with gauge:
+            await gate.wait()
+        return x
+
+    @ps.graph
+    async def single(x: int) -> int:
+        return await limited(x)
+
+    async with engine.Engine() as a, engine.Engine() as b:
+        runs = [asyncio.create_task(e.run(single(x))) for e in (a, b) for x in range(5)]
+        await testing.wait_quiescent()
+        assert gauge.now == 4
+        gate.set()
+        await asyncio.gather(*runs)
+    assert gauge.peak == 4
+
+
+async def test_a_pool_of_threads_is_bounded_by_max_workers() -> None:
+    gauge = Gauge()
+
+    @ps.node(runs_on="thread")
+    def work(x: int) -> int:
+        with gauge:
+            return x
+
+    @ps.graph
+    async def working(x: int) -> int:
+        return work(x)
+
+    async with engine.Engine(max_workers=2) as own:
+        async with own.stream(working(x) for x in range(40)) as results:
+            assert [x async for x in results] == list(range(40))
+        pool = own.statistics().threads
+        assert pool is not None
+        assert pool.threads <= 2
+    assert gauge.peak <= 2
+
+
+@pytest.mark.parametrize("width", [1, 5])
+def test_an_async_node_without_a_limit_grows_to_max_workers_in_a_pipeline(width: int) -> None:
+    gauge = Gauge()
+
+    @ps.node
+    async def wait(x: int) -> int:
+        with gauge:
+            await asyncio.sleep(1)
+        return x
+
+    @ps.graph
+    async def waiting(x: int) -> int:
+        return await wait(x)
+
+    async def main() -> float:
+        async with engine.stream((waiting(x) for x in range(20)), max_workers=width) as results:
+            assert [x async for x in results] == list(range(20))
+        return asyncio.get_running_loop().time()
+
+    assert testing.run_virtual(main) == 20 / width
+    assert gauge.peak == width
+
+
+def test_a_node_that_never_suspends_needs_one_worker() -> None:
+    tasks = set()
+
+    @ps.node
+    async def step(x: int) -> int:
+        tasks.add(asyncio.current_task())
+        return x
+
+    @ps.graph
+    async def line(x: int) -> int:
+        return await step(await step(x))
+
+    async def main() -> None:
+        async with engine.stream(line(x) for x in range(200)) as results:
+            assert [x async for x in results] == list(range(200))
+
+    testing.run_virtual(main)
+    assert len(tasks) <= 2
+
+
+async def test_a_stateful_node_handles_one_item_at_a_time_unless_told_otherwise() -> None:
+    gauges = {"one": Gauge(), "four": Gauge()}
+
+    class Work:
+        def __init__(self, gauge: Gauge) -> None:
+            self.gauge = gauge
+
+        async def __call__(self, x: int) -> int:
+            with self.gauge:
+                await asyncio.sleep(0)
+            return x
+
+    @ps.node
+    class One(Work):
+        pass
+
+    @ps.node(concurrency=4)
+    class Four(Work):
+        pass
+
+    one, four = One(gauges["one"]), Four(gauges["four"])
+
+    @ps.graph
+    async def both(x: int) -> list[int]:
+        return [await one(x), await one(x), await four(x), await four(x)]
+
+    async with engine.stream(both(x) for x in range(20)) as results:
+        assert [r async for r in results] == [[x] * 4 for x in range(20)]
+    assert {name: gauge.peak for name, gauge in gauges.items()} == {"one": 1, "four": 4}
+
+
+@ps.node(concurrency=1, capacity=1)
+async def shared(x: int) -> int:
+    await asyncio.sleep(0)
+    return x + 1
+
+
+@ps.node(capacity=1)
+async def between(x: int) -> int:
+    await asyncio.sleep(0)
+    return x
+
+
+@ps.graph
+async def in_a_line(x: int) -> int:
+    return await shared(await shared(await shared(x)))
+
+
+@ps.graph
+async def behind_another(x: int) -> int:
+    return await shared(await between(await shared(x)))
+
+
+@ps.graph
+async def in_a_body(x: int) -> int:
+    first = await shared(x)
+    mapped = await ps.map_each(shared, [first, first])
+    return mapped[0]
+
+
+@pytest.mark.parametrize(("graph", "steps"), [(in_a_line, 3), (behind_another, 2), (in_a_body, 2)])
+def test_a_limited_node_that_is_used_again_downstream_does_not_wait_for_itself(graph, steps: int) -> None:
+    """A bounded graph cannot deadlock, also where one limit covers two places of it."""
+
+    async def main() -> None:
+        async with engine.stream((graph(x) for x in range(50)), max_in_flight=40) as results:
+            assert [x async for x in results] == [x + steps for x in range(50)]
+
+    testing.run_virtual(main, timeout_seconds=60)
