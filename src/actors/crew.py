@@ -24,6 +24,7 @@ from . import current
 from .actor import ASYNC, INLINE, Actor
 from .frame import NOTHING, Frame
 from .invocation import ThreadCall
+from .places import Places
 
 # Hops that a worker makes before it lets the loop run others: about 0.1 ms of no-op handlers, long enough to make
 # the yield (2 us) vanish, short against any timer.
@@ -241,6 +242,7 @@ class Worker:
         frame: Frame
         values: list[Any]
         following: Actor | None
+        full: tuple[Actor, ...]
         pulled: tuple[Actor, Frame] | None
         value: Any = None
         failure: BaseException | None = None
@@ -308,24 +310,25 @@ class Worker:
                     values[actor.out] = value
                     places = actor.places
                     following = actor.successor
+                    full = ()
                     if following is not None:
                         # A link of a chain: the value has one reader, which waits for nothing else.
                         if following.places.free > 0:
                             following.places.free -= 1
                         else:
                             if not following.offer(frame):
-                                stopped = not await self._queue((following,), undisturbed)
+                                full = (following,)
                             following = None
                     elif actor.consumers:
                         following, full = self._distribute(actor, frame)
-                        if full:
-                            stopped = not await self._queue(full, undisturbed)
                     elif actor.ends_line:
                         position.frame = None
                         frame.end_with(value)
                     else:
                         self._finish(actor, frame)
-                    if places.waiting:
+                    if full:
+                        stopped = not await self._wait_for_room(full, places, undisturbed)
+                    elif places.waiting:
                         places.release()
                     else:
                         places.free += 1
@@ -408,6 +411,20 @@ class Worker:
             self.crew.enqueue(following, frame)
             following = None
         return following, full
+
+    async def _wait_for_room(self, full: tuple[Actor, ...], places: Places, undisturbed: int) -> bool:
+        """Wait before full inboxes, which is backpressure; returns False if this worker has to end.
+
+        The worker keeps its place meanwhile, so that the node stands still. But places that other call sites share are
+        given back first: one of those may be the very step that has to run before there is room.
+        """
+        if places.shared:
+            places.release()
+            return await self._queue(full, undisturbed)
+        try:
+            return await self._queue(full, undisturbed)
+        finally:
+            places.release()
 
     async def _queue(self, full: tuple[Actor, ...], undisturbed: int) -> bool:
         """Wait until the present frame is in the inbox of each of `full`; returns False if this worker has to end."""

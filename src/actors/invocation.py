@@ -214,4 +214,4 @@ def _lend_place(worker: "Worker", places: Places) -> None:
     call, worker.thread_call = worker.thread_call, None
     if call is not None and not call.returned:
         places.owe()
-        call.then(places.release)
+        call.then(places.repay)

@@ -1,5 +1,6 @@
 """Places: how many items may be in flight in a node, and who comes next when one leaves."""
 
+import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ UNLIMITED = 1 << 60
 
 
 class Places:
-    """The free places of one node, shared by all of its call sites that the limit covers.
+    """The free places of one node, of one call site or (`shared`) of all that a limit covers.
 
     Invariant: while a place is free, no inbox behind these places holds a frame. So whoever finds `free > 0` may
     take a place without looking at any queue, and order is kept.
@@ -20,13 +21,16 @@ class Places:
     it gives back one too (see `owe`).
     """
 
-    __slots__ = ("free", "limit", "waiting")
+    __slots__ = ("_all_repaid", "_owed", "free", "limit", "shared", "waiting")
 
-    def __init__(self, limit: int = UNLIMITED) -> None:
+    def __init__(self, limit: int = UNLIMITED, *, shared: bool = False) -> None:
         self.limit = limit
+        self.shared = shared
         self.free = limit
         # The actors whose inbox is not empty, each once: they take turns item by item.
         self.waiting: deque[Actor] = deque()
+        self._owed = 0
+        self._all_repaid: asyncio.Event | None = None
 
     @property
     def in_flight(self) -> int:
@@ -47,5 +51,19 @@ class Places:
         frame.crew.enqueue(actor, frame)
 
     def owe(self) -> None:
-        """Hold one place more, for a handler that runs on after its worker has left; `release` ends it."""
+        """Hold one place more, for a thread that runs on after its worker has left; `repay` ends it."""
         self.free -= 1
+        self._owed += 1
+
+    def repay(self) -> None:
+        """The thread is back: give its place back."""
+        self._owed -= 1
+        self.release()
+        if not self._owed and self._all_repaid is not None:
+            self._all_repaid.set()
+
+    async def all_repaid(self) -> None:
+        """Wait until no thread runs on that nobody waits for."""
+        while self._owed:
+            self._all_repaid = asyncio.Event()
+            await self._all_repaid.wait()

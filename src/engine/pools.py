@@ -54,7 +54,7 @@ class Pools:
         A method is one node, whatever instance it is called on.
         """
         assert node.policy.concurrency is not None
-        return self._places.setdefault(node.origin, Places(node.policy.concurrency))
+        return self._places.setdefault(node.origin, Places(node.policy.concurrency, shared=True))
 
     @property
     def has_processes(self) -> bool:

@@ -65,9 +65,13 @@ class Scope:
         if tasks:
             await uninterrupted(asyncio.wait(tasks))
         try:
-            await uninterrupted(self.instances.close())
+            await uninterrupted(self._close_instances())
         finally:
             await uninterrupted(self.engine.scope_closed())
+
+    async def _close_instances(self) -> None:
+        await self.wiring.returned()
+        await self.instances.close()
 
     def _crew_ended(self, crew: Crew) -> None:
         self._crews.discard(crew)

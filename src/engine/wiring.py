@@ -84,6 +84,11 @@ class Wiring:
             self._wired[program.plan] = Wired(program, actors, entries)
         return self._wired[program.plan]
 
+    async def returned(self) -> None:
+        """Wait until no thread is left in an instance of a stateful node: it must not be closed under it."""
+        for places in self._instance_places.values():
+            await places.all_repaid()
+
     def actors(self) -> list[Actor]:
         """Return every actor of the scope that stands for a node, those of bodies of control flow last."""
         own = [
@@ -149,12 +154,12 @@ class Wiring:
         if node.template is not None:
             key = id(node.template)
             if key not in self._instance_places:
-                self._instance_places[key] = Places(policy.concurrency or 1)
+                self._instance_places[key] = Places(policy.concurrency or 1, shared=True)
             return self._instance_places[key]
         if policy.concurrency is not None:
             return self._pools.places(node)
         if policy.runs_on == "thread":
-            return Places(self._pools.max_threads)
+            return Places(min(self._pools.max_threads, self._max_workers or self._pools.max_threads))
         if policy.runs_on == "process":
             return Places(self._pools.max_processes)
         return self._own_places(UNLIMITED if node.is_async else 1)
