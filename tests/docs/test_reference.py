@@ -12,6 +12,7 @@ from tests.docs.snippets import ROOT, blocks_of, run_block
 
 SOURCE = ROOT / "src"
 MODULES = {"penstock": SOURCE, "penstock.engine": SOURCE / "engine", "penstock.testing": SOURCE / "testing"}
+PICTURE = ROOT / "docs/assets/report.svg"
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)[^)]*\)|src=\"([^\"]+)\"")
 
@@ -37,6 +38,15 @@ def documented() -> set[str]:
     return {name.removesuffix("()") for page in pages for name in DIRECTIVE.findall(page)}
 
 
+def drawn() -> str:
+    """Returns the picture of the graph in the README, as a notebook would show it."""
+    module = types.ModuleType("readme")
+    program = next(block for block in blocks_of((ROOT / "README.md").read_text()) if block.language == "python")
+    with asyncio.Runner() as runner:
+        run_block(program, module, ROOT / "README.md", runner)
+    return f"{module.report._repr_svg_()}\n"
+
+
 def test_the_public_names_are_found() -> None:
     assert {"penstock.node", "penstock.engine", "penstock.engine.run", "penstock.testing.replace"} <= set(
         public_names()
@@ -50,11 +60,7 @@ def test_public_name_is_in_the_reference(name: str) -> None:
 
 
 def test_the_picture_of_the_readme_is_that_of_its_program() -> None:
-    module = types.ModuleType("readme")
-    program = next(block for block in blocks_of((ROOT / "README.md").read_text()) if block.language == "python")
-    with asyncio.Runner() as runner:
-        run_block(program, module, ROOT / "README.md", runner)
-    assert (ROOT / "docs/assets/report.svg").read_text() == module.report._repr_svg_() + "\n"
+    assert PICTURE.read_text() == drawn(), "draw it anew: python -m tests.docs.test_reference"
 
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"])
@@ -62,3 +68,7 @@ def test_links_of_pages_outside_of_the_documentation_lead_somewhere(page: str) -
     # Of those in docs/, `mkdocs build --strict` checks the links.
     targets = [Path(first or second) for first, second in LINK.findall((ROOT / page).read_text())]
     assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(drawn())
