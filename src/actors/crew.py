@@ -47,7 +47,8 @@ class Crew:
         ready: frames to run next, each with an actor whose place it already holds.
         runnable: workers that will run without anybody's help.
         armed: whether `_man` is due.
-        feed: gives one more item, its place already taken, to a worker that has nothing to do; None if there is none.
+        feed: gives one more item, its place already taken, to a worker that has nothing to do; None if there is none
+            now, or if the items were so short that it ran them itself, at the worker's position.
         closed: whether workers end when nothing is left to do.
     """
 
@@ -82,7 +83,7 @@ class Crew:
         self.deadline = deadline
         self.ready: deque[tuple[Actor, Frame]] = deque()
         self.workers: set[Worker] = set()
-        self.feed: Callable[[], tuple[Actor, Frame] | None] | None = None
+        self.feed: Callable[[current.Position], tuple[Actor, Frame] | None] | None = None
         self._idle: list[asyncio.Future[None]] = []
         self.runnable = 0
         self.armed = False
@@ -259,8 +260,10 @@ class Worker:
                 if ready:
                     actor, frame = ready.popleft()
                 elif crew.feed is not None:
-                    pulled = crew.feed()
+                    pulled = crew.feed(position)
                     if pulled is None:
+                        if not ready and crew.feed is not None:  # it ran a burst of items, and there are more
+                            await self._let_others_run()
                         continue
                     actor, frame = pulled
                     pulled = None

@@ -79,6 +79,8 @@ class Graph(Generic[P, R_co]):
         """Return an unstarted `Call` with these arguments."""
         tracer = active()
         if tracer is None:
+            if len(args) == self._arity and not kwargs:
+                return Call(self, args)  # the hot path: one for each item of a stream
             for arg in args:
                 if type(arg) is Ref or type(arg) is PendingRef:
                     raise GraphTraceError(

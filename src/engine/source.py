@@ -6,7 +6,8 @@ from typing import Any, TypeAlias
 
 from ..actors.actor import Actor
 from ..actors.crew import Crew
-from ..actors.frame import Frame
+from ..actors.current import Position
+from ..actors.frame import NOTHING, Frame
 from .graph import Call, Graph
 from .window import Window
 from .wiring import Wired
@@ -44,6 +45,8 @@ class PulledSource:
         self._prepare = prepare
         self._parent = parent
         self._deadline = deadline
+        # Spans and deadlines are looked after between two steps, which takes a worker.
+        self._may_run = deadline is None and not crew.traced and window.ordered
         self._wired: dict[Graph[..., Any], Wired] = {}
         self._unprepared: Call[Any] | None = None
         self._blocked: tuple[Frame, list[Actor]] | None = None
@@ -74,36 +77,74 @@ class PulledSource:
             self._crew.feed = self._window.on_room = None
             close_nowait(self._iterator)
 
-    def pull(self) -> tuple[Actor, Frame] | None:
-        """Return an item to run, its place already taken; None if there is none now, or others were given work."""
+    def pull(self, position: Position) -> tuple[Actor, Frame] | None:
+        """Return an item to run, its place already taken.
+
+        Items of a graph that is one chain of plain functions are run here, one after the other: they cannot wait, so
+        there is nothing to carry on.
+
+        Returns:
+            None if there is no item now, or what there was has been run, or was given to others.
+        """
         window = self._window
-        if window.in_flight >= window.size:
-            self._crew.feed = None
-            window.on_room = self._go_on
-            return None
-        window.in_flight += 1  # the place is reserved before the source is asked
-        try:
-            call = next(self._iterator)
-        except BaseException as error:  # noqa: BLE001 - it ends the stream; a worker only asked for a call
-            self._stop(_Ended() if isinstance(error, StopIteration) else error)
-            window.release()
-            return None
-        wired = self._wired.get(call.graph) if call.__class__ is Call else None
-        if wired is None:
-            self._unprepared = call
-            self._stop(None)
-            return None
-        index = window.submitted
-        window.submitted = index + 1
-        frame = window.frames[index] = Frame(wired.program, call.arguments, self._crew, window, index, self._parent)
-        if self._deadline is not None:
-            frame.deadline = self._deadline
-        entry = wired.only_entry
-        if entry is not None and entry.places.free > 0:  # nearly always
-            entry.places.free -= 1
-            return entry, frame
-        self._enter(frame, wired)
+        ends_at = window.submitted + _BURST
+        while window.in_flight < window.size:
+            window.in_flight += 1  # the place is reserved before the source is asked
+            try:
+                call = next(self._iterator)
+            except BaseException as error:  # noqa: BLE001 - it ends the stream; a worker only asked for a call
+                self._stop(_Ended() if isinstance(error, StopIteration) else error)
+                window.release()
+                return None
+            wired = self._wired.get(call.graph) if call.__class__ is Call else None
+            if wired is None:
+                self._unprepared = call
+                self._stop(None)
+                return None
+            index = window.submitted
+            window.submitted = index + 1
+            frame = window.frames[index] = Frame(wired.program, call.arguments, self._crew, window, index, self._parent)
+            entry = wired.only_entry
+            if entry is None or entry.places.free <= 0:
+                if self._deadline is not None:
+                    frame.deadline = self._deadline
+                self._enter(frame, wired)
+                return None
+            if not (wired.is_chain and self._may_run and entry.completed):
+                if self._deadline is not None:
+                    frame.deadline = self._deadline
+                entry.places.free -= 1
+                return entry, frame
+            self._run(index, frame, entry, position)
+            if entry.was_slow or index >= ends_at:
+                return None
+        self._crew.feed = None
+        window.on_room = self._go_on
         return None
+
+    def _run(self, index: int, frame: Frame, actor: Actor, position: Position) -> None:
+        position.frame, position.actor = frame, actor
+        value: Any = None
+        failure: BaseException | None = None
+        try:
+            value = actor.run_inline(frame.values)
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its item's outcome
+            failure = error
+        position.frame = None
+        if frame.state != "running":  # the handler itself ended its item, e.g. by closing the stream
+            frame.leave()
+        elif failure is None:
+            actor.completed += 1
+            # `Frame.end_with`, as far as it applies here: two calls less for items that cost hardly more than that.
+            frame.result = value
+            frame.state = "done"
+            frame.values = NOTHING
+            self._window.completed += 1
+            if index == self._window.position:
+                self._window.wake_reader()
+        else:
+            actor.failed += 1
+            frame.fail(failure, actor)
 
     def _frame(self, call: Call[Any], wired: Wired) -> Frame:
         window = self._window

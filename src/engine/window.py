@@ -102,6 +102,11 @@ class Window:
         if self._completion_order is not None:
             self._completion_order.clear()
 
+    @property
+    def ordered(self) -> bool:
+        """Whether items are taken out in input order."""
+        return self._completion_order is None
+
     async def wait(self) -> None:
         """Wait until something has happened that the reader may want to see."""
         if self._reader is not None:

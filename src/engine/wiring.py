@@ -47,6 +47,11 @@ class Wired:
     entries: tuple[Actor, ...]
 
     @cached_property
+    def is_chain(self) -> bool:
+        """Whether the whole graph is one chain of plain functions."""
+        return len(self.actors) == 1 and self.actors[0].mode == INLINE and self.actors[0].ends_line
+
+    @cached_property
     def only_entry(self) -> Actor | None:
         """The actor in which every frame begins; None if there are several, or none."""
         return self.entries[0] if len(self.entries) == 1 else None
