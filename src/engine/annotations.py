@@ -15,6 +15,21 @@ def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
     return _resolved(fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn).__call__)
 
 
+def parameter_of_body(fn: Callable[..., Any]) -> tuple[str, Hint]:
+    """Return the name of the only parameter that the body of a control-flow construct has to have, and its hint."""
+    inner = inspect.unwrap(fn)  # of a node or a graph, the function
+    try:
+        name = next(iter(inspect.signature(fn).parameters), "value")
+    except (TypeError, ValueError):  # some builtins have no signature
+        name = "value"
+    return name, lambda: hints_of(inner).get(name)
+
+
+def result_hint(fn: Callable[..., Any]) -> Any:
+    """Return the annotation of the result of a function, node or graph."""
+    return hints_of(inspect.unwrap(fn)).get("return")
+
+
 def members_of(hint: Any) -> list[Any] | None:
     """Return the member types of an annotation that gives a length: tuple[A, B] or a NamedTuple; None for others."""
     if typing.get_origin(hint) is tuple:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, overload
 
 from .._errors import IterationLimitError
+from .annotations import result_hint
 from .tracer import Trace, active
 
 T = TypeVar("T")
@@ -29,10 +30,12 @@ class Control:
     Attributes:
         kind: which construct.
         limit: iterations of a `while_loop`, items in flight of a `map_each`.
+        result_of: the body whose annotation is that of the result; None if there is none.
     """
 
     kind: Kind
     limit: int = 0
+    result_of: Callable[..., Any] | None = None
 
     @property
     def name(self) -> str:
@@ -45,8 +48,8 @@ class Control:
         return True
 
     def result_annotation(self) -> Any:
-        """Unknown: bodies may differ."""
-        return None
+        """Return the annotation of the result; bodies of one construct have the same."""
+        return None if self.result_of is None else result_hint(self.result_of)
 
 
 def cond(
@@ -71,7 +74,8 @@ def cond(
     if tracer is None:
         return _await(then if predicate else otherwise, operand)
     return cast(
-        "Awaitable[U]", _record(Control("cond"), (predicate, operand), (("then", then), ("otherwise", otherwise)))
+        "Awaitable[U]",
+        _record(Control("cond", result_of=then), (predicate, operand), (("then", then), ("otherwise", otherwise))),
     )
 
 
@@ -95,7 +99,7 @@ def switch(index: int, branches: tuple[Callable[[T], Awaitable[U]], ...], operan
     if tracer is None:
         return _await(branches[checked_branch(index, len(branches))], operand)
     named = tuple((f"branch {number}", branch) for number, branch in enumerate(branches))
-    return cast("Awaitable[U]", _record(Control("switch"), (index, operand), named))
+    return cast("Awaitable[U]", _record(Control("switch", result_of=branches[0]), (index, operand), named))
 
 
 def while_loop(
@@ -126,7 +130,7 @@ def while_loop(
     if tracer is None:
         return _loop(predicate, body, initial, max_iterations)
     bodies = ("while", predicate), ("body", body)
-    return cast("Awaitable[T]", _record(Control("while_loop", max_iterations), (initial,), bodies))
+    return cast("Awaitable[T]", _record(Control("while_loop", max_iterations, body), (initial,), bodies))
 
 
 @overload

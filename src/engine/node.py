@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import math
 import types
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
@@ -191,16 +192,26 @@ class Node(Generic[P, Ret_co]):
         return self.hints.get("return")
 
     @functools.cached_property
+    def positional(self) -> tuple[str, ...]:
+        """The names of the parameters that take positional arguments, without `*args`."""
+        kinds = inspect.Parameter
+        parameters = {} if self.signature is None else self.signature.parameters
+        return tuple(
+            name for name, one in parameters.items() if one.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+        )
+
+    @functools.cached_property
     def _arity(self) -> tuple[int, float]:
         """The fewest and the most positional arguments that are certainly right without any keyword arguments."""
         kinds = inspect.Parameter
-        parameters = [] if self.signature is None else list(self.signature.parameters.values())
-        positional = [one for one in parameters if one.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-        fewest = sum(one.default is kinds.empty for one in positional)
-        if any(one.kind is kinds.KEYWORD_ONLY and one.default is kinds.empty for one in parameters):
+        if self.signature is None:
+            return 0, math.inf
+        parameters = self.signature.parameters
+        if any(one.kind is kinds.KEYWORD_ONLY and one.default is kinds.empty for one in parameters.values()):
             return 1, 0  # none is right
-        unlimited = self.signature is None or any(one.kind is kinds.VAR_POSITIONAL for one in parameters)
-        return fewest, float("inf") if unlimited else len(positional)
+        fewest = sum(parameters[name].default is kinds.empty for name in self.positional)
+        unlimited = any(one.kind is kinds.VAR_POSITIONAL for one in parameters.values())
+        return fewest, math.inf if unlimited else len(self.positional)
 
     def _check_arity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.signature is None:

@@ -66,13 +66,14 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
         PlanError: a value does not fit; the message names the line.
     """
     types: dict[int, Any] = dict(zip(draft.parameter_sources, draft.annotations, strict=False))
-    signatures: dict[Node[..., Any], _Parameters] = {}
+    classes: dict[Node[..., Any], dict[str, type]] = {}
     checked = 0
     for step in _all_steps(draft):
         if isinstance(step.callee, Node):
-            if step.callee not in signatures:
-                signatures[step.callee] = _Parameters.of(step.callee)
-            checked += _check_arguments(draft.name, step, signatures[step.callee], types)
+            node = step.callee
+            if node not in classes:
+                classes[node] = _annotated_classes(node)
+            checked += _check_arguments(draft.name, step, node, classes[node], types)
         types[step.source] = step.callee.result_annotation()
     return draft, PassReport("validate", checked, checked)
 
@@ -203,42 +204,31 @@ def _only_argument(step: Step) -> int | None:
     return argument.source if isinstance(argument, Read) and not argument.path else None
 
 
-@dataclass(frozen=True)
-class _Parameters:
-    """Names of the parameters that take positional arguments, and the classes that parameters are annotated with."""
-
-    positional: tuple[str, ...]
-    classes: Mapping[str, type]
-
-    @staticmethod
-    def of(node: Node[..., Any]) -> "_Parameters":
-        kinds = inspect.Parameter
-        parameters = {} if node.signature is None else node.signature.parameters
-        positional = [
-            name for name, one in parameters.items() if one.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-        ]
-        classes = {
-            name: hint
-            for name, hint in node.hints.items()
-            if name in parameters
-            and parameters[name].kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
-            and _is_plain_class(hint)
-        }
-        return _Parameters(tuple(positional), classes)
+def _annotated_classes(node: Node[..., Any]) -> dict[str, type]:
+    """Return the parameters that are annotated with a class, and that class."""
+    parameters = {} if node.signature is None else node.signature.parameters
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {
+        name: hint
+        for name, hint in node.hints.items()
+        if _is_plain_class(hint) and name in parameters and parameters[name].kind not in variadic
+    }
 
 
-def _check_arguments(graph: str, step: Step, parameters: _Parameters, types: Mapping[int, Any]) -> int:
-    if not parameters.classes:
+def _check_arguments(
+    graph: str, step: Step, node: Node[..., Any], classes: Mapping[str, type], types: Mapping[int, Any]
+) -> int:
+    if not classes:
         return 0
     checked = 0
-    for name, template in (*zip(parameters.positional, step.args, strict=False), *step.kwargs.items()):
-        wanted, given = parameters.classes.get(name), _type_of(template, types)
+    for name, template in (*zip(node.positional, step.args, strict=False), *step.kwargs.items()):
+        wanted, given = classes.get(name), _type_of(template, types)
         if wanted is None or not _is_plain_class(given):
             continue
         checked += 1
         if not _may_be(given, wanted):
             raise PlanError(
-                f"{step.location}: in graph {graph!r}, parameter {name!r} of node {step.callee.name!r} takes "
+                f"{step.location}: in graph {graph!r}, parameter {name!r} of node {node.name!r} takes "
                 f"{wanted.__name__}, but gets {given.__name__} from {_origin(template)}"
             )
     return checked

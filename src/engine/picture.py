@@ -1,24 +1,31 @@
 """What is drawn of a trace."""
 
+from .control import Control
 from .drawing import Drawing, DrawnNode, Edge
 from .node import Node
 from .template import Template, reads
 from .tracer import Step, Trace
 
+_ARGUMENTS = {
+    "cond": ("predicate", "operand"),
+    "switch": ("index", "operand"),
+    "while_loop": ("initial",),
+    "map_each": ("items",),
+}
+
 
 def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
     """Return the drawing of a trace, with the bodies of its control flow."""
-    inputs = [
-        DrawnNode(str(source), name, kind="input")
-        for source, name in zip(trace.parameter_sources, trace.parameters, strict=True)
-    ]
+    names = dict(zip(trace.parameter_sources, trace.parameters, strict=True))
+    inputs = [DrawnNode(str(source), name, kind="input") for source, name in names.items()]
+    names.update({step.source: step.callee.name for step in trace.steps})
     steps = [
         DrawnNode(
             str(step.source),
             step.callee.name,
-            _detail(step),
+            _detail(step.callee),
             "node" if isinstance(step.callee, Node) else "control",
-            tuple(edge for name, template in _named(step) for edge in _edges(name, template)),
+            _inputs(step, names),
         )
         for step in trace.steps
     ]
@@ -27,8 +34,21 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
     return Drawing(title or trace.name, (*inputs, *steps, result), bodies)
 
 
-def _named(step: Step) -> list[tuple[str, Template]]:
-    return [*(("", template) for template in step.args), *step.kwargs.items()]
+def _inputs(step: Step, names: dict[int, str]) -> tuple[Edge, ...]:
+    """Return what a step reads; where that is more than one value, with the parameters that they go to."""
+    edges = [edge for name, template in _arguments(step) for edge in _edges(name, template)]
+    several = len({edge.source_id for edge in edges}) > 1
+    # A value that is called like its parameter says it already.
+    return tuple(
+        edge if several and edge.label != names[int(edge.source_id)] else Edge(edge.source_id, _path_only(edge.label))
+        for edge in edges
+    )
+
+
+def _arguments(step: Step) -> list[tuple[str, Template]]:
+    names = _ARGUMENTS[step.callee.kind] if isinstance(step.callee, Control) else step.callee.positional
+    padded = (*names, *[""] * (len(step.args) - len(names)))  # what *args takes, or a body from outside
+    return [*zip(padded, step.args, strict=False), *step.kwargs.items()]
 
 
 def _edges(name: str, template: Template) -> list[Edge]:
@@ -41,18 +61,23 @@ def _edges(name: str, template: Template) -> list[Edge]:
     ]
 
 
-def _detail(step: Step) -> str:
-    if not isinstance(step.callee, Node):
+def _path_only(label: str) -> str:
+    return label if label.startswith((".", "[")) else ""
+
+
+def _detail(callee: Node[..., object] | Control) -> str:
+    if isinstance(callee, Control):
         return ""
-    policy = step.callee.policy
+    policy = callee.policy
     words = [
         policy.runs_on if policy.runs_on != "loop" else "",
-        f"≤ {policy.concurrency}" if policy.concurrency else "",
-        f"{policy.timeout_seconds:g} s" if policy.timeout_seconds else "",
+        "stateful" if callee.template is not None else "",
+        f"{policy.concurrency} at once" if policy.concurrency else "",
         f"{policy.retry.attempts} attempts" if policy.retry else "",
+        f"{policy.timeout_seconds:g} s" if policy.timeout_seconds else "",
         "fallback" if policy.fallback else "",
-        "stateful" if step.callee.template is not None else "",
         "pure" if policy.pure else "",
         "effectful" if policy.effectful else "",
+        "replaced" if callee.origin.replacement is not None else "",
     ]
     return ", ".join(word for word in words if word)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .._errors import GraphTraceError
-from .annotations import Hint
+from .annotations import Hint, parameter_of_body
 from .call_site import call_location, definition_location
 from .driving import drive
 from .hidden import hidden_ref
@@ -220,7 +220,7 @@ class Tracer:
         """Trace the body of a control-flow construct, which takes one value."""
         inner = Tracer(name, parent=self)
         try:
-            result = inner.run(fn, lambda args: fn(*args), (inner.parameter("value"),))
+            result = inner.run(fn, lambda args: fn(*args), (inner.parameter(*parameter_of_body(fn)),))
             return inner.finish(result, fn)
         finally:
             inner.closed = True

@@ -219,26 +219,35 @@ async def test_everything_inside_everything() -> None:
 
     @ps.graph
     async def graph(x: int) -> object:
-        async def more(state: tuple[int, list[object]]) -> bool:
+        async def more(state: tuple[int, object]) -> bool:
             return await is_positive(state[0])
 
-        async def step(state: tuple[int, list[object]]) -> tuple[int, list[object]]:
+        async def step(state: tuple[int, object]) -> tuple[int, object]:
             left, found = state
-            every = await ps.map_each(inner, await up_to(left))
-            return add(left, -1), collect(found, every)  # type: ignore[return-value]
+            return add(left, -1), collect(found, await ps.map_each(inner, await up_to(left)))
 
-        return await ps.while_loop(more, annotated(step), (x, []))  # type: ignore[arg-type]
+        left, found = await ps.while_loop(more, step, (x, []))
+        return [left, found]
 
     await assert_like_plain(graph, 4)
 
 
-def annotated(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The state of a loop has no annotation in its body, so its parts are taken by number."""
+async def test_what_bodies_take_and_return_is_unpacked_by_its_annotation() -> None:
+    async def swap(pair: tuple[int, int]) -> tuple[int, int]:
+        first, second = pair
+        return second, first
 
-    async def by_number(state: Any) -> Any:
-        return await step((state[0], state[1]))
+    @ps.node
+    async def twice(pair: tuple[int, int]) -> tuple[int, int]:
+        return pair * 2  # type: ignore[return-value]
 
-    return by_number
+    @ps.graph
+    async def graph(x: int, y: int) -> object:
+        a, b = await ps.cond(x, swap, twice, (x, y))  # type: ignore[arg-type]
+        c, d = await ps.switch(0, (swap,), (a, b))
+        return [a, b, c, d]
+
+    assert await assert_like_plain(graph, 1, 2) == [2, 1, 1, 2]
 
 
 async def test_an_error_in_a_body_is_the_error_of_the_graph() -> None:

@@ -1,0 +1,296 @@
+"""Plans: what each pass changes and says, what is refused, and graphs of any size."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NewType, Protocol, TypedDict
+
+import pytest
+import structlog
+
+import penstock as ps
+from penstock import engine
+from tests.engine.tracing import add, collect, define, double
+
+
+@ps.node(pure=True)
+def square(x: float) -> float:
+    return x * x
+
+
+@ps.node(pure=True)
+async def power(x: float, exponent: float = 2, *, offset: Any = 0) -> float:
+    return x**exponent + offset
+
+
+@ps.node(effectful=True)
+async def save(x: object) -> None: ...
+
+
+@ps.node
+class Store:
+    async def __call__(self, x: object) -> None: ...
+
+
+def report(plan: engine.Plan, name: str) -> Any:
+    return next(report for report in plan.reports if report.name == name)
+
+
+def changes(graph: ps.Graph[..., Any], name: str) -> tuple[int, int, tuple[str, ...]]:
+    found = report(engine.plan(graph), name)
+    return found.before, found.after, found.changes
+
+
+def line_of(fn: Callable[..., Any] | ps.Graph[..., Any], offset: int) -> str:
+    function = fn.fn if isinstance(fn, ps.Graph) else fn
+    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno + offset}"  # type: ignore[attr-defined]
+
+
+async def test_nodes_whose_value_nobody_reads_are_dropped_with_a_warning() -> None:
+    ran: list[str] = []
+
+    @ps.node
+    async def spy(x: int) -> int:
+        ran.append("spy")
+        return x
+
+    store = Store()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        lost = await spy(x)
+        add(lost)
+        await save(x)
+        await store(x)
+        await ps.cond(x, spy, double, x)  # type: ignore[arg-type]
+        await ps.cond(x, save, save, x)  # type: ignore[arg-type]
+        return await double(x)
+
+    with structlog.testing.capture_logs() as logs:
+        before, after, dropped = changes(graph, "dead-node elimination")
+    assert (before, after) == (7, 4)
+    assert dropped == (
+        f"dropped spy ({line_of(graph, 2)}): nobody reads its result",
+        f"dropped add ({line_of(graph, 3)}): nobody reads its result",
+        f"dropped cond ({line_of(graph, 6)}): nobody reads its result",
+    )
+    assert [step.label for step in engine.plan(graph).steps] == ["save", "Store", "cond", "double"]
+    assert [(log["event"], log["graph"]) for log in logs] == [("plan.dead_nodes", "graph")]
+    assert "effectful=True" in logs[0]["remedy"]
+    assert await engine.run(graph(1)) == 2
+    assert ran == []
+
+
+def test_equal_calls_of_pure_nodes_are_merged() -> None:
+    thing = object()
+
+    @ps.graph
+    async def graph(x: float, y: float) -> object:
+        return collect(
+            square(x),
+            square(x),  # merged
+            square(y),
+            await power(square(x), 2),  # merged, and then equal
+            await power(square(x), 2),  # twice merged
+            await power(x, y),
+            await power(y, x),  # another order
+            await power(x, 1),
+            await power(x, 1.0),  # another type
+            await power(x, True),
+            await power(x, offset=0.0),
+            await power(x, offset=-0.0),  # another zero
+            await power(x, offset=[x, (y,)]),
+            await power(x, offset=[x, (y,)]),  # merged
+            await power(x, offset=(x, [y])),
+            await power(x, offset={"a": x}),
+            await power(x, offset={"b": x}),  # another key
+            await power(x, offset=thing),
+            await power(x, offset=thing),  # merged
+            await power(x, offset=object()),
+            await power.with_policy(timeout_seconds=3)(x, 1),  # another policy
+        )
+
+    before, after, merged = changes(graph, "common-subexpression elimination")
+    assert before - after == len(merged) == 6
+    assert merged[0] == f"merged square ({line_of(graph, 4)}) into the equal call at {line_of(graph, 3)}"
+
+
+def test_parts_of_values_are_told_apart() -> None:
+    @ps.graph
+    async def graph(x: Any) -> object:
+        return collect(
+            square(x.a), square(x["a"]), square(x[0]), square(x[True]), square(x[0:1]), square(x[0:2]), square(x[0, 1]),
+            square(x.a), square(x[0:1]), square(x[0, 1]),
+        )  # fmt: skip
+
+    before, after, merged = changes(graph, "common-subexpression elimination")
+    assert (before, after, len(merged)) == (11, 8, 3)
+
+
+def test_what_is_not_pure_is_not_merged() -> None:
+    @ps.graph
+    async def graph(x: int) -> object:
+        return collect(await double(x), await double(x), add(x), add(x))
+
+    assert changes(graph, "common-subexpression elimination") == (5, 5, ())
+
+
+async def test_chains_of_plain_functions_share_an_actor() -> None:
+    limited = ps.node(concurrency=1)(lambda x: x)
+
+    @ps.graph
+    async def graph(x: int) -> object:
+        a = add(add(add(x)))  # one actor
+        b = add(await double(a))
+        c = add(b)  # joins b
+        return collect(add(limited(c)), c)  # c has two readers; limited stays alone
+
+    before, after, fused = changes(graph, "inline chains")
+    assert (before, after) == (9, 6)
+    assert fused == ("one actor for add → add → add", "one actor for add → add")
+    assert await engine.run(graph(1)) == await graph(1)
+
+
+def test_what_a_plan_says() -> None:
+    @ps.graph
+    async def report_on(x: int) -> object:
+        return collect(square(x), square(x), add(add(x)))
+
+    text = str(engine.plan(report_on))
+    assert "report_on" in text
+    assert "common-subexpression elimination: 5 → 4" in text
+    assert f"merged square ({line_of(report_on, 2)})" in text
+    assert "one actor for add → add" in text
+    assert "dead-node elimination: nothing to change" in text
+    assert "argument types checked" in text
+    assert '"parallel" for one call' in text
+    with pytest.raises(AttributeError):
+        engine.plan(report_on).name = "other"  # type: ignore[misc]
+
+
+class Base: ...
+
+
+class Derived(Base): ...
+
+
+class Sized(Protocol):
+    def __len__(self) -> int: ...
+
+
+class Options(TypedDict):
+    a: int
+
+
+UserId = NewType("UserId", int)
+
+
+@dataclass
+class Page:
+    url: str
+
+
+FITS = [
+    ("int", "int"), ("int", "float"), ("bool", "int"), ("int", "complex"), ("Derived", "Base"), ("Base", "Derived"),
+    ("int", "Any"), ("Any", "int"), ("int", "object"), ("object", "int"), ("str", "Sized"), ("int", "UserId"),
+    ("dict[str, int]", "Options"), ("list[int]", "list[str]"), ("int | None", "int"), ("None", "int"),
+    ("int", "'NoSuchName'"), ("int", "T"),
+]  # fmt: skip
+MISFITS = [
+    ("int", "str", "gets int"),
+    ("str", "int", "gets str"),
+    ("Base", "Page", "gets Base"),
+    ("float", "int", "gets float"),
+]
+TYPES = {
+    "Base": Base,
+    "Derived": Derived,
+    "Sized": Sized,
+    "Options": Options,
+    "UserId": UserId,
+    "Page": Page,
+    "Any": Any,
+}
+
+
+def typed_graph(given: str, wanted: str) -> ps.Graph[..., Any]:
+    source = f"""
+    T = TypeVar("T")
+    @ps.node
+    def make(x) -> {given}: ...
+    @ps.node
+    def take(first, value: {wanted}, *rest: bytes, other: str = "", **more: bytes): ...
+    @ps.graph
+    async def g(x: {given}):
+        return take(1, x, 2, 3), take(None, make(x), unknown=4)
+    """
+    return define(source, **TYPES, TypeVar=__import__("typing").TypeVar)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("given", "wanted"), FITS)
+def test_values_that_may_fit_are_accepted(given: str, wanted: str) -> None:
+    engine.plan(typed_graph(given, wanted))
+
+
+@pytest.mark.parametrize(("given", "wanted", "says"), MISFITS)
+def test_values_that_cannot_fit_are_refused(given: str, wanted: str, says: str) -> None:
+    with pytest.raises(ps.PlanError) as caught:
+        engine.plan(typed_graph(given, wanted))
+    message = str(caught.value)
+    assert message.startswith("<graph>:9: in graph 'g', parameter 'value' of node 'take'")
+    assert says in message
+
+
+def test_constants_and_literals_are_checked() -> None:
+    @ps.node
+    def read(path: Path, page: Page | None = None, *, size: int = 0) -> str: ...  # type: ignore[empty-body]
+
+    def build(**given: Any) -> ps.Graph[[], str]:
+        @ps.graph
+        async def graph() -> str:
+            return read(**given)
+
+        return graph
+
+    engine.plan(build(path=Path("a"), size=3))
+    for wrong, says in (({"path": "a"}, "Path, but gets str from the constant 'a'"), ({"path": ["a"]}, "gets list")):
+        with pytest.raises(ps.PlanError, match=r"test_plan\.py:\d+: in graph 'graph', parameter 'path'") as caught:
+            engine.plan(build(**wrong))
+        assert says in str(caught.value)
+
+
+async def test_a_line_of_10_000_nodes() -> None:
+    mix = ps.node(lambda a, b: (a + b) % 97)
+
+    @ps.graph
+    async def line(x: int) -> int:
+        for _ in range(5_000):
+            x = mix(await double(x), x)
+        return x
+
+    @ps.graph
+    async def chain(x: int) -> int:
+        for _ in range(10_000):
+            x = add(x)
+        return x
+
+    assert len(engine.plan(line).steps) == 10_000
+    assert await engine.run(line(1)) == await line(1)
+    assert len(engine.plan(chain).steps) == 1
+    assert await engine.run(chain(1)) == 10_001
+    assert "10,000  add" in str(chain)
+    assert "add#10000" in engine.plan(chain).steps[0].tail_labels
+    for drawn in (str(line), line.to_mermaid(), line.to_dot(), str(engine.plan(line))):
+        assert drawn
+
+
+async def test_a_fan_of_1_000_nodes() -> None:
+    @ps.graph
+    async def fan(x: int) -> object:
+        return collect(*[await double(add(x, number)) for number in range(1_000)])
+
+    result = await engine.run(fan(1))
+    assert result == await fan(1)
+    async with engine.stream([fan(1), fan(2)]) as results:
+        assert [await fan(1), await fan(2)] == [result async for result in results]
+    assert "fan" in str(engine.plan(fan))
