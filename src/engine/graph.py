@@ -28,6 +28,10 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
+# What must not be passed to a graph outside a trace; a set that is asked in C, once for each item of a stream.
+_SYMBOLIC: frozenset[type] = frozenset({Ref, PendingRef})
+
+
 class Call(Unawaited, Generic[R_co]):
     """An unstarted invocation of a graph with its arguments; what the verbs of `engine` take.
 
@@ -79,7 +83,7 @@ class Graph(Generic[P, R_co]):
         """Return an unstarted `Call` with these arguments."""
         tracer = active()
         if tracer is None:
-            if len(args) == self._arity and not kwargs:
+            if len(args) == self._arity and not kwargs and _SYMBOLIC.isdisjoint(map(type, args)):
                 return Call(self, args)  # the hot path: one for each item of a stream
             for arg in args:
                 if type(arg) is Ref or type(arg) is PendingRef:
@@ -201,7 +205,9 @@ def graph(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Graph[P, R]:
             remedy = "a graph returns one value: take the `yield` out"
         elif isinstance(fn, Node | Graph):
             remedy = "it is a node or a graph already"
-        raise GraphTraceError(f"{definition_location(fn)}: @graph needs an `async def`, got {fn!r}; {remedy}")
+        raise GraphTraceError(
+            f"{definition_location(cast('object', fn))}: @graph needs an `async def`, got {fn!r}; {remedy}"
+        )
     _check(fn, again=True)
     return Graph(fn)
 
