@@ -1,7 +1,5 @@
 """The main job, run as a visitor runs it: as a program, with a folder of good and bad files, and with Ctrl-C."""
 
-import ctypes
-import fcntl
 import os
 import re
 import select
@@ -10,7 +8,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +16,11 @@ import pytest
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "code_search.py"
 PATIENCE_SECONDS = 40  # far below the test's timeout, so that a failure shows what was printed
+
+# Takes from root what lets it read everything: PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
+OBEY_PERMISSIONS = (
+    "assert not any(ctypes.CDLL(None).prctl(24, right, 0, 0, 0) for right in (1, 2)), 'root may read all'"
+)
 
 GOOD = '''
 def frobnicate_widget(widget, times=1):
@@ -49,17 +52,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(
-    *arguments: str | Path, stdin: int | None = subprocess.DEVNULL, before: Callable[[], None] | None = None
-) -> subprocess.CompletedProcess[str]:
+def command(arguments: tuple[str | Path, ...], before: str) -> list[str | Path]:
+    """Return what runs the program in a process that first runs the statement `before`.
+
+    Not `preexec_fn`, which forks, and warns of it where threads run.
+    """
+    program = [PROGRAM, *arguments]
+    if not before:
+        return [sys.executable, *program]
+    launcher = (
+        f"import ctypes, fcntl, os, sys, termios; {before}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    return [sys.executable, "-c", launcher, *program]
+
+
+def run(*arguments: str | Path, before: str = "") -> subprocess.CompletedProcess[str]:
     """Run the program to its end; that its output ends shows that no process of it is left."""
     return subprocess.run(  # noqa: PLW1510 - the exit code is what is tested
-        [sys.executable, PROGRAM, *arguments],
-        stdin=stdin,
+        command(arguments, before),
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
-        preexec_fn=before,
         env={**os.environ, "COLUMNS": "120"},
     )
 
@@ -118,21 +132,13 @@ def test_a_folder_without_rights_is_left_out_and_named(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.mkdir(mode=0)
     try:
-        done = run(tmp_path, "--query", "widget", before=obey_permissions if os.geteuid() == 0 else None)
+        done = run(tmp_path, "--query", "widget", before=OBEY_PERMISSIONS if os.geteuid() == 0 else "")
     finally:
         secret.chmod(0o700)
     assert done.returncode == 0
     assert "A folder is left out: secret: Permission denied" in done.stdout
     assert "1 Python files" in done.stdout
     assert "good.py:2" in done.stdout
-
-
-def obey_permissions() -> None:
-    """Take from root, in a child before it becomes the program, what lets it read everything."""
-    pr_capbset_drop, dac_override, dac_read_search = 24, 1, 2
-    for capability in (dac_override, dac_read_search):
-        if ctypes.CDLL(None).prctl(pr_capbset_drop, capability, 0, 0, 0):
-            raise OSError("these tests run as root, who cannot give up the right to read everything")
 
 
 def test_a_folder_without_python_has_nothing_to_search(tmp_path: Path) -> None:
@@ -165,7 +171,7 @@ def test_wrong_arguments_are_refused(arguments: tuple[str, ...], complaint: str)
 
 
 def test_without_anything_to_type_at_sample_queries_are_answered(folder: Path) -> None:
-    for done in (run(folder), run(folder, stdin=None, before=lambda: os.close(0))):
+    for done in (run(folder), run(folder, before="os.close(0)")):
         assert (done.returncode, done.stderr) == (0, "")
         assert "parse a json document" in done.stdout
 
@@ -264,12 +270,11 @@ def terminal(*arguments: str | Path, typing: bool) -> Iterator[Terminal]:
     master, slave = os.openpty()
     termios.tcsetwinsize(slave, (50, 100))
     process = subprocess.Popen(
-        [sys.executable, PROGRAM, *arguments],
+        command(arguments, "fcntl.ioctl(1, termios.TIOCSCTTY, 0)"),
         stdin=slave if typing else subprocess.DEVNULL,
         stdout=slave,
         stderr=slave,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - no thread runs in this test
         env={**os.environ, "TERM": "xterm-256color"},
     )
     os.close(slave)
