@@ -3,7 +3,7 @@
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from .template import Access
 
@@ -35,9 +35,10 @@ def members_of(hint: Any) -> list[Any] | None:
     if typing.get_origin(hint) is tuple:
         members = typing.get_args(hint)
         return None if Ellipsis in members else [*members]
-    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
-        hints = _resolved(hint)
-        return [hints.get(field) for field in hint._fields]
+    fields: tuple[str, ...] | None = getattr(hint, "_fields", None)
+    if fields is not None and inspect.isclass(hint) and issubclass(hint, tuple):
+        hints = _resolved(cast("object", hint))
+        return [hints.get(field) for field in fields]
     return None
 
 

@@ -184,7 +184,9 @@ def _record(control: Control, args: tuple[Any, ...], bodies: tuple[tuple[str, Ca
 
 async def _await(fn: Callable[[Any], Any], value: Any) -> Any:
     result = fn(value)
-    return await result if isinstance(result, Awaitable) else result
+    if isinstance(result, Awaitable):
+        result = await cast("Awaitable[Any]", result)  # type: ignore[redundant-cast]
+    return result
 
 
 async def _loop(predicate: Callable[[Any], Any], body: Callable[[Any], Any], value: Any, limit: int) -> Any:

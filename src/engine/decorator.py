@@ -1,7 +1,7 @@
 """The decorator `node`."""
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from ..actors.policy import Policy, Retry, RunsOn
 from .node import Node
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 class _Decorator(Protocol):
     @overload
-    def __call__(self, cls: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]
+    def __call__(self, cls: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
     @overload
     def __call__(self, fn: Callable[P, R], /) -> Node[P, R]: ...
 
 
 @overload
-def node(cls: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]
+def node(cls: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
 @overload
 def node(fn: Callable[P, R], /) -> Node[P, R]: ...
 @overload
@@ -83,7 +83,7 @@ def node(
         if isinstance(target, Node):
             raise TypeError(f"{target.name!r} is a node already; use {target.name}.with_policy(...) for a copy")
         if isinstance(target, type):
-            return make_stateful(target, policy, name)
+            return make_stateful(cast("type[Any]", target), policy, name)
         if not callable(target):
             raise TypeError(f"@node needs a function or a class, got {target!r}")
         return Node(target, policy, name=name)

@@ -3,7 +3,7 @@
 import asyncio
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from .._errors import GraphTraceError
 from .call_site import call_location, is_users
@@ -20,12 +20,11 @@ def drive(value: Any, fn: Callable[..., Any]) -> Any:
     Raises:
         GraphTraceError: it waits for something that is neither a node nor a graph.
     """
-    if isinstance(value, types.CoroutineType):
-        running: Any = value
-    elif hasattr(value, "__await__") and not isinstance(value, Ref):
+    running: Any = value
+    if not isinstance(value, types.CoroutineType):
+        if isinstance(value, Ref) or not hasattr(value, "__await__"):
+            return value
         running = value.__await__()
-    else:
-        return value
     try:
         foreign = running.send(None)
     except StopIteration as stop:
@@ -49,7 +48,7 @@ def _foreign(location: str, fn: Callable[..., Any], awaited: str) -> GraphTraceE
     )
 
 
-def _suspended_at(running: Any) -> tuple[str, str]:
+def _suspended_at(running: object) -> tuple[str, str]:
     """Return the innermost line of the user's that waits, and the name of what it waits for."""
     location, awaited = call_location(), "something"
     while running is not None:
@@ -61,15 +60,16 @@ def _suspended_at(running: Any) -> tuple[str, str]:
     return location, awaited
 
 
-def _frame_of(running: Any) -> tuple[types.FrameType | None, Any]:
+def _frame_of(running: object) -> tuple[types.FrameType | None, object]:
     if isinstance(running, types.CoroutineType):
-        return running.cr_frame, running.cr_await
+        return running.cr_frame, cast("object", running.cr_await)
     if isinstance(running, types.GeneratorType):
-        return running.gi_frame, running.gi_yieldfrom
+        generator = cast("types.GeneratorType[object, object, object]", running)
+        return generator.gi_frame, generator.gi_yieldfrom
     return None, None
 
 
-def _name_of(running: Any) -> str:
+def _name_of(running: object) -> str:
     name = getattr(running, "__qualname__", None) or type(running).__name__
     return f"{name}()" if isinstance(running, types.CoroutineType | types.GeneratorType) else str(name)
 

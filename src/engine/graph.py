@@ -14,7 +14,7 @@ from .control import Control
 from .node import Node
 from .outside import inner_codes
 from .plan import Plan, make_plan
-from .ref import PendingRef, Ref, Unawaited
+from .ref import PendingRef, Ref, Unawaited, refuse_leak
 from .references import References, resolve_references
 from .replacement import epoch
 from .source_check import check_source
@@ -26,10 +26,6 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 A = TypeVar("A")
 B = TypeVar("B")
-
-
-# What must not be passed to a graph outside a trace; a set that is asked in C, once for each item of a stream.
-_SYMBOLIC: frozenset[type] = frozenset({Ref, PendingRef})
 
 
 class Call(Unawaited, Generic[R_co]):
@@ -81,19 +77,14 @@ class Graph(Generic[P, R_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """Return an unstarted `Call` with these arguments."""
-        tracer = active()
-        if tracer is None:
-            if len(args) == self._arity and not kwargs and _SYMBOLIC.isdisjoint(map(type, args)):
-                return Call(self, args)  # the hot path: one for each item of a stream
-            for arg in args:
-                if type(arg) is Ref or type(arg) is PendingRef:
-                    raise GraphTraceError(
-                        f"{call_location()}: graph {self.name!r} is called outside a trace with {arg!r}: it leaked out "
-                        "of its graph through a global, an attribute or a cache; return it from the graph instead"
-                    )
+        # Also the hot path, once for each item of a stream.
         call = Call(self, args if len(args) == self._arity and not kwargs else self._bound(args, kwargs))
-        if tracer is not None:
+        if (tracer := active()) is not None:
             tracer.pending[call] = call_location()
+            return call
+        for arg in call.arguments:
+            if type(arg) is Ref or type(arg) is PendingRef:
+                refuse_leak("graph", self.name, arg)
         return call
 
     @overload

@@ -5,7 +5,7 @@ import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
-from typing import Any
+from typing import Any, cast
 
 from .ref import PendingRef, Ref
 
@@ -34,10 +34,16 @@ def hidden_ref(value: object, max_objects: int = _MAX_OBJECTS) -> Ref | PendingR
 
 
 def _inside(value: object) -> Iterable[object]:
+    members: Iterable[object] = ()
+    whole = value
     if isinstance(value, Mapping):
-        return value.values() if type(value) is dict else chain(list(value.values()), _attributes(value))
-    if isinstance(value, list | tuple | set | frozenset | deque):
-        return chain(list(value), _attributes(value))
+        members = cast("Mapping[object, object]", value).values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        members = cast("Iterable[object]", value)
+    return chain(list(members), _behind(whole))
+
+
+def _behind(value: object) -> Iterable[object]:
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
     if isinstance(value, types.MethodType | types.BuiltinMethodType):

@@ -5,14 +5,14 @@ import functools
 import inspect
 import math
 import types
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from .._errors import GraphTraceError
 from ..actors.policy import Policy, Retry
 from .annotations import hints_of
 from .call_site import call_location
-from .ref import PendingRef, Ref
+from .ref import PendingRef, Ref, refuse_leak
 from .tracer import active
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Node(Generic[P, Ret_co]):
         if tracer is None:
             for arg in (*args, *kwargs.values()):
                 if isinstance(arg, Ref | PendingRef):
-                    _refuse_leak(self.name, arg)
+                    refuse_leak("node", self.name, arg)
             return cast(Ret_co, self.target(*args, **kwargs))
         fewest, most = self._arity
         if kwargs or not fewest <= len(args) <= most:
@@ -109,11 +109,16 @@ class Node(Generic[P, Ret_co]):
 
     @functools.cached_property
     def signature(self) -> inspect.Signature | None:
-        """The parameters; None for some builtins, which have none."""
+        """The signature; None for some builtins, which have none."""
         try:
             return inspect.signature(self.fn)
         except (TypeError, ValueError):
             return None
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters by name; none where they are not known."""
+        return {} if self.signature is None else self.signature.parameters
 
     @functools.cached_property
     def hints(self) -> dict[str, Any]:
@@ -195,9 +200,10 @@ class Node(Generic[P, Ret_co]):
     def positional(self) -> tuple[str, ...]:
         """The names of the parameters that take positional arguments, without `*args`."""
         kinds = inspect.Parameter
-        parameters = {} if self.signature is None else self.signature.parameters
         return tuple(
-            name for name, one in parameters.items() if one.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+            name
+            for name, one in self.parameters.items()
+            if one.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
         )
 
     @functools.cached_property
@@ -206,7 +212,7 @@ class Node(Generic[P, Ret_co]):
         kinds = inspect.Parameter
         if self.signature is None:
             return 0, math.inf
-        parameters = self.signature.parameters
+        parameters = self.parameters
         if any(one.kind is kinds.KEYWORD_ONLY and one.default is kinds.empty for one in parameters.values()):
             return 1, 0  # none is right
         fewest = sum(parameters[name].default is kinds.empty for name in self.positional)
@@ -249,10 +255,3 @@ def check_policy(name: str, fn: Callable[..., Any], policy: Policy, *, is_statef
         )
     if policy.runs_on == "process" and is_stateful:
         raise TypeError(f'stateful node {name!r} cannot run with runs_on="process": its state would stay there')
-
-
-def _refuse_leak(name: str, ref: Ref | PendingRef) -> None:
-    raise GraphTraceError(
-        f"{call_location()}: node {name!r} is called outside a graph with {ref!r}, a value that exists only while its "
-        "graph is traced: it leaked out through a global, an attribute or a cache; return it from the graph instead"
-    )

@@ -8,6 +8,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import unwrap
+from typing import cast
 
 from .hidden import closure_values
 
@@ -84,9 +85,9 @@ def _named(function: types.FunctionType, *, with_closure: bool) -> Iterator[obje
 
 def _inside(value: object, names: set[str]) -> Iterable[object]:
     if isinstance(value, dict):
-        return list(value.values())
+        return list(cast("dict[object, object]", value).values())
     if isinstance(value, list | tuple | set | frozenset | deque):
-        return list(value)
+        return list(cast("Iterable[object]", value))
     if isinstance(value, types.FunctionType):
         return _named(value, with_closure=True)
     # Of an object or a module, what the functions ask for by name.

@@ -6,11 +6,11 @@ from abc import ABCMeta
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeGuard, get_origin
+from typing import Any, TypeAlias, TypeGuard, cast, get_origin
 
 from .._errors import PlanError
 from .node import Node
-from .template import Constant, Read, Template, key, reads, renumber
+from .template import Constant, Container, Read, Template, key, reads, renumber
 from .tracer import Step
 
 
@@ -206,12 +206,11 @@ def _only_argument(step: Step) -> int | None:
 
 def _annotated_classes(node: Node[..., Any]) -> dict[str, type]:
     """Return the parameters that are annotated with a class, and that class."""
-    parameters = {} if node.signature is None else node.signature.parameters
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {
         name: hint
         for name, hint in node.hints.items()
-        if _is_plain_class(hint) and name in parameters and parameters[name].kind not in variadic
+        if _is_plain_class(hint) and name in node.parameters and node.parameters[name].kind not in variadic
     }
 
 
@@ -243,7 +242,7 @@ def _origin(template: Template) -> str:
 def _type_of(template: Template, types: Mapping[int, Any]) -> Any:
     if isinstance(template, Read):
         return types.get(template.source) if not template.path else None
-    return type(template.value) if isinstance(template, Constant) else template.kind
+    return template.kind if isinstance(template, Container) else type(cast("object", template.value))
 
 
 def _is_plain_class(hint: Any) -> TypeGuard[type]:

@@ -38,7 +38,7 @@ class Unit:
     kwargs_of: Callable[[Values], dict[str, Any]] | None = None
     out: int = 0
     reads: tuple[int, ...] = ()
-    consumers: list[int] = field(default_factory=list)
+    consumers: list[int] = field(default_factory=list[int])
     countdown: int = 0
 
 

@@ -1,7 +1,7 @@
 """Ref: what stands for a value while a graph is traced."""
 
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from .._errors import GraphTraceError
 from .annotations import Hint, hint_inside, members_of
@@ -45,8 +45,7 @@ class Ref:
         return self._penstock_inside(f"{self._penstock_label}.{name}", ("attribute", name))
 
     def __getitem__(self, key: Any) -> "Ref":
-        parts = (key.start, key.stop, key.step) if isinstance(key, slice) else key if isinstance(key, tuple) else (key,)
-        if any(isinstance(part, Ref | PendingRef) for part in parts):
+        if any(isinstance(part, Ref | PendingRef) for part in _parts_of_key(key)):
             refuse(self, "indexing it with a value that is not known yet", "index inside a node")
         return self._penstock_inside(f"{self._penstock_label}[{key!r}]", ("item", key))
 
@@ -121,6 +120,14 @@ class PendingRef(Unawaited):
         return ref._penstock_tracer.shown(f"<Ref {ref._penstock_label}, not awaited>")
 
 
+def _parts_of_key(key: object) -> Iterator[object]:
+    for member in cast("tuple[object, ...]", key) if isinstance(key, tuple) else (key,):
+        yield member
+        if isinstance(member, slice):
+            bounds = cast("slice[object, object, object]", member)
+            yield from (bounds.start, bounds.stop, bounds.step)
+
+
 def read_of(ref: Ref) -> Read:
     """Return what a Ref stands for in its own trace."""
     return Read(ref._penstock_source, ref._penstock_path)
@@ -131,6 +138,14 @@ def refuse(ref: Ref, what: str, remedy: str) -> NoReturn:
     raise GraphTraceError(
         f"{call_location()}: {what} is not possible in a graph: {ref!r} stands for a value that is not known while "
         f"graph {ref._penstock_tracer.name!r} is traced; {remedy}"
+    )
+
+
+def refuse_leak(kind: str, name: str, ref: Ref | PendingRef) -> NoReturn:
+    """Raise the error for a symbolic value that is passed to a node or graph outside of its trace."""
+    raise GraphTraceError(
+        f"{call_location()}: {kind} {name!r} is called outside a graph with {ref!r}, a value that exists only while "
+        "its graph is traced: it leaked out through a global, an attribute or a cache; return it from the graph instead"
     )
 
 

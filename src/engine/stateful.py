@@ -3,7 +3,7 @@
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from .._errors import GraphTraceError
 from ..actors.policy import Policy
@@ -24,7 +24,7 @@ class _Recipe:
 
     __slots__ = ("args", "cls", "kwargs", "node")
 
-    def __init__(self, cls: type | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None):
+    def __init__(self, cls: type[Any] | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None):
         self.cls = cls
         self.args = args
         self.kwargs = kwargs or {}
@@ -52,7 +52,7 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
     def remember(self: Any, *args: Any, **kwargs: Any) -> None:
         # Every scope makes an instance of its own out of the same arguments. A subclass's recipe is the outermost.
         if _RECIPE not in self.__dict__:
-            object.__setattr__(self, _RECIPE, _Recipe(type(self), args, kwargs))
+            object.__setattr__(self, _RECIPE, _Recipe(type(cast("object", self)), args, kwargs))
         init(self, *args, **kwargs)
 
     @functools.wraps(call)
@@ -64,10 +64,12 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
             return recipe.node(*args, **kwargs)
         return call(self, *args, **kwargs)
 
-    remember._penstock_remembers = True  # type: ignore[attr-defined]
-    record_or_call._penstock_call = call  # type: ignore[attr-defined]
-    record_or_call._penstock_policy = policy  # type: ignore[attr-defined]
-    record_or_call._penstock_name = name or cls.__name__  # type: ignore[attr-defined]
+    init_marks: Any = remember
+    init_marks._penstock_remembers = True
+    call_marks: Any = record_or_call
+    call_marks._penstock_call = call
+    call_marks._penstock_policy = policy
+    call_marks._penstock_name = name or cls.__name__
     setattr(cls, "__init__", remember)  # noqa: B010 - checkers know that a method is not assigned to
     setattr(cls, "__call__", record_or_call)  # noqa: B010
     return cls
@@ -86,7 +88,7 @@ def node_of(instance: Any) -> Node[..., Any]:
         GraphTraceError: no scope could make an instance like it.
     """
     recipe: _Recipe | None = instance.__dict__.get(_RECIPE)
-    cls = type(instance)
+    cls: type[Any] = type(cast("object", instance))
     wrapper: Any = cls.__call__
     if not hasattr(wrapper, "_penstock_call") or not hasattr(cls.__init__, "_penstock_remembers"):
         raise GraphTraceError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Container as Collection
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 Values: TypeAlias = list[Any]
 Access: TypeAlias = tuple[Literal["attribute", "item"], Any]
@@ -36,7 +36,7 @@ class Read:
 class Container:
     """A list, tuple, dict, dataclass or registered pytree; built anew for each frame, as plain Python would."""
 
-    kind: type
+    kind: type[Any]
     rebuild: Callable[[list[Any]], Any]
     children: "tuple[Template, ...]"
     shape: Hashable  # tells containers of one type with other keys or fields apart
@@ -54,7 +54,7 @@ def capture(value: Any, leaf: Callable[[Any], Template], outside: Collection[Any
         outside: has the objects that exist outside of the graph: these are passed as they are, while a list written in
             the graph's body is a new one for each frame, as in plain Python.
     """
-    kind = type(value)
+    kind: type[Any] = type(cast("object", value))
     if kind in _SCALARS:
         return Constant(value) if kind is not str else leaf(value)
     parts = _take_apart(value, kind)
@@ -68,11 +68,11 @@ def capture(value: Any, leaf: Callable[[Any], Template], outside: Collection[Any
 
 
 _Parts: TypeAlias = tuple[Iterable[Any], Callable[[list[Any]], Any], Hashable]
-_SCALARS = frozenset([int, float, complex, str, bytes, bool, type(None)])
-_MUTABLE = frozenset([list, dict, set])
+_SCALARS: frozenset[type[Any]] = frozenset([int, float, complex, str, bytes, bool, type(None)])
+_MUTABLE: frozenset[type[Any]] = frozenset([list, dict, set])
 
 
-def _take_apart(value: Any, kind: type) -> _Parts | None:
+def _take_apart(value: Any, kind: type[Any]) -> _Parts | None:
     """Return the children of a container, how to build one like it, and what tells it from others; None for a leaf."""
     if kind is list or kind is set:
         return list(value), kind, None
@@ -82,14 +82,15 @@ def _take_apart(value: Any, kind: type) -> _Parts | None:
         keys = tuple(value)
         shape = tuple([_exact(key) for key in keys])
         return value.values(), lambda children: dict(zip(keys, children, strict=True)), shape
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return value, lambda children: kind(*children), None
+    if tuple in kind.__mro__ and hasattr(kind, "_make"):
+        make: Callable[[list[Any]], Any] = kind._make  # a NamedTuple
+        return value, make, None
     if dataclasses.is_dataclass(kind):
         return _dataclass_parts(value, kind)
     return _pytree_parts(value)
 
 
-def _dataclass_parts(value: Any, kind: type) -> _Parts:
+def _dataclass_parts(value: Any, kind: type[Any]) -> _Parts:
     names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
     # __post_init__ may have set more than the fields.
     names += [name for name in getattr(value, "__dict__", ()) if name not in names]
@@ -106,10 +107,14 @@ def _dataclass_parts(value: Any, kind: type) -> _Parts:
 
 def _pytree_parts(value: Any) -> _Parts | None:
     """Take a container apart that is registered with JAX, one level deep; JAX is used only if somebody loaded it."""
-    jax = sys.modules.get("jax")
+    jax: Any = sys.modules.get("jax")
     if jax is None:
         return None
-    children, structure = jax.tree_util.tree_flatten(value, is_leaf=lambda child: child is not value)
+
+    def is_inside(child: object) -> bool:
+        return child is not value
+
+    children, structure = jax.tree_util.tree_flatten(value, is_leaf=is_inside)
     if len(children) == 1 and children[0] is value:
         return None
     return children, lambda built: jax.tree_util.tree_unflatten(structure, built), structure
@@ -150,7 +155,7 @@ def key(template: Template) -> Hashable:
 
 def _exact(value: Any) -> Hashable:
     """Return what tells values apart that are equal and yet not the same: 1, 1.0 and True, or 0.0 and -0.0."""
-    kind = type(value)
+    kind: type[Any] = type(cast("object", value))
     if kind in _SCALARS:
         return kind, repr(value)
     if kind is tuple:

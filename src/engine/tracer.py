@@ -1,11 +1,11 @@
 """Tracer: runs a graph function once with symbolic values and records what it calls."""
 
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from .._errors import GraphTraceError
 from .annotations import Hint, parameter_of_body
@@ -248,13 +248,15 @@ class Tracer:
                 f"{location}: {value!r} is passed to {reader!r} before it is awaited; write `await` before its call"
             )
         elif isinstance(value, Iterator) and value not in self._outside:
+            kind = type(cast("object", value)).__name__
             raise GraphTraceError(
-                f"{location}: {type(value).__name__} object is passed to {reader!r}: it would be used up by the first "
+                f"{location}: {kind} object is passed to {reader!r}: it would be used up by the first "
                 "item; make a list of it"
             )
-        elif (hidden := hidden_ref(value)) is not None:
+        elif (hidden := hidden_ref(cast("object", value))) is not None:
+            kind = type(cast("object", value)).__name__
             raise GraphTraceError(
-                f"{location}: {hidden!r} is hidden in an object of type {type(value).__name__} that is passed to "
+                f"{location}: {hidden!r} is hidden in an object of type {kind} that is passed to "
                 f"{reader!r}, where the tracer cannot see it or would find it only for the first item; pass it as an "
                 "argument of its own, or in a list, tuple, dict or dataclass made in the graph"
             )
@@ -287,7 +289,7 @@ def endless_recursion(location: str, name: str) -> GraphTraceError:
 
 
 @contextmanager
-def _activated(tracer: Tracer) -> Iterator[None]:
+def _activated(tracer: Tracer) -> Generator[None, None, None]:
     token = _active.set(tracer)
     try:
         yield
