@@ -1,13 +1,13 @@
 """Actor: one call site of a node in one scope, with its inbox, its places and its counters."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
+from ..telemetry import logs
 from .chain import failed_link, running_link
 from .channel import Channel, ChannelStatistics
 from .invocation import invoke
@@ -17,8 +17,6 @@ from .policy import Policy
 if TYPE_CHECKING:
     from .crew import Worker
     from .frame import Frame
-
-_log: structlog.stdlib.BoundLogger = structlog.get_logger("penstock")
 
 # How a worker runs the handler. The first two are the hot path; everything with a policy takes the third.
 INLINE: Final = 0
@@ -79,6 +77,7 @@ class Actor:
     """
 
     __slots__ = (
+        "_all_returned", "abandoned",
         "args_of", "body", "busy_seconds", "completed", "consumers", "ends_line", "failed", "fn", "graph", "inbox",
         "index", "invoke", "kwargs_of", "links", "mode", "name", "out", "places", "policy", "reads", "retried", "slot",
         "successor", "warned", "was_slow",
@@ -112,6 +111,8 @@ class Actor:
         self.busy_seconds = 0.0
         self.warned = False
         self.was_slow = False
+        self.abandoned = 0  # threads that run on after their item has ended
+        self._all_returned: asyncio.Event | None = None
 
     def enter(self, frame: "Frame") -> bool:
         """Let a complete frame in: it runs, or is queued; returns False if the inbox is full."""
@@ -188,13 +189,26 @@ class Actor:
         if self.warned or elapsed_seconds <= BLOCKING_SECONDS:
             return
         self.warned = True
-        _log.warning(
+        logs.warning(
             "node.blocks_loop",
             node=" → ".join(link.name for link in self.links) or self.name,
             graph=self.graph,
             milliseconds=round(elapsed_seconds * 1000),
             remedy='declare it @node(runs_on="thread") or runs_on="process", so that the event loop stays free',
         )
+
+    def thread_returned(self) -> None:
+        """A thread that nobody waited for any more is back."""
+        self.abandoned -= 1
+        self.places.release()
+        if not self.abandoned and self._all_returned is not None:
+            self._all_returned.set()
+
+    async def all_returned(self) -> None:
+        """Wait until no thread runs on in this actor that nobody waits for."""
+        while self.abandoned:
+            self._all_returned = asyncio.Event()
+            await self._all_returned.wait()
 
     def statistics(self) -> ActorStatistics:
         """Return a snapshot of the counters."""

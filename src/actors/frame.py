@@ -3,9 +3,8 @@
 import asyncio
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import structlog
-
 from .._errors import DeadlineExceeded, NodeError
+from ..telemetry import logs
 
 if TYPE_CHECKING:
     from .actor import Actor
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
 
 State = Literal["running", "done", "failed", "cancelled"]
 
-_log: structlog.stdlib.BoundLogger = structlog.get_logger("penstock")
 _MARK = "__penstock_item__"
 
 # What a terminal frame holds, whoever still refers to it.
@@ -197,7 +195,7 @@ class Frame:
         """Claim the outcome "failed", and cancel what else runs for this frame; a later failure is only logged."""
         if self.state != "running":
             if not isinstance(error, asyncio.CancelledError):
-                _log.warning(
+                logs.warning(
                     "frame.late_failure", graph=self.layout.name, node=actor.label(error) if actor else None,
                     item=self.item, error=repr(error),
                 )  # fmt: skip

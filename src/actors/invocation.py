@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from .._errors import NodeCancelledError, NodeTimeoutError
 from ..telemetry import spans
 from . import current
-from .places import Places
 from .processes import ProcessPool
 from .threads import ThreadPool
 
@@ -32,7 +31,7 @@ async def invoke(worker: "Worker", actor: "Actor", frame: "Frame") -> Any:
     invocation = _Invocation(worker, actor, frame)
     if frame.span is None:
         return await invocation.run()
-    with spans.node(frame.span, actor.name, item=frame.item):
+    with spans.node(frame.span, actor.name, actor.links[0].fn if actor.links else actor.fn, item=frame.item):
         return await invocation.run()
 
 
@@ -80,7 +79,7 @@ class _Invocation:
             return value
         finally:
             worker.position.attempt_deadline = None
-            _lend_place(worker, actor.places)
+            _abandon_thread(worker, actor)
             actor.busy_seconds += perf_counter() - began
 
     async def _attempt(self) -> Any:
@@ -143,7 +142,7 @@ async def run_inline(
     value = actor.links[0].fn(*args, **kwargs)
     _check(actor, value, actor.links[0].name)
     for link in actor.links[1:]:
-        with spans.node(frame.span, link.name, item=frame.item):
+        with spans.node(frame.span, link.name, link.fn, item=frame.item):
             value = link.fn(value)
         _check(actor, value, link.name)
     actor.watch(perf_counter() - began)
@@ -210,8 +209,10 @@ async def _returned(worker: "Worker") -> None:
         await waiter
 
 
-def _lend_place(worker: "Worker", places: Places) -> None:
+def _abandon_thread(worker: "Worker", actor: "Actor") -> None:
+    """Leave a thread that is still running to itself: it keeps the node's place until it returns."""
     call, worker.thread_call = worker.thread_call, None
     if call is not None and not call.returned:
-        places.owe()
-        call.then(places.repay)
+        actor.places.owe()
+        actor.abandoned += 1
+        call.then(actor.thread_returned)

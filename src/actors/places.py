@@ -1,6 +1,5 @@
 """Places: how many items may be in flight in a node, and who comes next when one leaves."""
 
-import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ class Places:
     it gives back one too (see `owe`).
     """
 
-    __slots__ = ("_all_repaid", "_owed", "free", "limit", "shared", "waiting")
+    __slots__ = ("free", "limit", "shared", "waiting")
 
     def __init__(self, limit: int = UNLIMITED, *, shared: bool = False) -> None:
         self.limit = limit
@@ -29,8 +28,6 @@ class Places:
         self.free = limit
         # The actors whose inbox is not empty, each once: they take turns item by item.
         self.waiting: deque[Actor] = deque()
-        self._owed = 0
-        self._all_repaid: asyncio.Event | None = None
 
     @property
     def in_flight(self) -> int:
@@ -51,19 +48,5 @@ class Places:
         frame.crew.enqueue(actor, frame)
 
     def owe(self) -> None:
-        """Hold one place more, for a thread that runs on after its worker has left; `repay` ends it."""
+        """Hold one place more, for a thread that runs on after its worker has left; `release` ends it."""
         self.free -= 1
-        self._owed += 1
-
-    def repay(self) -> None:
-        """The thread is back: give its place back."""
-        self._owed -= 1
-        self.release()
-        if not self._owed and self._all_repaid is not None:
-            self._all_repaid.set()
-
-    async def all_repaid(self) -> None:
-        """Wait until no thread runs on that nobody waits for."""
-        while self._owed:
-            self._all_repaid = asyncio.Event()
-            await self._all_repaid.wait()

@@ -5,6 +5,8 @@ from typing import ParamSpec, TypeVar, Unpack
 
 from ..actors.actor import ActorStatistics as ActorStatistics
 from ..actors.channel import ChannelStatistics as ChannelStatistics
+from ..actors.processes import ProcessPoolStatistics as ProcessPoolStatistics
+from ..actors.threads import ThreadPoolStatistics as ThreadPoolStatistics
 from .admission import AdmissionStatistics as AdmissionStatistics
 from .engine import Engine as Engine
 from .engine import EngineStatistics as EngineStatistics

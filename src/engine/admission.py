@@ -55,15 +55,20 @@ class Admission:
         self._take()
         return True
 
-    async def reserve(self, priority: int, graph: str) -> None:
+    async def reserve(self, priority: int, graph: str, *, patient: bool = False) -> None:
         """Take a place, waiting for one if need be.
+
+        Args:
+            priority: higher first.
+            graph: name of the graph, for the error.
+            patient: wait in any case: a stream is one producer with a window of its own, not a crowd of callers.
 
         Raises:
             Overloaded: as many calls wait as may.
         """
         if self.reserve_nowait():
             return
-        if self._max_queue is not None and self._waiting.count >= self._max_queue:
+        if not patient and self._max_queue is not None and self._waiting.count >= self._max_queue:
             self._refused += 1
             raise Overloaded(
                 f"graph {graph!r}: {self._in_flight} calls are in flight (max_in_flight) and {self._waiting.count} wait "

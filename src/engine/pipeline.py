@@ -5,22 +5,19 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any
 
-import structlog
 from opentelemetry.trace import Span
 
 from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError
 from ..actors.actor import Actor
 from ..actors.crew import Crew
 from ..actors.frame import Frame
-from ..telemetry import spans
+from ..telemetry import logs, spans
 from .admission import Admission
 from .options import ExecutionOptions
 from .scope import Scope, enclosing_frame, end_span, start_span, uninterrupted
 from .source import Calls, Prepare, PulledSource, checked_call, feed
 from .window import Window
 from .wiring import Wired
-
-_log: structlog.stdlib.BoundLogger = structlog.get_logger("penstock")
 
 
 class Pipeline:
@@ -198,4 +195,4 @@ class Pipeline:
 
 def log_skipped(frame: Frame) -> None:
     """Log an item that a stream skips."""
-    _log.warning("stream.item_skipped", graph=frame.layout.name, item=frame.item, error=repr(frame.error))
+    logs.warning("stream.item_skipped", graph=frame.layout.name, item=frame.item, error=repr(frame.error))

@@ -6,8 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
-import structlog
-
+from ..telemetry import logs
 from . import passes
 from .passes import Draft, PassReport
 from .program import Program
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 Scheduler: TypeAlias = Literal["auto", "actors", "parallel", "wave", "sequential"]
 ChosenScheduler: TypeAlias = Literal["actors", "parallel", "wave", "sequential"]
-
-_log: structlog.stdlib.BoundLogger = structlog.get_logger("penstock")
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ def make_plan(trace: Trace, *, run_passes: tuple[passes.Pass, ...] = passes.ALL)
         draft, report = run_pass(draft)
         reports.append(report)
         if run_pass is passes.eliminate_dead_nodes and report.changes:
-            _log.warning(
+            logs.warning(
                 "plan.dead_nodes", graph=trace.name, dropped=list(report.changes),
                 remedy="return or pass on the result; a node that is called for its effect is declared effectful=True",
             )  # fmt: skip

@@ -70,7 +70,7 @@ class Scope:
             await uninterrupted(self.engine.scope_closed())
 
     async def _close_instances(self) -> None:
-        await self.wiring.returned()
+        await self.wiring.returned()  # a thread may still be in an instance
         await self.instances.close()
 
     def _crew_ended(self, crew: Crew) -> None:

@@ -128,9 +128,7 @@ class Service(Generic[P, R]):
         result: T = await self._run(call, merged.timeout_seconds, merged.priority)
         return result
 
-    def stream(
-        self, calls: Iterable[Call[T]] | AsyncIterable[Call[T]], /, **options: Unpack[CallOptions]
-    ) -> Stream[T]:
+    def stream(self, calls: Iterable[Call[T]] | AsyncIterable[Call[T]], /, **options: Unpack[CallOptions]) -> Stream[T]:
         """Run many calls of deployed graphs, and yield their results in input order.
 
         Args:

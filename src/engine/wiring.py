@@ -90,9 +90,9 @@ class Wiring:
         return self._wired[program.plan]
 
     async def returned(self) -> None:
-        """Wait until no thread is left in an instance of a stateful node: it must not be closed under it."""
-        for places in self._instance_places.values():
-            await places.all_repaid()
+        """Wait until no thread runs on for an item that has ended."""
+        for actor in self.actors():
+            await actor.all_returned()
 
     def actors(self) -> list[Actor]:
         """Return every actor of the scope that stands for a node, those of bodies of control flow last."""

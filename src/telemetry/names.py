@@ -12,6 +12,7 @@ RETRY = "penstock.retry"
 
 GRAPH = "penstock.graph"
 NODE = "penstock.node"
+FUNCTION = "code.function.name"
 ITEM = "penstock.item"
 ATTEMPT = "penstock.attempt"
 OUTCOME = "penstock.outcome"

@@ -4,7 +4,7 @@ Spans are held explicitly and passed as `context=`. A context is attached only a
 across a `yield`: a stream that is left early could not detach it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar
 
@@ -61,16 +61,18 @@ def end_run(span: Span, outcome: str, error: BaseException | None = None) -> Non
     span.end()
 
 
-def node(run: Span | None, name: str, *, item: int) -> AbstractContextManager[None]:
+def node(run: Span | None, name: str, function: Callable[..., object], *, item: int) -> AbstractContextManager[None]:
     """Open the span of one node execution around its handler, and make it current there; nothing without a run."""
-    return nullcontext() if run is None else _node(run, name, item)
+    return nullcontext() if run is None else _node(run, name, function, item)
 
 
 @contextmanager
-def _node(run: Span, name: str, item: int) -> Iterator[None]:
-    span = _tracer.start_span(
-        name, context=trace.set_span_in_context(run), attributes={names.NODE: name, names.ITEM: item}
-    )
+def _node(run: Span, name: str, function: Callable[..., object], item: int) -> Iterator[None]:
+    attributes: dict[str, str | int] = {names.NODE: name, names.ITEM: item}
+    qualname = getattr(function, "__qualname__", None)
+    if qualname is not None:  # an instance has none
+        attributes[names.FUNCTION] = f"{function.__module__}.{qualname}"
+    span = _tracer.start_span(name, context=trace.set_span_in_context(run), attributes=attributes)
     token = otel_context.attach(trace.set_span_in_context(span))
     _open_span.set(span)
     try:

@@ -9,15 +9,13 @@ What may or may not be symbolic is never reported.
 from collections.abc import Callable
 from types import FunctionType, MethodType
 
-import structlog
-
 from ..._errors import GraphTraceError
+from ...telemetry import logs
 from .interpreter import SourceInterpreter
 from .location import locate
 from .rules import Problem, SourceRules
 from .values import Kind, Value
 
-_log = structlog.get_logger(__name__)
 _warned: set[tuple[str, int, str]] = set()  # places, so that a factory of graphs is warned of once
 
 
@@ -63,7 +61,7 @@ def _warn_of(function: FunctionType) -> None:
     place = code.co_filename, code.co_firstlineno, function.__qualname__
     if place not in _warned:
         _warned.add(place)
-        _log.warning(
+        logs.warning(
             "graph.source_unavailable",
             function=f"{function.__module__}.{function.__qualname__}",
             file=code.co_filename,
