@@ -26,6 +26,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 A = TypeVar("A")
 B = TypeVar("B")
+Rest = ParamSpec("Rest")
 
 
 class Call(Unawaited, Generic[R_co]):
@@ -95,6 +96,10 @@ class Graph(Generic[P, R_co]):
         """Build a chain: the result of this graph is the only argument of `following`."""
         return chain(self, following)
 
+    @overload
+    def __rrshift__(self: Callable[[A], "Call[B]"], before: Callable[Rest, Awaitable[A]]) -> "Graph[Rest, B]": ...
+    @overload
+    def __rrshift__(self: Callable[[A], "Call[B]"], before: Callable[Rest, A]) -> "Graph[Rest, B]": ...
     def __rrshift__(self, before: Any) -> Any:
         """Build a chain that begins with an instance of a stateful node."""
         return chain(before, self)

@@ -186,6 +186,19 @@ class Node(Generic[P, Ret_co]):
 
         return chain(self, following)
 
+    # `self` is what it is called as: that leaves the names of its parameters, and those with defaults, aside.
+    @overload
+    def __rrshift__(  # type: ignore[misc]
+        self: Callable[[A], Awaitable[B]], before: Callable[Rest, Awaitable[A]]
+    ) -> "Graph[Rest, B]": ...
+    @overload
+    def __rrshift__(  # type: ignore[misc]
+        self: Callable[[A], Awaitable[B]], before: Callable[Rest, A]
+    ) -> "Graph[Rest, B]": ...
+    @overload
+    def __rrshift__(self: Callable[[A], B], before: Callable[Rest, Awaitable[A]]) -> "Graph[Rest, B]": ...
+    @overload
+    def __rrshift__(self: Callable[[A], B], before: Callable[Rest, A]) -> "Graph[Rest, B]": ...
     def __rrshift__(self, before: Any) -> Any:
         """Build a chain that begins with an instance of a stateful node."""
         from .graph import chain  # as above

@@ -1,0 +1,232 @@
+"""Correct use, as mypy and pyright must see it; its functions are not called. `wrong.py` has what they must refuse."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Self, assert_type
+
+import penstock as ps
+from penstock import engine, testing
+
+
+@dataclass
+class Hit:
+    url: str
+    score: float
+
+
+@ps.node(concurrency=8, retry=ps.Retry(attempts=3, backoff_seconds=0.1, retry_on=(OSError,)), timeout_seconds=5)
+async def fetch(url: str) -> bytes:
+    return url.encode()
+
+
+@ps.node(runs_on="thread", capacity=4, max_bytes=1 << 20, fallback=lambda error: [])
+def tokenize(page: bytes, separator: bytes = b" ", *, limit: int = 10) -> list[bytes]:
+    return page.split(separator)[:limit]
+
+
+@ps.node
+async def rank(tokens: list[bytes], popularity: float = 0.0) -> list[Hit]:
+    return [Hit("a", popularity)] * len(tokens)
+
+
+@ps.node(pure=True)
+def best(hits: list[Hit]) -> Hit:
+    return hits[0]
+
+
+@ps.node(effectful=True, name="store")
+async def save(hit: Hit) -> None: ...
+
+
+@ps.node
+async def is_good(hit: Hit) -> bool:
+    return hit.score > 1
+
+
+@ps.node
+class Index:
+    def __init__(self, path: str, *, size: int = 3) -> None:
+        self.path = path
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+    async def __call__(self, hit: Hit, weight: float = 1.0) -> Hit:
+        return hit
+
+
+@ps.node(concurrency=2)
+class Counter:
+    def __call__(self, hit: Hit) -> int:
+        return 1
+
+
+class Client:
+    @ps.node
+    async def get(self, url: str, retries: int = 1) -> bytes:
+        return url.encode()
+
+    @ps.node(concurrency=3)
+    def parse(self, page: bytes) -> str:
+        return page.decode()
+
+
+index, counter, client = Index("here", size=4), Counter(), Client()
+
+
+@ps.graph
+async def search(url: str, popularity: float = 1.0) -> list[Hit]:
+    tokens = tokenize(await fetch(url), limit=3)
+    assert_type(tokens, list[bytes])
+    return await rank(tokens, popularity)
+
+
+@ps.graph
+async def first(url: str, *, weight: float = 1.0) -> Hit:
+    hits = await search(url)
+    assert_type(hits, list[Hit])
+    hit = await index(best(hits), weight)
+    assert_type(hit, Hit)
+    await save(hit)
+    assert_type(counter(hit), int)
+    return hit
+
+
+@ps.graph
+async def warm_up() -> int:
+    return 3
+
+
+async def nodes() -> None:
+    assert_type(best([]), Hit)
+    assert_type(await fetch("a"), bytes)
+    assert_type(index, Index)
+    named = fetch.with_policy(name="slow", timeout_seconds=None, retry=None, fallback=lambda error: b"")
+    assert_type(await named("a"), bytes)
+    assert_type(best.with_policy(fallback=lambda error: Hit("", 0))([]), Hit)
+    assert_type(await client.get("a", retries=2), bytes)
+    assert_type(client.parse(b""), str)
+    assert_type(Client.parse(client, b""), str)
+    assert_type(await client.get.with_policy(name="other")("a"), bytes)
+
+
+def chains() -> None:
+    assert_type((fetch >> tokenize)("a"), ps.Call[list[bytes]])
+    assert_type((fetch >> tokenize >> rank)("a"), ps.Call[list[Hit]])
+    assert_type((search >> best >> index)("a", popularity=2.0), ps.Call[Hit])
+    assert_type((best >> first_of)([]), ps.Call[str])
+    assert_type((index >> is_good)(Hit("", 0), weight=2.0), ps.Call[bool])
+    assert_type((counter >> double)(Hit("", 0)), ps.Call[int])
+    assert_type((index >> first_of)(Hit("", 0)), ps.Call[str])
+
+
+@ps.node
+def double(number: int) -> int:
+    return 2 * number
+
+
+@ps.graph
+async def first_of(hit: Hit) -> str:
+    return hit.url
+
+
+async def calls(urls: list[str], more: AsyncIterator[str]) -> None:
+    call = search("a")
+    assert_type(call, ps.Call[list[Hit]])
+    assert_type(await call, list[Hit])
+    assert_type(await engine.run(call, timeout_seconds=3.0, scheduler="parallel"), list[Hit])
+    assert_type(await engine.run(first("a", weight=2.0)), Hit)
+    assert_type(await engine.run(warm_up), int)
+    assert_type(await engine.run(warm_up()), int)
+    async with engine.stream((search(url) for url in urls), max_in_flight=4, ordered=False) as results:
+        assert_type(results, engine.Stream[list[Hit]])
+        await results.started()
+        async for hits in results:
+            assert_type(hits, list[Hit])
+        async for outcome in results.outcomes():
+            assert_type(outcome, engine.Outcome[list[Hit]])
+            assert_type(outcome.value, list[Hit] | None)
+            assert_type(outcome.error, Exception | None)
+            assert_type(outcome.index, int)
+        assert_type(results.position, int)
+        assert_type(results.statistics(), engine.StreamStatistics)
+    assert_type(engine.stream(search(url) async for url in more), engine.Stream[list[Hit]])
+    assert_type(engine.plan(search), engine.Plan)
+
+
+async def deployments(urls: list[str]) -> None:
+    async with engine.deploy(search, first, warm_up, max_queue=10, max_in_flight=3) as service:
+        assert_type(await service("a", popularity=3.0), list[Hit])
+        assert_type(await service.run(first("a"), priority=2, timeout_seconds=1), Hit)
+        assert_type(await service.map(first(url) for url in urls), list[Hit])
+        assert_type(service.stream([search("a")], on_error="skip"), engine.Stream[list[Hit]])
+        await service.ready()
+        await service.drain(timeout_seconds=3)
+        assert_type(service.statistics(), engine.ServiceStatistics)
+    async with engine.Engine(max_workers=4) as mine:
+        assert_type(await mine.run(search("a")), list[Hit])
+        assert_type(mine.stream([first("a")]), engine.Stream[Hit])
+        assert_type(await mine.deploy(first)("a", weight=0.5), Hit)
+
+
+@ps.graph
+async def control(hit: Hit, number: int, urls: list[str]) -> list[bytes]:
+    async def improve(worse: Hit) -> Hit:
+        return await index(worse)
+
+    assert_type(await ps.cond(await is_good(hit), index, improve, hit), Hit)
+    assert_type(await ps.switch(number, (improve, index, improve), hit), Hit)
+    assert_type(await ps.while_loop(is_good, improve, hit, max_iterations=3), Hit)
+    assert_type(await ps.map_each(first_of, [hit]), list[str])
+    assert_type(await ps.map_each(best, [[hit], [hit]], concurrency=2), list[Hit])
+    return await ps.map_each(fetch, urls)
+
+
+def replacing(index: Index) -> None:
+    async def fake(url: str) -> bytes:
+        return b""
+
+    async def fake_index(hit: Hit, weight: float = 1.0) -> Hit:
+        return hit
+
+    assert_type(testing.replace(fetch, fake), AbstractContextManager[None])
+    assert_type(testing.replace(index, fake_index), AbstractContextManager[None])
+
+
+def factory(limit: int) -> ps.Graph[[str], Hit]:
+    @ps.graph
+    async def limited(url: str) -> Hit:
+        return best(await rank(tokenize(await fetch(url), limit=limit)))
+
+    return limited
+
+
+def as_functions() -> Iterator[Callable[[str], Awaitable[object]]]:
+    """Nodes and graphs go where functions go."""
+    yield fetch
+    yield search
+    yield first_of_url
+
+
+async def first_of_url(url: str) -> str:
+    return url
+
+
+def options() -> None:
+    with ps.execution_options(max_workers=3, ordered=False, on_error="skip"):
+        ps.set_execution_options(scheduler="wave", timeout_seconds=None)
+    assert_type(ps.ExecutionOptions(max_in_flight=3).max_in_flight, int)
+
+
+async def inside_a_handler() -> None:
+    info = ps.current()
+    assert_type(info.remaining_seconds(), float | None)
+    assert_type((info.graph, info.node, info.item, info.attempt), tuple[str, str, int, int])
+    info.check_cancelled()
+
+
+def drawing() -> str:
+    return search.to_mermaid() + search.to_dot() + str(search) + repr(search)

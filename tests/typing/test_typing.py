@@ -1,0 +1,30 @@
+"""The type checkers accept `correct.py` and refuse every marked line of `wrong.py`, and only those."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+from tests.typing import correct
+
+ROOT = Path(__file__).parents[2]
+
+
+# A line of `wrong.py` that a checker lets pass has an ignore comment that is not needed, and that is an error.
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("command", [["mypy"], ["pyright", "--pythonpath", sys.executable]], ids=["mypy", "pyright"])
+def test_a_type_checker_has_nothing_to_add(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "tests/typing"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "graph", [correct.search, correct.first, correct.warm_up, correct.control], ids=lambda graph: graph.name
+)
+def test_what_type_checks_can_be_planned(graph: ps.Graph[..., object]) -> None:
+    assert engine.plan(graph).name == graph.name

@@ -1,0 +1,128 @@
+"""Wrong use, which mypy and pyright must refuse; it is never run.
+
+Each wrong line carries an ignore comment of each checker, by rule, and both are set to refuse an ignore comment that
+is not needed: so a line that a checker lets pass is an error, as is any line without a comment that it refuses.
+"""
+
+from collections.abc import Coroutine
+from typing import Any
+
+import penstock as ps
+from penstock import engine, testing
+from tests.typing.correct import (
+    Client,
+    Hit,
+    Index,
+    best,
+    client,
+    counter,
+    fetch,
+    first,
+    first_of,
+    index,
+    is_good,
+    rank,
+    search,
+    tokenize,
+)
+
+
+async def arguments(hit: Hit) -> None:
+    await fetch(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await fetch()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await fetch("a", "b")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    tokenize(b"", limits=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    tokenize(b"", limit="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    search(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    search("a", popularities=3.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await index("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    counter(hit, hit)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Index(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await client.get(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    client.parse(b"", b"")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Client.parse(b"")  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
+    await fetch.with_policy(name="x")(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def results() -> None:
+    text: str = await fetch("a")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    hits: list[Hit] = best([])  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    hit: Hit = await engine.run(search("a"))  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]
+    call: ps.Call[Hit] = search("a")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    print(text, hits, hit, call)
+
+
+@ps.graph
+async def forgotten(url: str) -> list[Hit]:
+    page = fetch(url)
+    return await rank(tokenize(page))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@ps.graph
+async def wrong_result(url: str) -> str:
+    return await fetch(url)  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+
+@ps.graph  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def no_async(url: str) -> str:
+    return url
+
+
+@ps.node(concurency=3)  # type: ignore[call-overload, untyped-decorator]  # pyright: ignore[reportCallIssue, reportUntypedFunctionDecorator]
+async def misspelt(url: str) -> str:
+    return url
+
+
+@ps.node(runs_on="treads")  # type: ignore[call-overload, untyped-decorator]  # pyright: ignore[reportArgumentType]
+def elsewhere(url: str) -> str:
+    return url
+
+
+def policies() -> None:
+    fetch.with_policy(timeout=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    fetch.with_policy(concurrency=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    ps.Retry()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    ps.Retry(3, retry_on="error")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def options(urls: list[str]) -> None:
+    await engine.run(search("a"), timeout=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await engine.run(search("a"), scheduler="wavy")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    engine.stream([search("a")], max_inflight=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    engine.deploy(search, max_queues=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    engine.Engine(threads=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    ps.execution_options(on_error="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ps.ExecutionOptions(sheduler="wave")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def verbs() -> None:
+    await engine.run(search)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await engine.run("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    engine.stream(search("a"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    engine.stream(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    engine.deploy(search("a"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    async with engine.deploy(search) as service:
+        await service(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        await service("a", weight=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        text: str = await service("a")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+        print(text)
+
+
+async def control(hit: Hit, url: str) -> None:
+    await ps.cond(await is_good(hit), index, first_of, url)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await ps.while_loop(is_good, first_of, hit)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await ps.map_each(fetch, [hit])  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    await ps.switch(url, (index,), hit)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def chains() -> None:
+    _ = fetch >> best  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
+    _ = search >> first  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
+    _ = index >> best  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
+
+
+def replacing() -> None:
+    def narrower(url: bytes) -> Coroutine[Any, Any, bytes]:
+        return fetch("a")
+
+    testing.replace(fetch, narrower)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
