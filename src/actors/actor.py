@@ -15,8 +15,8 @@ from .places import Places
 from .policy import Policy
 
 if TYPE_CHECKING:
-    from .crew import Worker
     from .frame import Frame
+    from .worker import Worker
 
 # How a worker runs the handler. The first two are the hot path; everything with a policy takes the third.
 INLINE: Final = 0

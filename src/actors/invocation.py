@@ -15,8 +15,8 @@ from .threads import ThreadPool
 
 if TYPE_CHECKING:
     from .actor import Actor, Body
-    from .crew import Worker
     from .frame import Frame
+    from .worker import Worker
 
 
 async def invoke(worker: "Worker", actor: "Actor", frame: "Frame") -> Any:

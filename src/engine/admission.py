@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from .._errors import Overloaded
 from ..actors.lanes import Lanes
 
-# Weight of the newest interval in the measured rate: about the last ten calls count, so it follows a change in load
-# and does not jump with a single call.
-_NEWEST = 0.1
+# How many calls the measured rate looks back on: it follows a change in load and does not jump with a single call. At
+# least two rounds of all places, because calls that began together end together, and a round is a burst and a pause.
+_MIN_CALLS = 10
+_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,15 @@ class Admission:
         self._waiting: Lanes[asyncio.Future[None]] = Lanes()
         self._admitted = 0
         self._refused = 0
-        self._seconds_per_call: float | None = None
-        self._last_release: float | None = None
+        # The service rate: calls that ended while all places were taken, and how long that was, old ones fading out.
+        self._fade = 1 - 1 / max(_MIN_CALLS, _ROUNDS * max_in_flight)
+        self._calls = 0.0
+        self._seconds = 0.0
+        self._full_since: float | None = None  # since when all places are taken, or since the last release meanwhile
 
     def reserve_nowait(self) -> bool:
         """Take a place if one is free and nobody waits; returns whether it was taken."""
-        if self._in_flight >= self._max_in_flight or self._waiting.count:
+        if self._in_flight >= self._max_in_flight:  # while anybody waits, all places are taken
             return False
         self._take()
         return True
@@ -71,41 +75,33 @@ class Admission:
         if not patient and self._max_queue is not None and self._waiting.count >= self._max_queue:
             self._refused += 1
             raise Overloaded(
-                f"graph {graph!r}: {self._in_flight} calls are in flight (max_in_flight) and {self._waiting.count} wait "
-                "for a place (max_queue)",
+                f"graph {graph!r}: {self._in_flight} calls are in flight (max_in_flight) and {self._waiting.count} "
+                "wait for a place (max_queue)",
                 self._retry_after_seconds(),
             )
         waiter = self._loop.create_future()
         self._waiting.push(waiter, priority)
         try:
             await waiter
-        except BaseException:
+        except BaseException:  # a cancel, as a rule; raised again
             if waiter.done() and not waiter.cancelled():
-                self.release()  # admitted and cancelled at once: pass the place on
+                self._pass_on()  # admitted and cancelled at once
             else:
                 self._waiting.discard(waiter, priority)
             raise
 
     def release(self) -> None:
         """Give a place back; the next one that waits gets it."""
-        now = self._loop.time()
-        if self._last_release is not None and (self._waiting.count or self._in_flight == self._max_in_flight):
-            # Only while all places are taken is the interval between two releases the time that a call takes.
-            interval = now - self._last_release
-            average = self._seconds_per_call
-            self._seconds_per_call = interval if average is None else average + _NEWEST * (interval - average)
-        self._last_release = now
-        self._in_flight -= 1
-        while self._waiting.count:
-            waiter = self._waiting.pop()
-            if not waiter.done():
-                self._take()
-                waiter.set_result(None)
-                return
+        if self._full_since is not None:
+            now = self._loop.time()
+            self._seconds = self._seconds * self._fade + now - self._full_since
+            self._calls = self._calls * self._fade + 1
+            self._full_since = now
+        self._pass_on()
 
     def statistics(self) -> AdmissionStatistics:
         """Return a snapshot of the counters."""
-        seconds = self._seconds_per_call
+        seconds = self._seconds_per_call()
         return AdmissionStatistics(
             self._in_flight, self._max_in_flight, self._waiting.count, self._max_queue, self._admitted, self._refused,
             1 / seconds if seconds else None,
@@ -114,7 +110,23 @@ class Admission:
     def _take(self) -> None:
         self._in_flight += 1
         self._admitted += 1
+        if self._in_flight == self._max_in_flight and self._full_since is None:
+            self._full_since = self._loop.time()
+
+    def _pass_on(self) -> None:
+        self._in_flight -= 1
+        while self._waiting:
+            waiter = self._waiting.pop()
+            if not waiter.done():  # not cancelled a moment ago
+                self._take()
+                waiter.set_result(None)
+                return
+        self._full_since = None
+
+    def _seconds_per_call(self) -> float | None:
+        return self._seconds / self._calls if self._calls else None
 
     def _retry_after_seconds(self) -> float | None:
         """Return when those that wait now will have got their places, at the measured rate."""
-        return None if self._seconds_per_call is None else self._seconds_per_call * (self._waiting.count + 1)
+        seconds = self._seconds_per_call()
+        return None if seconds is None else seconds * (self._waiting.count + 1)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..actors import current
 from ..actors.actor import Actor, Body
-from ..actors.crew import Crew, Worker
+from ..actors.crew import Crew
 from ..actors.frame import Frame
+from ..actors.worker import Worker
 from .control import Control, checked_branch, iteration_limit
 
 if TYPE_CHECKING:

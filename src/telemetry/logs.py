@@ -5,7 +5,7 @@ from opentelemetry import trace
 
 def warning(event: str, **fields: object) -> None:
     """Log a warning, with the trace and span ids of the caller's span if it has one, recorded or not."""
-    # Loaded at the first warning: with rich installed, structlog takes as long to import as all the rest of this package.
+    # Loaded at the first warning: with rich installed, structlog takes as long to import as the rest of this package.
     import structlog
 
     context = trace.get_current_span().get_span_context()

@@ -1,0 +1,338 @@
+"""Worker: a plain asyncio task that carries frames through actors.
+
+It runs a handler from its first step to its last, then carries the frame on into the next actor if that one has a free
+place, and otherwise leaves it there and takes what is ready next.
+"""
+
+# pyright loses the types in the loop that carries a frame from actor to actor, each read from the one before; mypy
+# does not, and checks them.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+from .._errors import NodeCancelledError
+from . import current
+from .actor import ASYNC, INLINE, Actor
+from .frame import NOTHING, Frame
+from .invocation import ThreadCall
+from .places import Places
+
+if TYPE_CHECKING:
+    from .crew import Crew
+
+# Hops that a worker makes before it lets the loop run others: about 0.1 ms of no-op handlers, long enough to make
+# the yield (2 us) vanish, short against any timer.
+BUDGET = 256
+_NO_FRAME: Frame = cast("Frame", None)
+_OWN_CANCEL = "penstock: the item is not wanted any more"
+
+
+class Worker:
+    """One task that runs handlers, one after the other.
+
+    Attributes:
+        position: where it is.
+        thread_call: the last job in a thread, which may go on after its attempt.
+        cancels: how often the engine has cancelled this task and not yet undone it.
+    """
+
+    __slots__ = ("_nested", "cancels", "crew", "first", "position", "task", "thread_call")
+
+    def __init__(self, crew: "Crew", *, nested: bool = False) -> None:
+        self.crew = crew
+        self.task: asyncio.Task[Any] | None = asyncio.current_task() if nested else None
+        self.position = current.Position()
+        self.cancels = 0
+        self.first: tuple[Frame, tuple[Actor, ...]] | None = None
+        self.thread_call: ThreadCall | None = None
+        self._nested = nested
+        crew.workers.add(self)
+
+    def cancel_if_in(self, frame: Frame) -> None:
+        """Cancel the task, provided that it still runs a handler of `frame`."""
+        if self.position.frame is frame and self.task is not None and not self.cancels:
+            self.cancels += 1
+            self.task.cancel(_OWN_CANCEL)
+
+    async def run(self) -> None:  # noqa: C901 - the hot path: every call out of it costs as much as a hop
+        """Work until the crew is closed and nothing is left."""
+        crew = self.crew
+        ready = crew.ready
+        position = self.position
+        traced = crew.traced
+        loop, deadline = crew.loop, crew.deadline
+        task = self.task = asyncio.current_task(crew.loop)
+        assert task is not None
+        undisturbed = task.cancelling()
+        if not self._nested:
+            crew.runnable -= 1
+        actor: Actor
+        frame: Frame
+        values: list[Any]
+        following: Actor | None
+        full: tuple[Actor, ...]
+        pulled: tuple[Actor, Frame] | None
+        value: Any = None
+        failure: BaseException | None = None
+        stopped = False  # this worker has to end: somebody else than the engine cancelled its task
+        budget = BUDGET
+        try:
+            if self.first is not None:
+                full = self._begin(*self.first)
+                self.first = None
+                if full and not await self._queue(full, undisturbed):
+                    return
+                position.frame = None
+            while True:
+                if ready:
+                    actor, frame = ready.popleft()
+                elif crew.feed is not None:
+                    pulled = crew.feed(position)
+                    if pulled is None:
+                        if not ready and crew.feed is not None:  # it ran a burst of items, and there are more
+                            await self._let_others_run()
+                        continue
+                    actor, frame = pulled
+                    pulled = None
+                elif crew.closed:
+                    return
+                else:
+                    await crew.wait_for_work()
+                    budget = BUDGET
+                    continue
+                if (ready or crew.feed is not None) and not crew.armed:
+                    crew.arm()
+                if frame.state != "running":
+                    actor.places.release()
+                    continue
+                position.frame = frame
+                values = frame.values
+                while True:
+                    position.actor = actor
+                    if deadline is not None and loop.time() >= deadline:
+                        await self._expire(actor, frame, deadline)
+                        if frame.state != "running":
+                            actor.places.release()
+                            break
+                    try:
+                        mode = actor.mode
+                        if mode == ASYNC and not traced:
+                            slot = actor.slot
+                            if slot >= 0:
+                                value = await actor.fn(values[slot])
+                            elif actor.kwargs_of is None:
+                                value = await actor.fn(*actor.args_of(values))
+                            else:
+                                value = await actor.fn(*actor.args_of(values), **actor.kwargs_of(values))
+                        elif mode == INLINE and not traced and actor.completed:
+                            value = actor.run_inline(values)
+                            if actor.was_slow:
+                                budget = 0
+                        else:
+                            value = await actor.invoke(self, actor, frame)
+                    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its item's outcome
+                        failure = error
+                    if failure is not None or self.cancels or frame.state != "running":  # a late result is discarded
+                        stopped = self._is_stopped(undisturbed)
+                        self._leave(actor, frame, failure, stopped=stopped)
+                        break
+                    actor.completed += 1
+                    values[actor.out] = value
+                    places = actor.places
+                    following = actor.successor
+                    full = ()
+                    if following is not None:
+                        # A link of a chain: the value has one reader, which waits for nothing else.
+                        if following.places.free > 0:
+                            following.places.free -= 1
+                        else:
+                            if not following.offer(frame):
+                                full = (following,)
+                            following = None
+                    elif actor.consumers:
+                        following, full = self._distribute(actor, frame)
+                    elif actor.ends_line:
+                        position.frame = None
+                        frame.end_with(value)
+                    else:
+                        self._finish(actor, frame)
+                    if full:
+                        stopped = not await self._wait_for_room(full, places, undisturbed)
+                    elif places.waiting:
+                        places.release()
+                    else:
+                        places.free += 1
+                    if following is None:
+                        break
+                    actor = following
+                    budget -= 1
+                    if budget <= 0:
+                        budget = BUDGET
+                        await self._let_others_run(actor, frame)
+                        if frame.state != "running":
+                            actor.places.release()
+                            break
+                # An idle worker holds no item; and what was cancelled here must not cancel the next one.
+                position.frame = position.actor = None
+                value = failure = following = None
+                frame, values = _NO_FRAME, NOTHING
+                budget -= 1
+                if stopped or task.cancelling() != undisturbed:
+                    if self._nested:
+                        raise asyncio.CancelledError
+                    return
+                if budget <= 0:
+                    budget = BUDGET
+                    await self._let_others_run()
+        finally:
+            position.frame = None
+            crew.workers.discard(self)
+            if crew.ready and not crew.armed:
+                crew.arm()
+            if crew.closed and not crew.workers:
+                crew.ended()
+
+    def _finish(self, actor: Actor, frame: Frame) -> None:
+        """A step that nobody waits for is done; the last one ends the frame."""
+        for slot in actor.reads:
+            frame.release(slot)
+        frame.sinks_left -= 1
+        if not frame.sinks_left:
+            self.position.frame = None
+            frame.finish()
+
+    def _begin(self, frame: Frame, entries: tuple[Actor, ...]) -> tuple[Actor, ...]:
+        """Let the first frame into its actors; returns those whose inbox is full."""
+        if frame.state != "running":
+            return ()
+        crew = self.crew
+        armed, crew.armed = crew.armed, True  # this worker looks after what is ready
+        full = crew.start(frame, entries)
+        crew.armed = armed
+        if full:
+            self.position.frame = frame
+        return tuple(full)
+
+    def _distribute(self, actor: Actor, frame: Frame) -> tuple[Actor | None, tuple[Actor, ...]]:
+        """Count down the readers of a value that is ready.
+
+        Returns:
+            The complete one to carry the frame on into, and the complete ones whose inbox is full.
+        """
+        following: Actor | None = None
+        full: tuple[Actor, ...] = ()
+        for slot in actor.reads:
+            frame.release(slot)
+        for consumer in actor.consumers:
+            frame.missing[consumer.index] -= 1
+            if frame.missing[consumer.index]:
+                continue
+            places = consumer.places
+            if places.free > 0:
+                places.free -= 1
+                if following is None:
+                    following = consumer
+                else:
+                    self.crew.enqueue(consumer, frame)
+            elif not consumer.offer(frame):
+                full = (*full, consumer)
+        if full and following is not None:
+            # This worker is about to wait; what is ready must not wait with it.
+            self.crew.enqueue(following, frame)
+            following = None
+        return following, full
+
+    async def _wait_for_room(self, full: tuple[Actor, ...], places: Places, undisturbed: int) -> bool:
+        """Wait before full inboxes, which is backpressure; returns False if this worker has to end.
+
+        The worker keeps its place meanwhile, so that the node stands still. But places that other call sites share are
+        given back first: one of those may be the very step that has to run before there is room.
+        """
+        if places.shared:
+            places.release()
+            return await self._queue(full, undisturbed)
+        try:
+            return await self._queue(full, undisturbed)
+        finally:
+            places.release()
+
+    async def _queue(self, full: tuple[Actor, ...], undisturbed: int) -> bool:
+        """Wait until the present frame is in the inbox of each of `full`; returns False if this worker has to end."""
+        position = self.position
+        frame = position.frame
+        assert frame is not None
+        going_on = True
+        try:
+            for actor in full:
+                await actor.queue(frame)
+        except asyncio.CancelledError as error:
+            going_on = not self._is_stopped(undisturbed)
+            position.frame = None
+            if frame.state == "running":
+                if self._nested and not going_on:
+                    frame.cancel()
+                else:
+                    frame.fail(_foreign_cancel(error), full[0])
+                return going_on
+        if frame.state == "failed" or frame.state == "cancelled":  # not "done": others may have carried it to its end
+            frame.leave()
+        return going_on
+
+    def _leave(self, actor: Actor, frame: Frame, failure: BaseException | None, *, stopped: bool = False) -> None:
+        """A handler ended without a result that counts: record its failure, or unwind from a frame that has ended."""
+        self.position.frame = None
+        if frame.state != "running":
+            if failure is not None and not isinstance(failure, asyncio.CancelledError):
+                frame.fail(failure, actor, self.position.attempt)  # too late to count: it is logged
+            frame.leave()
+        elif stopped and self._nested:
+            frame.cancel()
+        else:
+            actor.failed += 1
+            if failure is None or isinstance(failure, asyncio.CancelledError):
+                failure = _foreign_cancel(failure)
+            elif failure.__traceback__ is not None:
+                # The first entry is this worker's own loop. It would show the user nothing, and keep the worker alive.
+                failure.__traceback__ = failure.__traceback__.tb_next
+            frame.fail(failure, actor, self.position.attempt)
+        self.position.attempt = 1
+        actor.places.release()
+
+    def _is_stopped(self, undisturbed: int) -> bool:
+        """Undo exactly the cancels that the engine sent; whether others remain, which means that the worker ends."""
+        task = self.task
+        assert task is not None
+        while self.cancels:
+            self.cancels -= 1
+            if task.cancelling() > undisturbed:  # a handler may have undone it itself
+                task.uncancel()
+        return task.cancelling() > undisturbed
+
+    async def _expire(self, actor: Actor, frame: Frame, deadline: float) -> None:
+        """Let the timer of a deadline run that has passed while handlers kept the loop."""
+        while frame.state == "running" and self.crew.loop.time() >= deadline:
+            await self._let_others_run(actor, frame)
+
+    async def _let_others_run(self, actor: Actor | None = None, frame: Frame | None = None) -> None:
+        """Yield to the loop; a frame on its way is safe meanwhile: nobody cancels a worker between two handlers."""
+        crew = self.crew
+        self.position.frame = None
+        crew.runnable += 1
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if actor is not None and frame is not None:
+                crew.ready.appendleft((actor, frame))
+            raise
+        finally:
+            crew.runnable -= 1
+        self.position.frame = frame
+
+
+def _foreign_cancel(cause: BaseException | None) -> NodeCancelledError:
+    error = NodeCancelledError(
+        "the handler was cancelled, but not by the engine: something that it awaited was cancelled, or its own task was"
+    )
+    error.__cause__ = cause
+    return error
