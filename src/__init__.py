@@ -44,7 +44,5 @@ from .engine.options import execution_options as execution_options
 from .engine.options import set_execution_options as set_execution_options
 from .engine.ref import Ref as Ref
 
-for _name, _value in list(globals().items()):
-    if isinstance(_value, type) and _value.__module__ == "penstock._errors":
-        _value.__module__ = "penstock"  # tracebacks show the name that one imports
-del _name, _value
+for _public in [value for value in globals().values() if getattr(value, "__module__", "") == "penstock._errors"]:
+    _public.__module__ = "penstock"  # tracebacks show the name that one imports

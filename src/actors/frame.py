@@ -28,7 +28,7 @@ class Layout(Protocol):
     readers: list[int]
     sinks: int
 
-    def result(self, values: list[Any]) -> Any:
+    def result(self, values: list[Any], /) -> Any:
         """Build the result of the graph from the slots."""
         ...
 

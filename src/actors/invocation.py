@@ -1,6 +1,7 @@
 """Invoking a node with its policy: attempts, timeout, backoff, fallback, and the bodies that say where it runs."""
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from time import perf_counter
@@ -124,7 +125,9 @@ class _Invocation:
         fallback = self._actor.policy.fallback
         assert fallback is not None
         value: Any = fallback(error)
-        return await value if isinstance(value, Awaitable) else value
+        if inspect.isawaitable(value):
+            value = await value
+        return value
 
 
 async def run_async(

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 from .._errors import EngineClosedError, EngineLoopError
@@ -191,10 +191,10 @@ def as_call(call: Any, verb: str) -> Call[Any]:
         TypeError: it is neither.
     """
     if isinstance(call, Call):
-        return call
+        return cast("Call[Any]", call)
     if isinstance(call, Graph):
         try:
-            return call()
+            return cast("Graph[[], Any]", call)()
         except TypeError:
             raise TypeError(
                 f"graph {call.name!r} has parameters: pass a call, engine.{verb}({call.name}(...))"

@@ -72,7 +72,7 @@ class Instances:
             async with AsyncExitStack() as stack:
                 for node in nodes:
                     instance, handler = fresh_instance(node.template)
-                    if hasattr(type(instance), "__aenter__"):
+                    if hasattr(instance, "__aenter__"):
                         await stack.enter_async_context(instance)
                     self._handlers[id(node.template)] = handler
                 opened.set_result(None)

@@ -1,7 +1,7 @@
 """Execution options: one frozen record, and the rules by which the levels at which one can set them are merged."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class ExecutionOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise OptionsError(f"{name}={value!r}: a whole number of at least {least}")
-        if not isinstance(self.priority, int):
+        if not _is_whole(self.priority):
             raise OptionsError(f"priority={self.priority!r}: a whole number, higher first")
         if self.timeout_seconds is not None and not self.timeout_seconds >= 0:
             raise OptionsError(f"timeout_seconds={self.timeout_seconds!r}: a number of seconds, 0 or more, or None")
@@ -93,6 +93,10 @@ _process_wide: dict[str, Any] = {}
 _scoped: ContextVar[Mapping[str, Any]] = ContextVar("penstock_execution_options", default={})  # noqa: B039 - never changed in place
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int)
+
+
 def set_execution_options(**options: Unpack[CallOptions]) -> None:
     """Change the defaults for the whole process; without arguments, go back to those of the library.
 
@@ -107,7 +111,7 @@ def set_execution_options(**options: Unpack[CallOptions]) -> None:
 
 
 @contextmanager
-def execution_options(**options: Unpack[CallOptions]) -> Iterator[None]:
+def execution_options(**options: Unpack[CallOptions]) -> Generator[None, None, None]:
     """Change the options for all calls made inside the `with`, also those of tasks and threads started in it.
 
     Raises:

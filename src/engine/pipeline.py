@@ -1,7 +1,7 @@
 """Pipeline: the running part of a stream: source, window and crew, and how they end."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable
 from contextvars import Context, copy_context
 from typing import Any
 
@@ -119,7 +119,7 @@ class Pipeline:
     async def _feed(self, calls: Calls) -> None:
         """The task of the source, from its first step to its last."""
         try:
-            if self._crew is None or hasattr(calls, "__aiter__"):
+            if self._crew is None or isinstance(calls, AsyncIterable):
                 await feed(calls, self.window, self._start)
             else:
                 await PulledSource(calls, self.window, self._crew, self._prepare, self._parent, self._deadline).run()

@@ -59,9 +59,7 @@ class Service(Generic[P, R]):
     """
 
     def __init__(self, engine: "Engine", graphs: tuple[Graph[..., Any], ...], options: ExecutionOptions) -> None:
-        for graph in graphs:
-            if not isinstance(graph, Graph):
-                raise TypeError(f"engine.deploy takes graphs, not calls or functions: got {graph!r}")
+        checked_graphs(graphs)
         self.state: ServiceState = "starting"
         self._engine = engine
         self._graphs = graphs
@@ -325,6 +323,13 @@ class Service(Generic[P, R]):
     def names(self) -> str:
         """The names of the deployed graphs."""
         return ", ".join(graph.name for graph in self._graphs)
+
+
+def checked_graphs(graphs: tuple[object, ...]) -> None:
+    """Raise TypeError for what is no graph."""
+    for graph in graphs:
+        if not isinstance(graph, Graph):
+            raise TypeError(f"engine.deploy takes graphs, not calls or functions: got {graph!r}")
 
 
 class _Flight:

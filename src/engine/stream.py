@@ -74,9 +74,7 @@ class Stream(Generic[T_co]):
         make_pipeline: Callable[[Calls, ExecutionOptions], Pipeline] | None = None,
     ) -> None:
         if isinstance(calls, Call):
-            raise TypeError(
-                f"engine.stream takes an iterable of calls; for one call of {calls.graph.name!r} use engine.run"
-            )
+            raise TypeError(f"engine.stream takes an iterable of calls; for one call, {calls!r}, use engine.run")
         if not hasattr(calls, "__iter__") and not hasattr(calls, "__aiter__"):
             raise TypeError(
                 f"engine.stream takes an iterable of calls, such as (search(u) for u in urls), got {calls!r}"

@@ -4,7 +4,7 @@ Spans are held explicitly and passed as `context=`. A context is attached only a
 across a `yield`: a stream that is left early could not detach it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar
 
@@ -67,7 +67,7 @@ def node(run: Span | None, name: str, function: Callable[..., object], *, item: 
 
 
 @contextmanager
-def _node(run: Span, name: str, function: Callable[..., object], item: int) -> Iterator[None]:
+def _node(run: Span, name: str, function: Callable[..., object], item: int) -> Generator[None, None, None]:
     attributes: dict[str, str | int] = {names.NODE: name, names.ITEM: item}
     qualname = getattr(function, "__qualname__", None)
     if qualname is not None:  # an instance has none
