@@ -26,7 +26,7 @@ def drive(value: Any, fn: Callable[..., Any]) -> Any:
             return value
         running = value.__await__()
     try:
-        foreign = running.send(None)
+        running.send(None)
     except StopIteration as stop:
         return stop.value
     except Exception as error:
@@ -35,8 +35,6 @@ def drive(value: Any, fn: Callable[..., Any]) -> Any:
             raise
         raise _foreign(location, fn, "something of asyncio") from error
     location, awaited = _suspended_at(running)
-    if hasattr(foreign, "cancel"):
-        foreign.cancel()
     running.close()
     raise _foreign(location, fn, awaited)
 

@@ -191,7 +191,8 @@ def as_call(call: Any, verb: str) -> Call[Any]:
         TypeError: it is neither.
     """
     if isinstance(call, Call):
-        return cast("Call[Any]", call)
+        found: Call[Any] = call
+        return found
     if isinstance(call, Graph):
         try:
             return cast("Graph[[], Any]", call)()

@@ -11,6 +11,10 @@ from .._errors import OptionsError
 from .plan import Scheduler
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int)
+
+
 class CallOptions(TypedDict, total=False):
     """The keyword arguments of `run`, `stream`, `deploy` and `Engine`; see `ExecutionOptions`."""
 
@@ -91,10 +95,6 @@ APPLICABLE: Mapping[str, frozenset[str]] = {
 
 _process_wide: dict[str, Any] = {}
 _scoped: ContextVar[Mapping[str, Any]] = ContextVar("penstock_execution_options", default={})  # noqa: B039 - never changed in place
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int)
 
 
 def set_execution_options(**options: Unpack[CallOptions]) -> None:

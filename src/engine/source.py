@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from ..actors.actor import Actor
 from ..actors.crew import Crew
@@ -227,7 +227,8 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
 def checked_call(call: Any, index: int) -> Call[Any]:
     """Return the call; raises TypeError if a source gave something else."""
     if isinstance(call, Call):
-        return cast("Call[Any]", call)
+        found: Call[Any] = call
+        return found
     raise TypeError(f"a stream is made of calls of graphs, such as search(url); item {index} is {call!r}")
 
 
