@@ -191,8 +191,7 @@ def as_call(call: Any, verb: str) -> Call[Any]:
         TypeError: it is neither.
     """
     if isinstance(call, Call):
-        found: Call[Any] = call
-        return found
+        return call  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Call[Any]
     if isinstance(call, Graph):
         try:
             return cast("Graph[[], Any]", call)()

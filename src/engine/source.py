@@ -227,8 +227,7 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
 def checked_call(call: Any, index: int) -> Call[Any]:
     """Return the call; raises TypeError if a source gave something else."""
     if isinstance(call, Call):
-        found: Call[Any] = call
-        return found
+        return call  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Call[Any]
     raise TypeError(f"a stream is made of calls of graphs, such as search(url); item {index} is {call!r}")
 
 
