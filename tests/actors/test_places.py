@@ -163,7 +163,7 @@ class PlacesMachine(RuleBasedStateMachine):
     def a_thread_returns(self) -> None:
         self.owed -= 1
         self.hand_over()
-        self.places.repay()
+        self.places.release()
 
     def hand_over(self) -> None:
         """One place less is held: the actor whose turn it is gets it, if that makes one free at all."""
