@@ -26,7 +26,7 @@ def drive(value: Any, fn: Callable[..., Any]) -> Any:
             return value
         running = value.__await__()
     try:
-        running.send(None)
+        foreign = running.send(None)
     except StopIteration as stop:
         return stop.value
     except Exception as error:
@@ -36,6 +36,8 @@ def drive(value: Any, fn: Callable[..., Any]) -> Any:
         raise _foreign(location, fn, "something of asyncio") from error
     location, awaited = _suspended_at(running)
     running.close()
+    if asyncio.isfuture(foreign):
+        foreign._asyncio_future_blocking = False  # an event loop would have, and others may await it
     raise _foreign(location, fn, awaited)
 
 

@@ -129,7 +129,8 @@ def _program(
         known.append(line.target)
         if line.function == "pair":
             pairs.append(line.target)
-    return Program(name, parameters, tuple(lines), _operand(draw, known, pairs))
+    result = [_operand(draw, known, pairs) for _ in range(draw(st.integers(1, 4)))]
+    return Program(name, parameters, tuple(lines), Box("list", tuple(result)) if len(result) > 1 else result[0])
 
 
 def _operand(draw: st.DrawFn, known: list[str], pairs: list[str], depth: int = 2) -> Operand:

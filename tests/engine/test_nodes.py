@@ -224,8 +224,15 @@ def test_pickling_and_copying_an_instance(used: bool) -> None:
         assert asyncio.run(made("x")) == 8
 
 
-async def test_a_copy_is_a_node_of_its_own() -> None:
+@pytest.mark.parametrize("used", [False, True])
+async def test_a_copy_is_a_node_of_its_own(used: bool) -> None:
     original = Index("a", 5)
+
+    @ps.graph
+    async def first(item: str) -> int:
+        return await original(item)
+
+    assert not used or await engine.run(first("x")) == 6
     shallow = copy.copy(original)
 
     @ps.graph

@@ -143,10 +143,10 @@ async def test_chains_of_plain_functions_share_an_actor() -> None:
         a = add(add(add(x)))  # one actor
         b = add(await double(a))
         c = add(b)  # joins b
-        return collect(add(limited(c)), c)  # c has two readers; limited stays alone
+        return collect(add(limited(c)), add(c))  # c has two readers; limited stays alone
 
     before, after, fused = changes(graph, "inline chains")
-    assert (before, after) == (9, 6)
+    assert (before, after) == (10, 7)
     assert fused == ("one actor for add → add → add", "one actor for add → add")
     assert await engine.run(graph(1)) == await graph(1)
 
@@ -294,3 +294,22 @@ async def test_a_fan_of_1_000_nodes() -> None:
     async with engine.stream([fan(1), fan(2)]) as results:
         assert [await fan(1), await fan(2)] == [result async for result in results]
     assert "fan" in str(engine.plan(fan))
+
+
+def test_a_graph_is_drawn_with_policies_and_parameters() -> None:
+    fetch = ps.node(name="fetch", concurrency=8, retry=ps.Retry(3), timeout_seconds=5)(double.fn)
+
+    @ps.graph
+    async def drawn(url: int, z: int) -> object:
+        page = await fetch(url)
+        await save(await ps.cond(page, square, power, url))  # type: ignore[arg-type]
+        return {"a": add(page, url, z=z), "b": [page]}
+
+    text = str(drawn)
+    assert "fetch 8 at once, 3 attempts, 5 s" in " ".join(text.split())
+    assert "effectful" in text
+    lines = drawn.to_mermaid().splitlines()
+    labels = {line.split("|")[1].strip('"') for line in lines if "|" in line}
+    assert labels == {"x", "y", "predicate", "operand"}  # `z` goes to the parameter z, which says it already
+    assert drawn._repr_svg_().startswith("<svg")
+    assert [line for line in drawn.to_dot().splitlines() if 'label="y"' in line]

@@ -394,6 +394,28 @@ def test_recursion_through_a_body_without_end() -> None:
     assert "ps.while_loop" in message
 
 
+def test_recursion_of_a_helper_without_end() -> None:
+    source = """
+    async def helper(x):
+        return await helper(await double(x))
+    @ps.graph
+    async def g(x: int) -> int:
+        return await helper(x)
+    """
+    message = refusal(lambda: define(source))
+    assert message.startswith("<graph>:4: graph 'g' calls itself without end")
+
+
+async def test_what_a_graph_waits_for_by_mistake_is_left_alone() -> None:
+    async def elsewhere() -> int:
+        await asyncio.sleep(0)
+        return 3
+
+    task = asyncio.create_task(elsewhere())
+    assert "awaits" in refusal(lambda: body("return await task", task=task))
+    assert await task == 3
+
+
 def test_recursion_on_a_constant_ends() -> None:
     source = """
     @ps.graph
