@@ -6,6 +6,7 @@ import sysconfig
 import types
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 _LIBRARY = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib"))
@@ -13,11 +14,19 @@ _INSTALLED = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name 
 
 
 def call_location() -> str:
-    """Return "file:line" of the innermost caller outside this package and the standard library."""
+    """Return "file:line" of the line of a graph that led here, e.g. through functions of installed libraries."""
+    found: types.FrameType | None = None
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
+    while frame is not None:
+        owner = _owner(frame.f_code.co_filename)
+        if owner == "user":
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if owner == "installed":
+            found = frame  # perhaps the graph itself: then it is the outermost of the frames inside the tracer's
+        elif owner == "penstock" and found is not None:
+            break
         frame = frame.f_back
-    return "<unknown>:0" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return "<unknown>:0" if found is None else f"{found.f_code.co_filename}:{found.f_lineno}"
 
 
 def definition_location(fn: object) -> str:
@@ -26,10 +35,18 @@ def definition_location(fn: object) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(fn)
 
 
-@lru_cache(maxsize=1024)
 def is_users(filename: str) -> bool:
     """Whether a file is neither of this package nor of the standard library; what has no file may be a notebook."""
+    return _owner(filename) in ("user", "installed")
+
+
+@lru_cache(maxsize=1024)
+def _owner(filename: str) -> Literal["user", "installed", "library", "penstock"]:
     if filename.startswith("<"):
-        return not filename.startswith(("<frozen ", "<penstock "))
+        return "library" if filename.startswith("<frozen ") else "user"
     path = os.path.realpath(filename)
-    return not path.startswith(_PACKAGE) and (not path.startswith(_LIBRARY) or path.startswith(_INSTALLED))
+    if path.startswith(_PACKAGE):
+        return "penstock"
+    if path.startswith(_INSTALLED):
+        return "installed"
+    return "library" if path.startswith(_LIBRARY) else "user"

@@ -184,7 +184,6 @@ _FORBIDDEN: dict[str, tuple[str, str]] = {
     "__deepcopy__": ("copying it", _NODE),
     "__reduce_ex__": ("pickling it", _NODE),
     "__array__": ("making an array of it", _NODE),
-    "__jax_array__": ("making an array of it", _NODE),
 }  # fmt: skip
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     _FORBIDDEN[f"__{_name}__"] = ("comparing it", _COND)
