@@ -188,7 +188,17 @@ class Channel(Generic[T]):
 
     def get_many_nowait(self, max_items: int) -> list[T]:
         """Take what is there, at most `max_items`, in one go; an empty list if there is nothing."""
-        return [self._take() for _ in range(min(max_items, self._count - self._reserved))]
+        number = min(max_items, self._count - self._reserved)
+        if number <= 0:
+            return []
+        if self._lanes is not None:
+            items = [self._pop(self._lanes) for _ in range(number)]
+        else:
+            assert self._line is not None
+            items = [self._line.popleft() for _ in range(number)]
+            self._count -= number
+        self._admit_putters()
+        return items
 
     async def get(self) -> T:
         """Take the next item; waits while there is none.
@@ -318,14 +328,18 @@ class Channel(Generic[T]):
         if self._lanes is None:
             assert self._line is not None
             item = self._line.popleft()
+            self._count -= 1
         else:
-            entry = self._lanes.pop()
-            item = entry.item
-            self._bytes -= entry.size_bytes
-        self._count -= 1
+            item = self._pop(self._lanes)
         if self._putters is not None and self._putters.count:
             self._admit_putters()
         return item
+
+    def _pop(self, lanes: Lanes[_Entry[T]]) -> T:
+        entry = lanes.pop()
+        self._count -= 1
+        self._bytes -= entry.size_bytes
+        return entry.item
 
     def _discard_queued(self, item: T, priority: int) -> bool:
         if self._lanes is not None:

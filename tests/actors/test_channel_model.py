@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import operator
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,13 +69,16 @@ class Model:
             self.line.append(item)
         return item.state
 
-    def first(self) -> Item:
-        return _first(self.held)
-
     def take(self) -> Item:
-        item = self.first()
-        self.leave(item, "taken")
-        return item
+        return self.take_many(1)[0]
+
+    def take_many(self, number: int) -> list[Item]:
+        taken = sorted(self.held, key=lambda item: -item.priority)[:number]  # a stable sort
+        self.held = [item for item in self.held if not _holds(taken, item)]
+        for item in taken:
+            item.state = "taken"
+        self._admit()
+        return taken
 
     def leave(self, item: Item, state: str) -> None:
         item.state = state
@@ -211,7 +215,7 @@ class ChannelMachine(RuleBasedStateMachine):
         before = len(self.model.held)
         items = self.channel.get_many_nowait(max_items)
         assert min(max_items, before) >= len(items) >= min(max_items, before - len(self.getters))
-        assert all(item is self.model.take() for item in items)
+        assert all(map(operator.is_, items, self.model.take_many(len(items))))
 
     @precondition(lambda self: self.model.held or self.model.line)
     @rule(number=st.integers(0, 10))
