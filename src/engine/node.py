@@ -79,6 +79,7 @@ class Node(Generic[P, Ret_co]):
             self._check_arity(args, kwargs)
         if self._takes_along:
             tracer.check_callee(self.fn, self.name)
+            self._check_receiver()
         return cast(Ret_co, tracer.record(self, args, kwargs))
 
     @overload
@@ -241,6 +242,15 @@ class Node(Generic[P, Ret_co]):
             raise GraphTraceError(
                 f"{call_location()}: node {self.name!r} is called wrongly: {error}; its parameters are {self.signature}"
             ) from None
+
+    def _check_receiver(self) -> None:
+        # Every scope has an instance of its own, and this method would run on the one that the user made.
+        if self.bound_to is not None and hasattr(type(self.bound_to).__call__, "_penstock_call"):
+            raise GraphTraceError(
+                f"{call_location()}: {self.name!r} is a method of the stateful node {type(self.bound_to).__name__!r}; "
+                "only calls of its instance run on the instance of the scope: let __call__ tell by its argument what "
+                "is asked for"
+            )
 
     def __repr__(self) -> str:
         return f"<Node {self.name}>"

@@ -301,6 +301,28 @@ def test_a_subclass_that_changes_its_call_or_init_has_to_be_decorated() -> None:
         assert "decorate it with @ps.node as well" in message
 
 
+def test_another_method_of_a_stateful_node_is_refused() -> None:
+    @ps.node
+    class Store:
+        async def __call__(self, item: int) -> int:
+            return item
+
+        @ps.node
+        async def total(self) -> int:
+            return 0
+
+    store = Store()
+
+    @ps.graph
+    async def read() -> int:
+        return await store.total()
+
+    message = refusal(lambda: read)
+    assert message.startswith(f"{__file__}:")
+    assert "'total' is a method of the stateful node 'Store'" in message
+    assert "__call__" in message
+
+
 async def test_a_dataclass_with_slots() -> None:
     @ps.node
     @dataclass
