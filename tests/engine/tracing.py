@@ -43,3 +43,9 @@ def refusal(make: Callable[[], Any]) -> str:
     with pytest.raises(ps.GraphTraceError) as caught:
         engine.plan(make())
     return str(caught.value)
+
+
+def assert_names_line_and_remedy(message: str, line: int, what: str, remedies: list[str]) -> None:
+    assert message.startswith(f"<graph>:{line}: "), message
+    assert what in message, message
+    assert all(remedy in message for remedy in remedies), message
