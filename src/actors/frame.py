@@ -242,6 +242,9 @@ class Frame:
         A node may raise one and the same object for many items; the second gets a `NodeError` of its own, or the
         object would collect the notes of all of them.
         """
+        if isinstance(error, StopIteration | StopAsyncIteration):  # it would end the loop of whoever reads the result
+            original, error = error, RuntimeError(f"node {actor.label(error)!r} raised {type(error).__name__}")
+            error.__cause__ = original
         where = f"in node {actor.label(error)!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
         root = self.root
         owner = getattr(error, _MARK, None)
@@ -249,9 +252,12 @@ class Frame:
             wrapped = NodeError(f"{type(error).__name__}: {error}")
             wrapped.__cause__ = error
             error = wrapped
-        error.add_note(where)
         try:
+            error.add_note(where)
+            if error.__traceback__ is not None:
+                # The first entry is the worker's own loop. It would show the user nothing, and keep the worker alive.
+                error.__traceback__ = error.__traceback__.tb_next
             setattr(error, _MARK, root.identity)
-        except AttributeError:  # an exception class with __slots__
+        except Exception:  # noqa: BLE001 - an exception that refuses attributes goes without
             pass
         return error

@@ -185,8 +185,10 @@ def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
     ) -> Any:
         context = copy_context()
         context.run(current.source.set, current.Snapshot(worker.position.frame_info()))
-        call = worker.thread_call = ThreadCall()
-        value = await pool_of().submit(context, call.on_returned, actor.fn, *args, **kwargs)
+        call = ThreadCall()
+        job = pool_of().submit(context, call.on_returned, actor.fn, *args, **kwargs)
+        worker.thread_call = call
+        value = await job
         _check(actor, value, actor.name)
         return value
 

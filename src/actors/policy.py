@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 RunsOn = Literal["loop", "thread", "process"]
@@ -25,6 +25,7 @@ class Retry:
     """
 
     attempts: int
+    _: KW_ONLY
     backoff_seconds: float = 0.0
     max_backoff_seconds: float = 30.0
     jitter: float = 0.1

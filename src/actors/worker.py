@@ -292,9 +292,6 @@ class Worker:
             actor.failed += 1
             if failure is None or isinstance(failure, asyncio.CancelledError):
                 failure = _foreign_cancel(failure)
-            elif failure.__traceback__ is not None:
-                # The first entry is this worker's own loop. It would show the user nothing, and keep the worker alive.
-                failure.__traceback__ = failure.__traceback__.tb_next
             frame.fail(failure, actor, self.position.attempt)
         self.position.attempt = 1
         actor.places.release()

@@ -65,6 +65,7 @@ class Engine:
         self._options: dict[str, Any] = dict(options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._all_closed = asyncio.Event()
         self._scopes = 0
         max_threads = self._options.get("max_workers", DEFAULTS.max_workers)
         self.pools = Pools(max_threads, ends_with_loop=self._is_default)
@@ -83,6 +84,9 @@ class Engine:
             frame.fail(closed_error("the Engine"))
         for scope in list(self.open):
             await scope.abort()
+        while self._scopes:  # handlers that are unwinding, and runs that were entering a stateful node
+            self._all_closed.clear()
+            await self._all_closed.wait()
         await self.pools.close()
 
     async def run(self, call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -> R:
@@ -113,6 +117,11 @@ class Engine:
         ]
         threads, processes = self.pools.statistics()
         return EngineStatistics(len(self.frames), self._scopes, threads, processes, tuple(actors))
+
+    @property
+    def closed(self) -> bool:
+        """Whether `async with` was left, or is being left."""
+        return self._closed
 
     def check_loop(self) -> None:
         """Refuse another loop than the one of the first use, and any use after the end.
@@ -160,6 +169,8 @@ class Engine:
     def scope_closed_nowait(self) -> None:
         """Count a scope that used no processes."""
         self._scopes -= 1
+        if not self._scopes:
+            self._all_closed.set()
 
     def has_to_close_processes(self) -> bool:
         """Whether the end of the last scope ends worker processes."""

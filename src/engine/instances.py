@@ -8,6 +8,7 @@ from typing import Any
 from .node import Node
 from .plan import Plan
 from .stateful import fresh_instance
+from .uninterrupted import uninterrupted
 
 Handler = Callable[..., Any]
 
@@ -37,18 +38,22 @@ class Instances:
         missing = [node for key, node in nodes.items() if key not in self._handlers]
         if not missing:
             return
-        loop = asyncio.get_running_loop()
-        opened: asyncio.Future[None] = loop.create_future()
-        closing = asyncio.Event()
-        host = loop.create_task(self._host(missing, opened, closing), name="penstock-instances")
-        try:
-            await opened
-        except BaseException:
-            if not host.done():
-                host.cancel()
-            await asyncio.wait([host])
-            raise
+        opened, closing = asyncio.Event(), asyncio.Event()
+        host = asyncio.get_running_loop().create_task(self._host(missing, opened, closing), name="penstock-instances")
         self._hosts.append((host, closing))
+        try:
+            await opened.wait()
+        except BaseException:
+            self._hosts.remove((host, closing))
+            if opened.is_set():
+                closing.set()
+            else:
+                host.cancel()
+            await uninterrupted(asyncio.wait([host]))
+            raise
+        if host.done():  # it did not get as far as waiting for the end
+            self._hosts.remove((host, closing))
+            host.result()
 
     async def close(self) -> None:
         """Leave all instances, the last first; every one is left, also when another raises.
@@ -67,21 +72,25 @@ class Instances:
         if errors:
             raise errors[0]
 
-    async def _host(self, nodes: list[Node[..., Any]], opened: "asyncio.Future[None]", closing: asyncio.Event) -> None:
+    async def _host(self, nodes: list[Node[..., Any]], opened: asyncio.Event, closing: asyncio.Event) -> None:
+        entering = nodes[0]
         try:
             async with AsyncExitStack() as stack:
-                for node in nodes:
-                    instance, handler = fresh_instance(node.template)
+                for entering in nodes:
+                    instance, handler = fresh_instance(entering.template)
                     if hasattr(instance, "__aenter__"):
                         await stack.enter_async_context(instance)
-                    self._handlers[id(node.template)] = handler
-                opened.set_result(None)
+                    self._handlers[id(entering.template)] = handler
+                opened.set()
                 await closing.wait()
         except BaseException as error:
-            if opened.done():
-                raise
-            error.add_note(f"while a stateful node was started ({', '.join(node.name for node in nodes)})")
-            opened.set_exception(error)  # the opener raises it; here it has done its duty
+            if not opened.is_set():
+                error.add_note(f"while stateful node {entering.name!r} was started")
+            raise
+        finally:
+            if not opened.is_set():
+                # The opener looks whether this task has ended; it is woken in the next turn, when it has.
+                opened.set()
 
 
 def stateful_nodes(plan: Plan) -> Iterator[Node[..., Any]]:

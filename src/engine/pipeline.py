@@ -7,15 +7,16 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
-from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError
+from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError, ReentrantCallError
 from ..actors.actor import Actor
 from ..actors.crew import Crew
 from ..actors.frame import Frame
 from ..telemetry import logs, spans
 from .admission import Admission
 from .options import ExecutionOptions
-from .scope import Scope, enclosing_frame, end_span, start_span, uninterrupted
+from .scope import Scope, enclosing_frame, end_span, start_span
 from .source import Calls, Prepare, PulledSource, checked_call, feed
+from .uninterrupted import uninterrupted
 from .window import Window
 from .wiring import Wired
 
@@ -112,6 +113,14 @@ class Pipeline:
 
     async def aclose(self) -> None:
         """End everything: cancel what runs, close the source, release stateful nodes; waits until nothing is left."""
+        frame = enclosing_frame()
+        while frame is not None:
+            if frame.listener is self.window:
+                raise ReentrantCallError(
+                    "a stream was closed from inside one of its own nodes, which would wait for itself for ever; let "
+                    "its reader close it"
+                )
+            frame = frame.parent
         self.abort()
         assert self._closing is not None
         await uninterrupted(self._closing)
@@ -125,13 +134,13 @@ class Pipeline:
                 await PulledSource(calls, self.window, self._crew, self._prepare, self._parent, self._deadline).run()
         except Exception as error:  # noqa: BLE001 - of the source, or of a stateful node that does not start: it ends the stream
             self._source_error = error
-        except (KeyboardInterrupt, SystemExit) as error:
-            self.abort(error)
         except asyncio.CancelledError as error:
             if self._closing is None:
                 self._source_error = NodeCancelledError("the source of this stream was cancelled")
                 self._source_error.__cause__ = error
             raise
+        except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt and the like: the reader raises it
+            self.abort(error)
         finally:
             self._exhausted = True
             self.window.wake_reader()
@@ -176,7 +185,10 @@ class Pipeline:
             self._timer.cancel()
         self.window.closed = True
         self._source.cancel()
+        had_failed = self._source_error is not None
         await asyncio.wait([self._source])
+        if self._source_error is not None and not had_failed:
+            logs.warning("stream.source_not_closed", error=repr(self._source_error))
         for frame in list(self.window.frames.values()):
             frame.cancel()
         while self._crews:  # items with workers of their own: wait until they have unwound

@@ -11,7 +11,7 @@ from ..telemetry import spans
 from .graph import Call
 from .options import ExecutionOptions
 from .plan import ChosenScheduler, Plan
-from .scope import Scope, enclosing_frame, end_span, start_span
+from .scope import Scope, closed_error, enclosing_frame, end_span, start_span
 from .wiring import Wired
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class _Run:
         self._crew = Crew(loop, context, self._ended, traced=traced, deadline=self.deadline)
 
     async def finish(self, wired: Wired) -> Any:
+        if self._engine.closed:  # while a stateful node was entered
+            raise closed_error("the Engine")
         frame = Frame(wired.program, self._call.arguments, self._crew, self, 0, enclosing_frame())
         frame.span = self._span if self._traced else None
         if self.deadline is not None and self._options.timeout_seconds is not None:

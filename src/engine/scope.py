@@ -13,6 +13,7 @@ from ..actors.frame import Frame
 from ..telemetry import spans
 from .instances import Instances
 from .plan import ChosenScheduler, Plan
+from .uninterrupted import uninterrupted
 from .wiring import Wired, Wiring
 
 if TYPE_CHECKING:
@@ -98,22 +99,6 @@ def enclosing_frame() -> Frame | None:
     """Return the frame of the handler that makes a call; None outside of one."""
     source = current.source.get()
     return source.frame if isinstance(source, current.Position) else None
-
-
-async def uninterrupted(work: Any) -> Any:
-    """Finish what has to be finished also while being cancelled; the cancellation is raised afterwards."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # it is retrieved; the cancellation is what the caller has to see
-        raise cancelled
-    return task.result()
 
 
 def closed_error(what: str) -> EngineClosedError:

@@ -13,9 +13,10 @@ from .admission import Admission, AdmissionStatistics
 from .graph import Call, Graph
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .pipeline import Pipeline
-from .scope import Scope, enclosing_frame, end_span, start_span, uninterrupted
+from .scope import Scope, enclosing_frame, end_span, start_span
 from .source import Calls
 from .stream import Stream
+from .uninterrupted import uninterrupted
 from .wiring import Wired
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Service(Generic[P, R]):
         self._wired: dict[Graph[..., Any], Wired] = {}
         self._scope: Scope | None = None
         self._admission: Admission | None = None
+        self._started = False
         self._ready = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -77,22 +79,28 @@ class Service(Generic[P, R]):
         self._counts = {"done": 0, "failed": 0, "cancelled": 0, "running": 0}
 
     async def __aenter__(self) -> Self:
-        if self._scope is not None:
-            raise EngineClosedError("this deployment was started already; engine.deploy(...) makes a new one")
+        if self._scope is not None or self.state == "stopped":
+            raise EngineClosedError(
+                "this deployment was started or stopped already; engine.deploy(...) makes a new one"
+            )
         self._engine.check_loop()
         options = self._options
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
+        self._engine.open.add(self)
         self._scope = Scope(self._engine, options, scheduler)
         self._admission = Admission(self._scope.loop, options.max_in_flight, options.max_queue)
         try:
             for graph in self._graphs:
                 self._wired[graph] = await self._scope.prepare(graph.plan())
+            if self._is_stopped():
+                raise self._stopped_error()
         except BaseException:
+            self._started, self._stopping = True, None
             await self.abort()
             raise
+        self._started = True
         self.state = "ready"
         self._ready.set()
-        self._engine.open.add(self)
         return self
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc_info: object) -> None:
@@ -158,6 +166,7 @@ class Service(Generic[P, R]):
         Args:
             timeout_seconds: how long to wait for accepted calls; None for as long as they take.
         """
+        self._refuse_from_inside()
         if self.state == "ready":
             self.state = "draining"
         try:
@@ -172,11 +181,15 @@ class Service(Generic[P, R]):
 
     async def abort(self) -> None:
         """Refuse new calls, end those in flight with `EngineClosedError`, and stop; waits until nothing is left."""
+        self._refuse_from_inside()
         await uninterrupted(self.abort_soon())
 
+    def _is_stopped(self) -> bool:
+        return self.state == "stopped"
+
     async def _stop(self) -> None:
-        if self._scope is None:
-            return
+        if self._scope is None or not self._started:
+            return  # `__aenter__` sees that it was stopped, and ends what it has begun
         error = EngineClosedError("this deployment was stopped while the call was in flight")
         for frame in list(self._live):
             frame.fail(EngineClosedError(str(error)))
@@ -229,11 +242,11 @@ class Service(Generic[P, R]):
         crew = scope.crew(context, traced=traced, deadline=deadline)
         frame = Frame(wired.program, call.arguments, crew, flight, self._items, enclosing_frame())
         frame.priority = priority
+        self._live.add(frame)
         self._items += 1
         frame.span = span if traced else None
         if deadline is not None and timeout_seconds is not None:
             frame.expire_at(deadline, timeout_seconds)
-        self._live.add(frame)
         if frame.state == "running":
             crew.launch(frame, wired.entries)
         try:
@@ -296,13 +309,15 @@ class Service(Generic[P, R]):
             raise self._stopped_error()
         if asyncio.get_running_loop() is not self._scope.loop:
             raise EngineLoopError("this deployment runs on another event loop; call it from there")
-        frame = enclosing_frame()
-        if frame is not None:
-            self._refuse_reentry(frame)
+        self._refuse_from_inside()
         return self._scope, self._admission
 
-    def _refuse_reentry(self, frame: Frame | None) -> None:
-        """Refuse a call from inside: the frames around the caller lead to the deployments that they belong to."""
+    def _refuse_from_inside(self) -> None:
+        """Refuse what waits for this deployment in one of its own nodes.
+
+        The frames around the caller lead to the deployments that they belong to.
+        """
+        frame = enclosing_frame()
         chain = [self.names]
         while frame is not None:
             service = frame.listener.service
@@ -310,9 +325,9 @@ class Service(Generic[P, R]):
                 chain.insert(0, service.names)
             if service is self:
                 raise ReentrantCallError(
-                    f"{' → '.join(chain)}: a deployment was called from inside one of its own nodes, which could wait "
-                    "for itself for ever; call the graph inside the graph instead, where it is inlined, or use "
-                    "engine.run"
+                    f"{' → '.join(chain)}: a deployment was called, drained or aborted from inside one of its own "
+                    "nodes, which would wait for itself for ever; call the graph inside the graph instead, where it "
+                    "is inlined, or use engine.run"
                 )
             frame = frame.parent
 

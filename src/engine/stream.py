@@ -111,8 +111,10 @@ class Stream(Generic[T_co]):
                 result: T_co = frame.result
                 return result
             if self._options.on_error == "raise" or not isinstance(frame.error, Exception):
-                await self.aclose()
-                frame.outcome()
+                try:
+                    frame.outcome()
+                finally:
+                    await self.aclose()
             self._skipped += 1
             log_skipped(frame)
         raise StopAsyncIteration
