@@ -242,9 +242,7 @@ class Frame:
         A node may raise one and the same object for many items; the second gets a `NodeError` of its own, or the
         object would collect the notes of all of them.
         """
-        if isinstance(error, StopIteration | StopAsyncIteration):  # it would end the loop of whoever reads the result
-            original, error = error, RuntimeError(f"node {actor.label(error)!r} raised {type(error).__name__}")
-            error.__cause__ = original
+        error = plain_error(error, f"node {actor.label(error)!r}")
         where = f"in node {actor.label(error)!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
         root = self.root
         owner = getattr(error, _MARK, None)
@@ -261,3 +259,12 @@ class Frame:
         except Exception:  # noqa: BLE001 - an exception that refuses attributes goes without
             pass
         return error
+
+
+def plain_error(error: Any, origin: str) -> Any:
+    """Return the error, but not one that would end the loop of whoever reads the results, as if they were complete."""
+    if not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    substitute = RuntimeError(f"{origin} raised {type(error).__name__}")
+    substitute.__cause__ = error
+    return substitute

@@ -160,11 +160,24 @@ def _check(actor: "Actor", value: Any, name: str) -> None:
 class ThreadCall:
     """A job in a thread, which goes on when nobody waits for it any more."""
 
-    __slots__ = ("_then", "returned")
+    __slots__ = ("_then", "abandoned", "returned", "started")
 
     def __init__(self) -> None:
+        self.abandoned = False
+        self.started = False
         self.returned = False
         self._then: Callable[[], None] | None = None
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the job, in the thread; one that was abandoned before it started is skipped."""
+        self.started = True
+        return None if self.abandoned else fn(*args, **kwargs)
+
+    def abandon(self) -> bool:
+        """Nobody waits for it any more; returns whether it holds a thread."""
+        # This is set before `started` is read, and `run` does it the other way round: one of them sees the other.
+        self.abandoned = True
+        return self.started and not self.returned
 
     def on_returned(self) -> None:
         """The thread is free again."""
@@ -186,7 +199,7 @@ def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
         context = copy_context()
         context.run(current.source.set, current.Snapshot(worker.position.frame_info()))
         call = ThreadCall()
-        job = pool_of().submit(context, call.on_returned, actor.fn, *args, **kwargs)
+        job = pool_of().submit(context, call.on_returned, call.run, actor.fn, args, kwargs)
         worker.thread_call = call
         value = await job
         _check(actor, value, actor.name)
@@ -208,7 +221,7 @@ def in_process(pool_of: Callable[[], ProcessPool], target: str) -> "Body":
 
 async def _returned(worker: "Worker") -> None:
     call = worker.thread_call
-    if call is not None and not call.returned:
+    if call is not None and call.abandon():
         waiter = worker.crew.loop.create_future()
         call.then(lambda: None if waiter.done() else waiter.set_result(None))
         await waiter
@@ -217,7 +230,7 @@ async def _returned(worker: "Worker") -> None:
 def _abandon_thread(worker: "Worker", actor: "Actor") -> None:
     """Leave a thread that is still running to itself: it keeps the node's place until it returns."""
     call, worker.thread_call = worker.thread_call, None
-    if call is not None and not call.returned:
+    if call is not None and call.abandon():
         actor.places.owe()
         actor.abandoned += 1
         call.then(actor.thread_returned)

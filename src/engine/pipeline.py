@@ -10,7 +10,7 @@ from opentelemetry.trace import Span
 from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError, ReentrantCallError
 from ..actors.actor import Actor
 from ..actors.crew import Crew
-from ..actors.frame import Frame
+from ..actors.frame import Frame, plain_error
 from ..telemetry import logs, spans
 from .admission import Admission
 from .options import ExecutionOptions
@@ -133,7 +133,7 @@ class Pipeline:
             else:
                 await PulledSource(calls, self.window, self._crew, self._prepare, self._parent, self._deadline).run()
         except Exception as error:  # noqa: BLE001 - of the source, or of a stateful node that does not start: it ends the stream
-            self._source_error = error
+            self._source_error = plain_error(error, "the start of a stateful node")
         except asyncio.CancelledError as error:
             if self._closing is None:
                 self._source_error = NodeCancelledError("the source of this stream was cancelled")

@@ -39,7 +39,9 @@ class PulledSource:
         parent: Frame | None,
         deadline: float | None,
     ) -> None:
-        self._iterator: Iterator[Any] = iter(calls)
+        # A generator is stepped by whichever worker is free, but always in one context: it may set variables in it.
+        self._context = crew.context.copy()
+        self._iterator: Iterator[Any] = self._context.run(iter, calls)
         self._window = window
         self._crew = crew
         self._prepare = prepare
@@ -75,7 +77,7 @@ class PulledSource:
             return
         finally:
             self._crew.feed = self._window.on_room = None
-            close_nowait(self._iterator)
+            self._context.run(close_nowait, self._iterator)
 
     def pull(self, position: Position) -> tuple[Actor, Frame] | None:
         """Return an item to run, its place already taken.
@@ -91,7 +93,7 @@ class PulledSource:
         while window.in_flight < window.size:
             window.in_flight += 1  # the place is reserved before the source is asked
             try:
-                call = next(self._iterator)
+                call = self._context.run(next, self._iterator)
             except BaseException as error:  # noqa: BLE001 - it ends the stream; a worker only asked for a call
                 self._stop(_Ended() if isinstance(error, StopIteration) else error)
                 window.release()
@@ -208,15 +210,20 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
                 return
             window.in_flight += 1
             try:
-                # In one expression: a variable would keep the last item alive while the source is waited for.
-                await start(await source.__anext__(), window.submitted)
+                call = await source.__anext__()
+            except BaseException as error:
+                window.release()
+                if isinstance(error, StopAsyncIteration):
+                    return
+                raise
+            try:
+                await start(call, window.submitted)
             except BaseException:
                 window.release()
                 raise
+            del call  # it would keep the last item alive while the source is waited for
             if window.submitted % _BURST == 0:
                 await asyncio.sleep(0)
-    except StopAsyncIteration:
-        return
     finally:
         window.on_room = None
         aclose = getattr(source, "aclose", None)

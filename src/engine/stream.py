@@ -82,7 +82,8 @@ class Stream(Generic[T_co]):
         self._engine = engine
         self._options = options
         self._calls: Calls | None = calls
-        self._make_pipeline = make_pipeline or self._own_pipeline
+        # Not its own method: a stream that is dropped has to go at once, and not when cycles are collected.
+        self._make_pipeline = make_pipeline
         self._pipeline: Pipeline | None = None
         self._window: Window | None = None
         self._closed = False
@@ -192,7 +193,8 @@ class Stream(Generic[T_co]):
                 raise EngineClosedError("this stream was closed; a stream is read once: make a new one")
             self._engine.check_loop()
             assert self._calls is not None
-            self._pipeline = self._make_pipeline(self._calls, self._options)
+            make_pipeline = self._make_pipeline or self._own_pipeline
+            self._pipeline = make_pipeline(self._calls, self._options)
             self._calls = None
             self._window = self._pipeline.window
             self._engine.open.add(self)
