@@ -276,5 +276,10 @@ def check_policy(name: str, fn: Callable[..., Any], policy: Policy, *, is_statef
             f"node {name!r} is an `async def`, which runs on the event loop; "
             f'runs_on="{policy.runs_on}" needs a plain `def`'
         )
+    if policy.timeout_seconds is not None and policy.runs_on == "loop" and not is_async(fn):
+        raise TypeError(
+            f"node {name!r} is a plain `def` that runs on the event loop, where nothing can time it out; "
+            'use runs_on="thread" or runs_on="process", or an `async def`'
+        )
     if policy.runs_on == "process" and is_stateful:
         raise TypeError(f'stateful node {name!r} cannot run with runs_on="process": its state would stay there')

@@ -64,6 +64,8 @@ class Pipeline:
         self._error: BaseException | None = None  # what ends the whole stream, at once
         self._source_error: Exception | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._finishing = False
+        self.on_item_settled: Callable[[], None] | None = None
         self.on_closed: Callable[[Pipeline], None] | None = None
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -111,6 +113,12 @@ class Pipeline:
             self._closing = self.loop.create_task(self._close(), name="penstock-stream-close")
         self.window.wake_reader()
 
+    def finish(self) -> None:
+        """Ask the source for no more; what it gave goes on to its end, and can be read after that."""
+        self._finishing = self.window.closed = True
+        if self.window.asking:
+            self._source.cancel()
+
     async def aclose(self) -> None:
         """End everything: cancel what runs, close the source, release stateful nodes; waits until nothing is left."""
         frame = enclosing_frame()
@@ -135,7 +143,7 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - of the source, or of a stateful node that does not start: it ends the stream
             self._source_error = plain_error(error, "the start of a stateful node")
         except asyncio.CancelledError as error:
-            if self._closing is None:
+            if self._closing is None and not self._finishing:
                 self._source_error = NodeCancelledError("the source of this stream was cancelled")
                 self._source_error.__cause__ = error
             raise
@@ -173,6 +181,8 @@ class Pipeline:
     def _item_settled(self, frame: Frame) -> None:
         self._crews.pop(frame).close()
         self._all_settled.set()
+        if self.on_item_settled is not None:
+            self.on_item_settled()
         end_span(frame.span, frame)
         if self._admission is not None:
             self._admission.release()
@@ -194,7 +204,8 @@ class Pipeline:
         while self._crews:  # items with workers of their own: wait until they have unwound
             self._all_settled.clear()
             await self._all_settled.wait()
-        self.window.clear()
+        if not self._finishing:
+            self.window.clear()
         if self._crew is not None:
             self._crew.close()
         if self._owns_scope:

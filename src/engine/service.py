@@ -169,9 +169,11 @@ class Service(Generic[P, R]):
         self._refuse_from_inside()
         if self.state == "ready":
             self.state = "draining"
+            for pipeline in self._streams:
+                pipeline.finish()
         try:
             async with asyncio.timeout(timeout_seconds):
-                while self.state == "draining" and (self._live or self._streams or self._admission_queue()):
+                while self.state == "draining" and self._is_busy():
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
@@ -281,6 +283,10 @@ class Service(Generic[P, R]):
             admission.release()
             raise self._stopped_error()
 
+    def _is_busy(self) -> bool:
+        """Whether accepted calls have not ended; those of a stream may end unread."""
+        return bool(self._live or self._admission_queue() or any(p.window.is_running for p in self._streams))
+
     def _admission_queue(self) -> int:
         return 0 if self._admission is None else self._admission.statistics().queued
 
@@ -290,6 +296,7 @@ class Service(Generic[P, R]):
         pipeline.window.service = self
         self._streams.add(pipeline)
         pipeline.on_closed = self._stream_closed
+        pipeline.on_item_settled = self._idle.set
         return pipeline
 
     def _stream_closed(self, pipeline: Pipeline) -> None:

@@ -202,6 +202,7 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
     source = calls.__aiter__() if isinstance(calls, AsyncIterable) else _stepwise(iter(calls))
     try:
         while True:
+            window.asking = True
             if window.in_flight >= window.size:
                 room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 window.on_room = lambda room=room: None if room.done() else room.set_result(None)
@@ -211,6 +212,7 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
             window.in_flight += 1
             try:
                 call = await source.__anext__()
+                window.asking = False
             except BaseException as error:
                 window.release()
                 if isinstance(error, StopAsyncIteration):

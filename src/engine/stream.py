@@ -202,6 +202,8 @@ class Stream(Generic[T_co]):
 
     async def _next(self) -> Frame | None:
         pipeline = self._start()
+        if pipeline.window.has_reader:
+            raise RuntimeError("this stream is being read by another task; a stream has one reader")
         try:
             frame = await pipeline.next_frame()
         except asyncio.CancelledError:

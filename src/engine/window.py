@@ -27,12 +27,13 @@ class Window:
         frames: the items that were started and not yet taken out.
         on_room: called once when there is room again.
         service: the deployment that the stream belongs to.
+        asking: the task of the source waits for room, or for the source.
         closed: nothing is asked of the source any more.
     """
 
     __slots__ = (
-        "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "closed", "completed",
-        "failed", "frames", "in_flight", "on_room", "position", "service", "size", "submitted",
+        "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "asking", "closed",
+        "completed", "failed", "frames", "in_flight", "on_room", "position", "service", "size", "submitted",
     )  # fmt: skip
 
     def __init__(
@@ -54,12 +55,18 @@ class Window:
         self.in_flight = 0
         self.submitted = 0
         self.position = 0
+        self.asking = False
         self.closed = False
         self.service: Deployment | None = None
         self.completed = 0
         self.failed = 0
         self.frames: dict[int, Frame] = {}
         self.on_room: Callable[[], None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether items have not ended yet."""
+        return any(frame.state == "running" for frame in self.frames.values())
 
     def peek(self) -> Frame | None:
         """Return the next item in its turn, if it has ended, and leave it there."""
@@ -107,10 +114,13 @@ class Window:
         """Whether items are taken out in input order."""
         return self._completion_order is None
 
+    @property
+    def has_reader(self) -> bool:
+        """Whether somebody waits for an item."""
+        return self._reader is not None
+
     async def wait(self) -> None:
         """Wait until something has happened that the reader may want to see."""
-        if self._reader is not None:
-            raise RuntimeError("this stream is being read by another task; a stream has one reader")
         self._reader = self._loop.create_future()
         try:
             await self._reader
