@@ -14,6 +14,7 @@ from ..actors.threads import ThreadPoolStatistics
 from .graph import Call, Graph
 from .instances import stateful_nodes
 from .options import DEFAULTS, CallOptions, checked, resolve
+from .pipeline import Pipeline
 from .plan import ChosenScheduler, Plan
 from .pools import Pools
 from .running import run_call
@@ -70,6 +71,7 @@ class Engine:
         max_threads = self._options.get("max_workers", DEFAULTS.max_workers)
         self.pools = Pools(max_threads, ends_with_loop=self._is_default)
         self.frames: set[Frame] = set()
+        self.pipelines: set[Pipeline] = set()
         self.open: WeakSet[Stream[Any] | Service[Any, Any]] = WeakSet()
         self._plans: WeakSet[Plan] = WeakSet()
 

@@ -79,6 +79,8 @@ class Pipeline:
         self._crew: Crew | None = None if own_crews else scope.crew(self._context, deadline=self._deadline)
         on_settled = self._item_settled if own_crews else None
         self.window = Window(self.loop, options.max_in_flight, self.abort, on_settled, ordered=options.ordered)
+        # The loop knows its tasks only weakly: without this, those of a dropped stream would be collected, not ended.
+        scope.engine.pipelines.add(self)
         self._source = self.loop.create_task(self._feed(calls), context=self._context.copy(), name="penstock-source")
 
     async def next_frame(self) -> Frame | None:
@@ -212,6 +214,7 @@ class Pipeline:
             await self._scope.close()
         if self._span is not None:
             self._span.end()
+        self._scope.engine.pipelines.discard(self)
         if self.on_closed is not None:
             self.on_closed(self)
 
