@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakKeyDictionary, WeakSet
 
 from .._errors import EngineClosedError, EngineLoopError
@@ -11,7 +11,7 @@ from ..actors.actor import ActorStatistics
 from ..actors.frame import Frame
 from ..actors.processes import ProcessPoolStatistics
 from ..actors.threads import ThreadPoolStatistics
-from .graph import Call, Graph
+from .graph import Call, Graph, as_call
 from .instances import stateful_nodes
 from .options import DEFAULTS, CallOptions, checked, resolve
 from .pipeline import Pipeline
@@ -94,7 +94,7 @@ class Engine:
     async def run(self, call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -> R:
         """Run one call and return its result; see `penstock.engine.run`."""
         self.check_loop()
-        result: R = await run_call(self, as_call(call, "run"), resolve("run", options, self._options))
+        result: R = await run_call(self, as_call(call, "engine.run"), resolve("run", options, self._options))
         return result
 
     def stream(self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, **options: Unpack[CallOptions]) -> Stream[R]:
@@ -195,21 +195,3 @@ def default_engine() -> Engine:
     if engine is None:
         engine = _defaults[loop] = _DefaultEngine()
     return engine
-
-
-def as_call(call: Any, verb: str) -> Call[Any]:
-    """Return the call that was meant; a graph without parameters may be passed itself.
-
-    Raises:
-        TypeError: it is neither.
-    """
-    if isinstance(call, Call):
-        return call  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Call[Any]
-    if isinstance(call, Graph):
-        try:
-            return cast("Graph[[], Any]", call)()
-        except TypeError:
-            raise TypeError(
-                f"graph {call.name!r} has parameters: pass a call, engine.{verb}({call.name}(...))"
-            ) from None
-    raise TypeError(f"engine.{verb} takes a call of a graph, such as search(url), got {call!r}")

@@ -278,3 +278,22 @@ def _refuse_variadic(made: Graph[..., Any]) -> None:
                 f"{definition_location(made.fn)}: parameter {parameter} of graph {made.name!r}: the number of values "
                 "must be known when the graph is traced; take a list"
             )
+
+
+def as_call(call: Any, verb: str) -> Call[Any]:
+    """Return the call that was meant; a graph without parameters may be passed itself.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(call, Call):
+        return call  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Call[Any]
+    if isinstance(call, Graph):
+        try:
+            return cast("Graph[[], Any]", call)()
+        except TypeError:
+            raise TypeError(f"graph {call.name!r} has parameters: pass a call, {verb}({call.name}(...))") from None
+    if inspect.iscoroutine(call):
+        call.close()
+        raise TypeError(f"{verb} takes a call of a graph, got a coroutine of {call.__name__!r}: call it in a graph")
+    raise TypeError(f"{verb} takes a call of a graph, such as search(url), got {call!r}")

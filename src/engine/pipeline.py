@@ -139,13 +139,16 @@ class Pipeline:
         """The task of the source, from its first step to its last."""
         try:
             if self._crew is None or isinstance(calls, AsyncIterable):
-                await feed(calls, self.window, self._start)
+                if not await feed(calls, self.window, self._start) and self._finishing:
+                    self._source_error = _cut_short()
             else:
                 await PulledSource(calls, self.window, self._crew, self._prepare, self._parent, self._deadline).run()
         except Exception as error:  # noqa: BLE001 - of the source, or of a stateful node that does not start: it ends the stream
             self._source_error = plain_error(error, "the start of a stateful node")
         except asyncio.CancelledError as error:
-            if self._closing is None and not self._finishing:
+            if self._finishing:
+                self._source_error = _cut_short()
+            elif self._closing is None:
                 self._source_error = NodeCancelledError("the source of this stream was cancelled")
                 self._source_error.__cause__ = error
             raise
@@ -210,13 +213,22 @@ class Pipeline:
             self.window.clear()
         if self._crew is not None:
             self._crew.close()
-        if self._owns_scope:
-            await self._scope.close()
+        try:
+            if self._owns_scope:
+                await self._scope.close()
+        finally:
+            self._closed()
+
+    def _closed(self) -> None:
         if self._span is not None:
             self._span.end()
         self._scope.engine.pipelines.discard(self)
         if self.on_closed is not None:
             self.on_closed(self)
+
+
+def _cut_short() -> EngineClosedError:
+    return EngineClosedError("the deployment was drained: the source of this stream was asked for no more calls")
 
 
 def log_skipped(frame: Frame) -> None:

@@ -73,7 +73,7 @@ class _Run:
 
     async def finish(self, wired: Wired) -> Any:
         if self._engine.closed:  # while a stateful node was entered
-            raise closed_error("the Engine")
+            raise self.not_started(closed_error("the Engine"), timed_out=False)
         frame = Frame(wired.program, self._call.arguments, self._crew, self, 0, enclosing_frame())
         frame.span = self._span if self._traced else None
         if self.deadline is not None and self._options.timeout_seconds is not None:

@@ -10,7 +10,7 @@ from .._errors import DeadlineExceeded, EngineClosedError, EngineLoopError, Reen
 from ..actors.actor import ActorStatistics
 from ..actors.frame import Frame
 from .admission import Admission, AdmissionStatistics
-from .graph import Call, Graph
+from .graph import Call, Graph, as_call
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .pipeline import Pipeline
 from .scope import Scope, enclosing_frame, end_span, start_span
@@ -131,7 +131,7 @@ class Service(Generic[P, R]):
             EngineClosedError: the deployment is draining or stopped.
         """
         merged = resolve("service.run", options, self._inherited())
-        result: T = await self._run(call, merged.timeout_seconds, merged.priority)
+        result: T = await self._run(as_call(call, "service.run"), merged.timeout_seconds, merged.priority)
         return result
 
     def stream(self, calls: Iterable[Call[T]] | AsyncIterable[Call[T]], /, **options: Unpack[CallOptions]) -> Stream[T]:

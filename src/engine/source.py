@@ -188,13 +188,16 @@ class PulledSource:
             self._stopped.set_exception(error)
 
 
-async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitable[None]]) -> None:
+async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitable[None]]) -> bool:
     """Ask a source for calls, one by one, and start them; for async iterables, and items with workers of their own.
 
     Args:
         calls: the calls.
         window: reserves a place before each call is asked for.
         start: starts one call, given its index.
+
+    Returns:
+        Whether the source has no more calls; False if the window was closed before.
 
     Raises:
         Exception: what the source raised, or `start`.
@@ -208,7 +211,7 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
                 window.on_room = lambda room=room: None if room.done() else room.set_result(None)
                 await room
             if window.closed:  # a source may swallow the cancellation that told it to stop
-                return
+                return False
             window.in_flight += 1
             try:
                 call = await source.__anext__()
@@ -216,7 +219,7 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
             except BaseException as error:
                 window.release()
                 if isinstance(error, StopAsyncIteration):
-                    return
+                    return True
                 raise
             try:
                 await start(call, window.submitted)
