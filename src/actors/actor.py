@@ -170,8 +170,8 @@ class Actor:
             value = self.fn(*self.args_of(values), **self.kwargs_of(values))
         elapsed = perf_counter() - began
         self.busy_seconds += elapsed
-        self.was_slow = elapsed > SLOW_SECONDS
-        if elapsed > BLOCKING_SECONDS:
+        if elapsed > SLOW_SECONDS:
+            self.was_slow = True
             self.watch(elapsed)
         if value.__class__ is CoroutineType:
             self.refuse_coroutine(value, self.links[-1].name)

@@ -128,6 +128,7 @@ class Worker:
                         elif mode == INLINE and not traced and actor.completed:
                             value = actor.run_inline(values)
                             if actor.was_slow:
+                                actor.was_slow = False
                                 budget = 0
                         else:
                             value = await actor.invoke(self, actor, frame)

@@ -19,7 +19,7 @@ from .references import References, resolve_references
 from .replacement import epoch
 from .source_check import check_source
 from .stateful import is_stateful
-from .tracer import Trace, Tracer, active, endless_recursion
+from .tracer import Trace, Tracer, active, endless_recursion, is_tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,11 +79,12 @@ class Graph(Generic[P, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """Return an unstarted `Call` with these arguments."""
         # Also the hot path, once for each item of a stream.
-        call = Call(self, args if len(args) == self._arity and not kwargs else self._bound(args, kwargs))
-        if (tracer := active()) is not None:
+        arguments = args if len(args) == self._arity and not kwargs else self._bound(args, kwargs)
+        call = Call(self, arguments)
+        if is_tracing() is not None and (tracer := active()) is not None:
             tracer.pending[call] = call_location()
             return call
-        for arg in call.arguments:
+        for arg in arguments:
             if type(arg) is Ref or type(arg) is PendingRef:
                 refuse_leak("graph", self.name, arg)
         return call

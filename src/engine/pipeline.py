@@ -170,8 +170,7 @@ class Pipeline:
             context = self._context.copy()
             span, traced = start_span(call, context, item=index, parent=self._span)
             crew = self._scope.crew(context, traced=traced, deadline=self._deadline)
-        self.window.submitted += 1
-        frame = self.window.frames[index] = Frame(wired.program, call.arguments, crew, self.window, index, self._parent)
+        frame = self.window.new_frame(wired, call.arguments, crew, self._parent)
         frame.priority = self._options.priority
         frame.span = span if traced else None
         if self._deadline is not None:

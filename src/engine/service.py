@@ -285,7 +285,7 @@ class Service(Generic[P, R]):
 
     def _is_busy(self) -> bool:
         """Whether accepted calls have not ended; those of a stream may end unread."""
-        return bool(self._live or self._admission_queue() or any(p.window.is_running for p in self._streams))
+        return bool(self._live or self._admission_queue() or any(p.window.running for p in self._streams))
 
     def _admission_queue(self) -> int:
         return 0 if self._admission is None else self._admission.statistics().queued

@@ -88,74 +88,78 @@ class PulledSource:
         Returns:
             None if there is no item now, or what there was has been run, or was given to others.
         """
-        window = self._window
-        ends_at = window.submitted + _BURST
-        while window.in_flight < window.size:
-            window.in_flight += 1  # the place is reserved before the source is asked
+        window, crew, parent, frames = self._window, self._crew, self._parent, self._window.frames
+        run, iterator = self._context.run, self._iterator
+        index, limit = window.submitted, window.limit
+        ends_at = min(index + _BURST, limit)
+        graph: Graph[..., Any] | None = None
+        actor: Actor | None = None  # the chain of plain functions that all of the graph is; None if it is not
+        while index < ends_at:
             try:
-                call = self._context.run(next, self._iterator)
+                call = run(next, iterator)
             except BaseException as error:  # noqa: BLE001 - it ends the stream; a worker only asked for a call
                 self._stop(_Ended() if isinstance(error, StopIteration) else error)
-                window.release()
                 return None
-            wired = self._wired.get(call.graph) if call.__class__ is Call else None
-            if wired is None:
-                self._unprepared = call
-                self._stop(None)
+            if call.__class__ is not Call or call.graph is not graph:
+                wired = self._wired.get(call.graph) if call.__class__ is Call else None
+                if wired is None:
+                    self._unprepared = call
+                    window.reserved = 1
+                    self._stop(None)
+                    return None
+                graph, program = call.graph, wired.program
+                # From the second item on, which has found the names of the functions and ... TODO
+                actor = position.actor = wired.chain if self._may_run else None
+                if actor is not None and not (actor.completed and actor.places.free > 0):
+                    actor = None
+            frame = frames[index] = Frame(program, call.arguments, crew, window, index, parent)
+            index += 1
+            window.submitted = index
+            if actor is None:
+                return self._hand_over(frame, wired)
+            position.frame = frame
+            try:
+                value = actor.run_inline(frame.values)
+            except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its item's outcome
+                position.frame = None
+                self._failed(frame, actor, error)
+                continue
+            position.frame = None
+            if frame.state != "running":  # the handler itself ended its item, e.g. by closing the stream
+                frame.leave()
                 return None
-            index = window.submitted
-            window.submitted = index + 1
-            frame = window.frames[index] = Frame(wired.program, call.arguments, self._crew, window, index, self._parent)
-            entry = wired.only_entry
-            if entry is None or entry.places.free <= 0:
-                if self._deadline is not None:
-                    frame.deadline = self._deadline
-                self._enter(frame, wired)
-                return None
-            if not (wired.is_chain and self._may_run and entry.completed):
-                if self._deadline is not None:
-                    frame.deadline = self._deadline
-                entry.places.free -= 1
-                return entry, frame
-            self._run(index, frame, entry, position)
-            if entry.was_slow or index >= ends_at:
-                return None
-        self._crew.feed = None
-        window.on_room = self._go_on
-        return None
-
-    def _run(self, index: int, frame: Frame, actor: Actor, position: Position) -> None:
-        position.frame, position.actor = frame, actor
-        value: Any = None
-        failure: BaseException | None = None
-        try:
-            value = actor.run_inline(frame.values)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its item's outcome
-            failure = error
-        position.frame = None
-        if frame.state != "running":  # the handler itself ended its item, e.g. by closing the stream
-            frame.leave()
-        elif failure is None:
             actor.completed += 1
             # `Frame.end_with`, as far as it applies here: two calls less for items that cost hardly more than that.
             frame.result = value
             frame.state = "done"
             frame.values = NOTHING
-            self._window.completed += 1
-            if index == self._window.position:
-                self._window.wake_reader()
-        else:
-            actor.failed += 1
-            frame.fail(failure, actor)
+            if frame.item == window.position:
+                window.wake_reader()
+            if actor.was_slow:
+                actor.was_slow = False
+                return None
+        if index >= limit:
+            crew.feed = None
+            window.on_room = self._go_on
+        return None
 
-    def _frame(self, call: Call[Any], wired: Wired) -> Frame:
-        window = self._window
-        index = window.submitted
-        window.submitted = index + 1
-        frame = window.frames[index] = Frame(wired.program, call.arguments, self._crew, window, index, self._parent)
+    def _hand_over(self, frame: Frame, wired: Wired) -> tuple[Actor, Frame] | None:
+        """Give a new item to the worker that asked for it, or let it into its actors."""
         if self._deadline is not None:
             frame.deadline = self._deadline
-        return frame
+        entry = wired.only_entry
+        if entry is None or entry.places.free <= 0:
+            self._enter(frame, wired)
+            return None
+        entry.places.free -= 1
+        return entry, frame
+
+    def _failed(self, frame: Frame, actor: Actor, error: BaseException) -> None:
+        if frame.state != "running":
+            frame.leave()
+            return
+        actor.failed += 1
+        frame.fail(error, actor)
 
     def _enter(self, frame: Frame, wired: Wired) -> None:
         full = self._crew.start(frame, wired.entries)
@@ -168,9 +172,13 @@ class PulledSource:
         try:
             self._wired[call.graph] = await self._prepare(checked_call(call, self._window.submitted).graph)
         except BaseException:
-            self._window.release()
+            self._window.reserved = 0
             raise
-        self._enter(self._frame(call, self._wired[call.graph]), self._wired[call.graph])
+        wired = self._wired[call.graph]
+        frame = self._window.new_frame(wired, call.arguments, self._crew, self._parent)
+        if self._deadline is not None:
+            frame.deadline = self._deadline
+        self._enter(frame, wired)
 
     def _go_on(self) -> None:
         self._crew.feed = self.pull
@@ -206,26 +214,22 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
     try:
         while True:
             window.asking = True
-            if window.in_flight >= window.size:
+            if window.submitted >= window.limit:
                 room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 window.on_room = lambda room=room: None if room.done() else room.set_result(None)
                 await room
             if window.closed:  # a source may swallow the cancellation that told it to stop
                 return False
-            window.in_flight += 1
+            window.reserved = 1
             try:
-                call = await source.__anext__()
-                window.asking = False
-            except BaseException as error:
-                window.release()
-                if isinstance(error, StopAsyncIteration):
+                try:
+                    call = await source.__anext__()
+                except StopAsyncIteration:
                     return True
-                raise
-            try:
+                window.asking = False
                 await start(call, window.submitted)
-            except BaseException:
-                window.release()
-                raise
+            finally:
+                window.reserved = 0
             del call  # it would keep the last item alive while the source is waited for
             if window.submitted % _BURST == 0:
                 await asyncio.sleep(0)

@@ -81,6 +81,10 @@ class Trace:
 _active: ContextVar["Tracer | None"] = ContextVar("penstock_tracer", default=None)
 
 
+# Not None wherever `active()` may be: for who asks so often that a function call counts.
+is_tracing = _active.get
+
+
 def active() -> "Tracer | None":
     """Return the tracer of the graph that is traced here; None outside of graphs."""
     tracer = _active.get()

@@ -7,8 +7,11 @@ turn. So a slow first item fills the window and no node ever waits for it.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
+from ..actors.crew import Crew
 from ..actors.frame import Deployment, Frame
+from .wiring import Wired
 
 
 class Window:
@@ -21,8 +24,9 @@ class Window:
         on_settled: called when nothing runs for an item any more; None if nobody has to know.
 
     Attributes:
-        in_flight: items that count now.
         submitted: items that were started; the next one's index.
+        limit: the index of the first item for which there is no place yet.
+        reserved: the source is being asked for an item, whose place is taken: 1, else 0.
         position: in input order, the index of the next item to be taken out; else how many were.
         frames: the items that were started and not yet taken out.
         on_room: called once when there is room again.
@@ -33,7 +37,7 @@ class Window:
 
     __slots__ = (
         "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "asking", "closed",
-        "completed", "failed", "frames", "in_flight", "on_room", "position", "service", "size", "submitted",
+        "failed", "frames", "limit", "on_room", "position", "reserved", "service", "size", "submitted",
     )  # fmt: skip
 
     def __init__(
@@ -52,21 +56,39 @@ class Window:
         self._reader: asyncio.Future[None] | None = None
         self._unwinding: set[int] = set()  # taken out, but still running: they count until they have unwound
         self.size = size
-        self.in_flight = 0
         self.submitted = 0
+        self.limit = size
+        self.reserved = 0
         self.position = 0
         self.asking = False
         self.closed = False
         self.service: Deployment | None = None
-        self.completed = 0
         self.failed = 0
         self.frames: dict[int, Frame] = {}
         self.on_room: Callable[[], None] | None = None
 
     @property
-    def is_running(self) -> bool:
-        """Whether items have not ended yet."""
-        return any(frame.state == "running" for frame in self.frames.values())
+    def in_flight(self) -> int:
+        """Items that count now: from before the source is asked for them until they are taken out."""
+        return self.submitted + self.reserved + self.size - self.limit
+
+    def new_frame(self, wired: Wired, arguments: tuple[Any, ...], crew: Crew, parent: Frame | None) -> Frame:
+        """Start the next item, for which a place was reserved."""
+        index = self.submitted
+        self.submitted = index + 1
+        self.reserved = 0
+        frame = self.frames[index] = Frame(wired.program, arguments, crew, self, index, parent)
+        return frame
+
+    @property
+    def running(self) -> int:
+        """Items that have not ended yet."""
+        return sum(frame.state == "running" for frame in self.frames.values())
+
+    @property
+    def completed(self) -> int:
+        """Items that ended with a result; worked out when it is asked for, so that an item does not pay for it."""
+        return self.submitted - self.failed - self.running
 
     def peek(self) -> Frame | None:
         """Return the next item in its turn, if it has ended, and leave it there."""
@@ -78,30 +100,22 @@ class Window:
     def take(self) -> Frame | None:
         """Take out the next item in its turn, if it has ended."""
         if self._completion_order is None:
-            item = self.position
-            frame = self.frames.get(item)
+            frame = self.frames.get(self.position)
             if frame is None or frame.state == "running":
                 return None
         elif self._completion_order:
-            item = self._completion_order.popleft()
-            frame = self.frames[item]
+            frame = self.frames[self._completion_order.popleft()]
         else:
             return None
-        del self.frames[item]
+        del self.frames[frame.item]
         self.position += 1
         if frame.unwinding:
-            self._unwinding.add(item)
+            self._unwinding.add(frame.item)
         else:
-            self.in_flight -= 1
+            self.limit += 1
             if self.on_room is not None:
                 self._make_room()
         return frame
-
-    def release(self) -> None:
-        """Give back a place: the source had no item for it, or its item has unwound."""
-        self.in_flight -= 1
-        self._make_room()
-        self.wake_reader()  # it may wait for the last item
 
     def clear(self) -> None:
         """Forget the items that nobody will take out."""
@@ -134,9 +148,7 @@ class Window:
 
     def frame_done(self, frame: Frame) -> None:
         """An item has ended."""
-        if frame.state == "done":
-            self.completed += 1
-        else:
+        if frame.state != "done":
             self.failed += 1
             if frame.error is not None and not isinstance(frame.error, Exception):
                 self._on_fatal(frame.error)
@@ -156,7 +168,9 @@ class Window:
             self._on_settled(frame)
         if frame.item in self._unwinding:
             self._unwinding.discard(frame.item)
-            self.release()
+            self.limit += 1
+            self._make_room()
+            self.wake_reader()  # it may wait for the last item
 
     def _make_room(self) -> None:
         on_room, self.on_room = self.on_room, None

@@ -47,9 +47,10 @@ class Wired:
     entries: tuple[Actor, ...]
 
     @cached_property
-    def is_chain(self) -> bool:
-        """Whether the whole graph is one chain of plain functions."""
-        return len(self.actors) == 1 and self.actors[0].mode == INLINE and self.actors[0].ends_line
+    def chain(self) -> Actor | None:
+        """The chain of plain functions that the whole graph is; None if it is more than that."""
+        actor = self.actors[0] if len(self.actors) == 1 else None
+        return actor if actor is not None and actor.mode == INLINE and actor.ends_line else None
 
     @cached_property
     def only_entry(self) -> Actor | None:
