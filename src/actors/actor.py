@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final
 
 from ..telemetry import logs
-from .chain import failed_link, running_link
+from .chain import SLOW_SECONDS, Link, failed_link, running_link
 from .channel import Channel, ChannelStatistics
 from .invocation import invoke
 from .places import Places
@@ -26,20 +25,9 @@ GENERAL: Final = 2
 # A body that holds the loop longer than this is reported: at 50 ms a person notices, and other items wait.
 BLOCKING_SECONDS = 0.05
 
-# After a body this long, others get their turn: a timer is late by 1 ms at most.
-SLOW_SECONDS = 0.001
-
 Values = list[Any]
 # How a handler is run with its arguments: on the loop, in a thread, in a process, or as a sub-graph.
 Body = Callable[["Worker", "Actor", "Frame", tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
-
-
-@dataclass(frozen=True)
-class Link:
-    """One node of a chain of plain functions that share an actor."""
-
-    name: str
-    fn: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -79,8 +67,8 @@ class Actor:
     __slots__ = (
         "_all_returned", "abandoned",
         "args_of", "body", "busy_seconds", "completed", "consumers", "ends_line", "failed", "fn", "graph", "inbox",
-        "index", "invoke", "kwargs_of", "links", "mode", "name", "out", "places", "policy", "reads", "retried", "slot",
-        "successor", "warned", "was_slow",
+        "index", "invoke", "kwargs_of", "links", "mode", "name", "out", "places", "policy", "reads", "retried", "run",
+        "slot", "successor", "warned", "was_slow",
     )  # fmt: skip
 
     def __init__(
@@ -96,7 +84,8 @@ class Actor:
         self.fn: Callable[..., Any] = _unset
         self.invoke = invoke
         self.body: Body = _unset
-        self.links: tuple[Link, ...] = ()  # of a chain, whose `fn` is all of them in one
+        self.links: tuple[Link, ...] = ()  # of plain functions
+        self.run: Callable[[Values], Any] = _unset  # all of them in one
         self.slot = -1  # the slot of the only argument, or -1: `args_of` and `kwargs_of` build them
         self.args_of: Callable[[Values], tuple[Any, ...]] = _no_args
         self.kwargs_of: Callable[[Values], dict[str, Any]] | None = None
@@ -155,34 +144,24 @@ class Actor:
         """Return the name of the node that runs now, or in which `error` was raised: in a chain, that of the link."""
         if len(self.links) < 2:
             return self.name
-        code = self.fn.__code__
+        code = self.run.__code__  # pyright: ignore[reportFunctionMemberAccess] - it is a function, of `compose`
         number = running_link(code) if error is None else failed_link(code, error.__traceback__)
         return self.name if number is None else self.links[number].name
 
-    def run_inline(self, values: Values) -> Any:
-        """Run a plain function, or a chain of them, watching the clock: they hold the loop."""
-        began = perf_counter()
-        if self.slot >= 0:
-            value = self.fn(values[self.slot])
-        elif self.kwargs_of is None:
-            value = self.fn(*self.args_of(values))
-        else:
-            value = self.fn(*self.args_of(values), **self.kwargs_of(values))
-        elapsed = perf_counter() - began
-        self.busy_seconds += elapsed
-        if elapsed > SLOW_SECONDS:
+    def noticed(self, seconds: float, value: Any) -> None:
+        """A plain function held the loop for long, or gave a coroutine."""
+        if seconds > SLOW_SECONDS:
             self.was_slow = True
-            self.watch(elapsed)
-        if value.__class__ is CoroutineType:
-            self.refuse_coroutine(value, self.links[-1].name)
-        return value
+            self.watch(seconds)
+        self.refuse_coroutine(value, self.links[-1].name)
 
     def refuse_coroutine(self, value: Any, name: str) -> None:
         """Raise for a plain function that returned a coroutine: nobody would ever await it."""
-        value.close()
-        raise TypeError(
-            f"node {name!r} is a plain `def` that returned a coroutine; declare it `async def` and await inside"
-        )
+        if value.__class__ is CoroutineType:
+            value.close()
+            raise TypeError(
+                f"node {name!r} is a plain `def` that returned a coroutine; declare it `async def` and await inside"
+            )
 
     def watch(self, elapsed_seconds: float) -> None:
         """Log once if this node held the event loop for too long, with the remedy."""

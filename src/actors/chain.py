@@ -1,4 +1,4 @@
-"""Chains of plain functions as one function.
+"""Chains of plain functions that share an actor; a single one is a chain too.
 
 A loop over ten functions calls each through one call site, which the interpreter cannot specialise. One line of code
 for each function can be, and makes the chain two to three times faster; the line number tells which function runs.
@@ -6,35 +6,95 @@ for each function can be, and makes the chain two to three times faster; the lin
 
 import sys
 from collections.abc import Callable, Sequence
-from types import CodeType, FrameType, TracebackType
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
+from types import CodeType, CoroutineType, FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from ..telemetry import spans
+
+if TYPE_CHECKING:
+    from .actor import Actor
+    from .frame import Frame
+
+# After a body this long, others get their turn: a timer is late by 1 ms at most.
+SLOW_SECONDS: Final = 0.001
 
 
-def compose(functions: Sequence[Callable[..., Any]], *, single_argument: bool) -> Callable[..., Any]:
-    """Return a function that passes its arguments to the first function, and each result to the next.
+@dataclass(frozen=True)
+class Link:
+    """One node of a chain."""
 
-    Args:
-        functions: the functions, at least one.
-        single_argument: whether the first takes exactly one positional argument, which is cheaper to pass on.
+    name: str
+    fn: Callable[..., Any]
+
+
+def compose(links: Sequence[Link], actor: "Actor") -> Callable[[list[Any]], Any]:
+    """Return a function that takes the values of a frame, runs the chain and watches the clock: it holds the loop.
+
+    It adds to the `busy_seconds` of the actor, and tells it of a run that was long or gave a coroutine.
     """
-    parameter, argument = ("value", "value") if single_argument else ("*args, **kwargs", "*args, **kwargs")
-    names = [f"f{index}" for index in range(len(functions))]
-    lines = [f" def chain({parameter}):", f"  value = f0({argument})"]
-    lines += [f"  value = {name}(value)" for name in names[1:]]
-    # The functions are closure variables of the chain: an enclosing function is the way to make those.
-    source = "\n".join([f"def enclose({', '.join(names)}):", *lines, "  return value", " return chain"])
-    namespace: dict[str, Any] = {}
+    if actor.slot >= 0:
+        arguments = "values[slot]"
+    else:
+        arguments = "*args_of(values)" if actor.kwargs_of is None else "*args_of(values), **kwargs_of(values)"
+    enclose = _compiled(len(links), arguments)
+    run: Callable[[list[Any]], Any] = enclose(
+        actor, actor.slot, actor.args_of, actor.kwargs_of, *(link.fn for link in links)
+    )
+    return run
+
+
+@cache
+def _compiled(length: int, arguments: str) -> Callable[..., Any]:
+    names = [f"f{index}" for index in range(length)]
+    source = "\n".join(
+        [
+            # What the chain uses are closure variables of it: an enclosing function is the way to make those.
+            f"def enclose(actor, slot, args_of, kwargs_of, {', '.join(names)}):",
+            " def chain(values):",
+            "  began = perf_counter()",
+            f"  value = f0({arguments})",
+            *(f"  value = {name}(value)" for name in names[1:]),
+            "  seconds = perf_counter() - began",
+            "  actor.busy_seconds += seconds",
+            "  if seconds > SLOW_SECONDS or value.__class__ is CoroutineType:",
+            "   actor.noticed(seconds, value)",
+            "  return value",
+            " return chain",
+        ]
+    )
+    namespace: dict[str, Any] = {"perf_counter": perf_counter, "CoroutineType": CoroutineType}
+    namespace["SLOW_SECONDS"] = SLOW_SECONDS
     exec(compile(source, "<penstock chain>", "exec"), namespace)
-    chain: Callable[..., Any] = namespace["enclose"](*functions)
-    return chain
+    enclose: Callable[..., Any] = namespace["enclose"]
+    return enclose
+
+
+_LINES_BEFORE = 4  # up to the call of the first function, counted from 1
+
+
+def run_linkwise(links: Sequence[Link], actor: "Actor", frame: "Frame", args: Any, kwargs: Any) -> Any:
+    """Run a chain link by link: each result is checked, and each link but the first opens a span if there are any."""
+    number = 0  # read by `_number`
+    value = links[0].fn(*args, **kwargs)
+    actor.refuse_coroutine(value, links[0].name)
+    for number in range(1, len(links)):
+        link = links[number]
+        with spans.node(frame.span, link.name, link.fn, item=frame.item):
+            value = link.fn(value)
+        actor.refuse_coroutine(value, link.name)
+    return value
 
 
 def running_link(code: CodeType) -> int | None:
     """Return the number of the function of a chain that is running in this thread; None if none is."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is code:
-            return _number(frame.f_lineno)
+        number = _number(frame, frame.f_lineno, code)
+        if number is not None:
+            return number
         frame = frame.f_back
     return None
 
@@ -42,11 +102,17 @@ def running_link(code: CodeType) -> int | None:
 def failed_link(code: CodeType, traceback: TracebackType | None) -> int | None:
     """Return the number of the function of a chain in which an exception was raised; None if it was not there."""
     while traceback is not None:
-        if traceback.tb_frame.f_code is code:
-            return _number(traceback.tb_lineno)
+        number = _number(traceback.tb_frame, traceback.tb_lineno, code)
+        if number is not None:
+            return number
         traceback = traceback.tb_next
     return None
 
 
-def _number(line: int) -> int:
-    return line - 3  # "def enclose" and "def chain" come first, and lines count from 1
+def _number(frame: FrameType, line: int, code: CodeType) -> int | None:
+    if frame.f_code is code:
+        return line - _LINES_BEFORE
+    if frame.f_code is run_linkwise.__code__:
+        number: int = frame.f_locals["number"]
+        return number
+    return None

@@ -5,12 +5,12 @@ import inspect
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from time import perf_counter
-from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from .._errors import NodeCancelledError, NodeTimeoutError
 from ..telemetry import spans
 from . import current
+from .chain import run_linkwise
 from .processes import ProcessPool
 from .threads import ThreadPool
 
@@ -142,19 +142,9 @@ async def run_inline(
 ) -> Any:
     """Body of a plain `def` node, and of a chain of them, where each further one has a span of its own."""
     began = perf_counter()
-    value = actor.links[0].fn(*args, **kwargs)
-    _check(actor, value, actor.links[0].name)
-    for link in actor.links[1:]:
-        with spans.node(frame.span, link.name, link.fn, item=frame.item):
-            value = link.fn(value)
-        _check(actor, value, link.name)
+    value = run_linkwise(actor.links, actor, frame, args, kwargs)
     actor.watch(perf_counter() - began)
     return value
-
-
-def _check(actor: "Actor", value: Any, name: str) -> None:
-    if value.__class__ is CoroutineType:
-        actor.refuse_coroutine(value, name)
 
 
 class ThreadCall:
@@ -202,7 +192,7 @@ def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
         job = pool_of().submit(context, call.on_returned, call.run, actor.fn, args, kwargs)
         worker.thread_call = call
         value = await job
-        _check(actor, value, actor.name)
+        actor.refuse_coroutine(value, actor.name)
         return value
 
     return run_in_thread

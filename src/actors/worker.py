@@ -126,7 +126,7 @@ class Worker:
                             else:
                                 value = await actor.fn(*actor.args_of(values), **actor.kwargs_of(values))
                         elif mode == INLINE and not traced and actor.completed:
-                            value = actor.run_inline(values)
+                            value = actor.run(values)
                             if actor.was_slow:
                                 actor.was_slow = False
                                 budget = 0

@@ -50,7 +50,7 @@ class PulledSource:
         # Spans and deadlines are looked after between two steps, which takes a worker.
         self._may_run = deadline is None and not crew.traced and window.ordered
         self._wired: dict[Graph[..., Any], Wired] = {}
-        self._unprepared: Call[Any] | None = None
+        self._asked_for: Call[Any] | None = None  # the source gave it, and it waits for its graph's actors
         self._blocked: tuple[Frame, list[Actor]] | None = None
         self._stopped: asyncio.Future[None] = crew.loop.create_future()
 
@@ -65,8 +65,8 @@ class PulledSource:
                 self._go_on()
                 await self._stopped
                 self._stopped = self._crew.loop.create_future()
-                if self._unprepared is not None:
-                    await self._start_unprepared(self._unprepared)
+                if self._asked_for is not None:
+                    await self._prepare_graph(self._asked_for)
                 if self._blocked is not None:
                     frame, full = self._blocked
                     self._blocked = None
@@ -82,69 +82,38 @@ class PulledSource:
     def pull(self, position: Position) -> tuple[Actor, Frame] | None:
         """Return an item to run, its place already taken.
 
-        Items of a graph that is one chain of plain functions are run here, one after the other: they cannot wait, so
-        there is nothing to carry on.
+        Items of a graph that is one chain of plain functions are run here: they cannot wait, so there is nothing to
+        carry on.
 
         Returns:
             None if there is no item now, or what there was has been run, or was given to others.
         """
-        window, crew, parent, frames = self._window, self._crew, self._parent, self._window.frames
-        run, iterator = self._context.run, self._iterator
-        index, limit = window.submitted, window.limit
-        ends_at = min(index + _BURST, limit)
-        graph: Graph[..., Any] | None = None
-        actor: Actor | None = None  # the chain of plain functions that all of the graph is; None if it is not
-        while index < ends_at:
+        window = self._window
+        if window.submitted >= window.limit:
+            self._crew.feed = None
+            window.on_room = self._go_on
+            return None
+        call = self._asked_for
+        if call is None:
             try:
-                call = run(next, iterator)
+                call = self._context.run(next, self._iterator)
             except BaseException as error:  # noqa: BLE001 - it ends the stream; a worker only asked for a call
                 self._stop(_Ended() if isinstance(error, StopIteration) else error)
                 return None
-            if call.__class__ is not Call or call.graph is not graph:
-                wired = self._wired.get(call.graph) if call.__class__ is Call else None
-                if wired is None:
-                    self._unprepared = call
-                    window.reserved = 1
-                    self._stop(None)
-                    return None
-                graph, program = call.graph, wired.program
-                # From the second item on, which has found the names of the functions and ... TODO
-                actor = position.actor = wired.chain if self._may_run else None
-                if actor is not None and not (actor.completed and actor.places.free > 0):
-                    actor = None
-            frame = frames[index] = Frame(program, call.arguments, crew, window, index, parent)
-            index += 1
-            window.submitted = index
-            if actor is None:
-                return self._hand_over(frame, wired)
-            position.frame = frame
-            try:
-                value = actor.run_inline(frame.values)
-            except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its item's outcome
-                position.frame = None
-                self._failed(frame, actor, error)
-                continue
-            position.frame = None
-            if frame.state != "running":  # the handler itself ended its item, e.g. by closing the stream
-                frame.leave()
+        else:
+            self._asked_for = None
+        wired = self._wired.get(call.graph) if call.__class__ is Call else None
+        if wired is None:
+            self._asked_for = call
+            self._stop(None)
+            return None
+        if self._may_run:
+            chain = wired.chain
+            # The first item goes the longer way, on which every function of the chain is looked at.
+            if chain is not None and chain.completed and chain.places.free > 0:
+                self._burst(call, wired, chain, position)
                 return None
-            actor.completed += 1
-            # `Frame.end_with`, as far as it applies here: two calls less for items that cost hardly more than that.
-            frame.result = value
-            frame.state = "done"
-            frame.values = NOTHING
-            if frame.item == window.position:
-                window.wake_reader()
-            if actor.was_slow:
-                actor.was_slow = False
-                return None
-        if index >= limit:
-            crew.feed = None
-            window.on_room = self._go_on
-        return None
-
-    def _hand_over(self, frame: Frame, wired: Wired) -> tuple[Actor, Frame] | None:
-        """Give a new item to the worker that asked for it, or let it into its actors."""
+        frame = window.new_frame(wired, call.arguments, self._crew, self._parent)
         if self._deadline is not None:
             frame.deadline = self._deadline
         entry = wired.only_entry
@@ -154,12 +123,49 @@ class PulledSource:
         entry.places.free -= 1
         return entry, frame
 
-    def _failed(self, frame: Frame, actor: Actor, error: BaseException) -> None:
-        if frame.state != "running":
-            frame.leave()
-            return
-        actor.failed += 1
-        frame.fail(error, actor)
+    def _burst(self, call: Call[Any], wired: Wired, chain: Actor, position: Position) -> None:
+        """Run items of a chain, one after the other, as long as they are short and there is room for more."""
+        # Everything in this loop is paid by items that do hardly anything: `Window.new_frame` and `Frame.end_with` are
+        # written out as far as they apply, and the reader, which cannot run meanwhile, is woken once.
+        window, crew, parent = self._window, self._crew, self._parent
+        graph, program, frames, run = call.graph, wired.program, window.frames, chain.run
+        run_in_context, iterator = self._context.run, self._iterator
+        index = window.submitted
+        ends_at = min(index + _BURST, window.limit)
+        position.actor = chain
+        try:
+            while True:
+                frame = frames[index] = Frame(program, call.arguments, crew, window, index, parent)
+                index += 1
+                window.submitted = index
+                position.frame = frame
+                try:
+                    value = run(frame.values)
+                except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its item's outcome
+                    position.frame = None
+                    _fail(frame, chain, error)
+                else:
+                    position.frame = None
+                    if frame.state != "running":  # the handler itself ended its item, e.g. by closing the stream
+                        frame.leave()
+                        return
+                    chain.completed += 1
+                    frame.result = value
+                    frame.state = "done"
+                    frame.values = NOTHING
+                if index >= ends_at or chain.was_slow:
+                    chain.was_slow = False
+                    return
+                try:
+                    call = run_in_context(next, iterator)
+                except BaseException as error:  # noqa: BLE001 - it ends the stream, as in `pull`
+                    self._stop(_Ended() if isinstance(error, StopIteration) else error)
+                    return
+                if call.__class__ is not Call or call.graph is not graph:
+                    self._asked_for = call
+                    return
+        finally:
+            window.wake_reader()
 
     def _enter(self, frame: Frame, wired: Wired) -> None:
         full = self._crew.start(frame, wired.entries)
@@ -167,18 +173,13 @@ class PulledSource:
             self._blocked = frame, full
             self._stop(None)
 
-    async def _start_unprepared(self, call: Any) -> None:
-        self._unprepared = None
+    async def _prepare_graph(self, call: Any) -> None:
+        """Enter the stateful nodes of a graph that comes for the first time; `pull` takes the call from there."""
+        self._window.reserved = 1
         try:
             self._wired[call.graph] = await self._prepare(checked_call(call, self._window.submitted).graph)
-        except BaseException:
+        finally:
             self._window.reserved = 0
-            raise
-        wired = self._wired[call.graph]
-        frame = self._window.new_frame(wired, call.arguments, self._crew, self._parent)
-        if self._deadline is not None:
-            frame.deadline = self._deadline
-        self._enter(frame, wired)
 
     def _go_on(self) -> None:
         self._crew.feed = self.pull
@@ -238,6 +239,15 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
         aclose = getattr(source, "aclose", None)
         if aclose is not None:
             await aclose()
+
+
+def _fail(frame: Frame, actor: Actor, error: BaseException) -> None:
+    ended = frame.state != "running"
+    frame.fail(error, actor)  # one that has ended already only logs it
+    if ended:
+        frame.leave()
+    else:
+        actor.failed += 1
 
 
 def checked_call(call: Any, index: int) -> Call[Any]:

@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..actors import invocation
-from ..actors.actor import ASYNC, GENERAL, INLINE, Actor, Link
-from ..actors.chain import compose
+from ..actors.actor import ASYNC, GENERAL, INLINE, Actor
+from ..actors.chain import Link, compose
 from ..actors.channel import Channel
 from ..actors.frame import Frame
 from ..actors.places import UNLIMITED, Places
@@ -123,6 +123,8 @@ class Wiring:
         actor.slot = unit.slot
         actor.args_of = unit.args_of
         actor.kwargs_of = unit.kwargs_of
+        if actor.links:
+            actor.run = compose(actor.links, actor)
         actor.out = unit.out
         actor.reads = unit.reads
         return actor
@@ -135,8 +137,6 @@ class Wiring:
         if not node.is_async:
             further = zip(step.tail_labels, step.chain[1:], strict=True)
             actor.links = (Link(step.label, actor.fn), *(Link(label, _target(link)) for label, link in further))
-        if len(actor.links) > 1:
-            actor.fn = compose([link.fn for link in actor.links], single_argument=unit.slot >= 0)
         if policy.runs_on == "process" and not fake:
             actor.body = invocation.in_process(self._pools.processes, process_target(node.fn))
         elif policy.runs_on != "loop":  # a fake of a process node need not be importable: it runs in a thread
