@@ -144,7 +144,7 @@ class Actor:
         """Return the name of the node that runs now, or in which `error` was raised: in a chain, that of the link."""
         if len(self.links) < 2:
             return self.name
-        code = self.run.__code__  # pyright: ignore[reportFunctionMemberAccess] - it is a function, of `compose`
+        code = self.run.__code__
         number = running_link(code) if error is None else failed_link(code, error.__traceback__)
         return self.name if number is None else self.links[number].name
 
