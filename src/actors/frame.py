@@ -1,6 +1,7 @@
 """Frame: the activation record of one invocation of a graph."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from .._errors import DeadlineExceeded, NodeError
@@ -128,13 +129,18 @@ class Frame:
         """Whether it has ended and nothing runs for it any more."""
         return self.state != "running" and not self.unwinding
 
+    def lineage(self) -> "Iterator[Frame]":
+        """Yield this frame, and those that it is part of, from the inside out."""
+        frame: Frame | None = self
+        while frame is not None:
+            yield frame
+            frame = frame.parent
+
     @property
     def root(self) -> "Frame":
         """The outermost frame that this one is part of."""
-        frame = self
-        while frame.parent is not None:
-            frame = frame.parent
-        return frame
+        *_, outermost = self.lineage()
+        return outermost
 
     def expire_at(self, deadline: float, timeout_seconds: float) -> None:
         """Fail the frame at `deadline` (in the loop's time) with `DeadlineExceeded`, unless it ends before."""

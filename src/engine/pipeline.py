@@ -123,14 +123,12 @@ class Pipeline:
 
     async def aclose(self) -> None:
         """End everything: cancel what runs, close the source, release stateful nodes; waits until nothing is left."""
-        frame = enclosing_frame()
-        while frame is not None:
-            if frame.listener is self.window:
-                raise ReentrantCallError(
-                    "a stream was closed from inside one of its own nodes, which would wait for itself for ever; let "
-                    "its reader close it"
-                )
-            frame = frame.parent
+        caller = enclosing_frame()
+        if caller is not None and any(frame.listener is self.window for frame in caller.lineage()):
+            raise ReentrantCallError(
+                "a stream was closed from inside one of its own nodes, which would wait for itself for ever; let its "
+                "reader close it"
+            )
         self.abort()
         assert self._closing is not None
         await uninterrupted(self._closing)

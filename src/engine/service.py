@@ -325,18 +325,16 @@ class Service(Generic[P, R]):
         The frames around the caller lead to the deployments that they belong to.
         """
         frame = enclosing_frame()
-        chain = [self.names]
-        while frame is not None:
-            service = frame.listener.service
-            if service is not None:
-                chain.insert(0, service.names)
-            if service is self:
-                raise ReentrantCallError(
-                    f"{' → '.join(chain)}: a deployment was called, drained or aborted from inside one of its own "
-                    "nodes, which would wait for itself for ever; call the graph inside the graph instead, where it "
-                    "is inlined, or use engine.run"
-                )
-            frame = frame.parent
+        if frame is None:  # nearly always
+            return
+        services = [self, *(frame.listener.service for frame in frame.lineage() if frame.listener.service is not None)]
+        if self in services[1:]:
+            chain = " → ".join(service.names for service in reversed(services[: services.index(self, 1) + 1]))
+            raise ReentrantCallError(
+                f"{chain}: a deployment was called, drained or aborted from inside one of its own nodes, which would "
+                "wait for itself for ever; call the graph inside the graph instead, where it is inlined, or use "
+                "engine.run"
+            )
 
     def _stopped_error(self) -> EngineClosedError:
         return EngineClosedError(f"the deployment of {self.names} is {self.state} and takes no more calls")
