@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
+from typing import Protocol
 
 from . import current
 from .actor import Actor
@@ -19,6 +20,22 @@ from .frame import Frame
 from .worker import Worker
 
 _NOBODY: list[Actor] = []
+
+
+class Feed(Protocol):
+    """Gives items to workers that have nothing to do."""
+
+    def pull(self, position: current.Position, /) -> tuple[Actor, Frame] | None:
+        """Return one more item, its place already taken.
+
+        Returns:
+            None if there is none now, or if it was so short that it has been run, at the worker's position.
+        """
+        ...
+
+    def wanted(self) -> int:
+        """Return how many workers would get an item now, as far as can be told; at least 1."""
+        ...
 
 
 class Crew:
@@ -34,8 +51,7 @@ class Crew:
         ready: frames to run next, each with an actor whose place it already holds.
         runnable: workers that will run without anybody's help.
         armed: whether `_man` is due.
-        feed: gives one more item, its place already taken, to a worker that has nothing to do; None if there is none
-            now, or if the items were so short that it ran them itself, at the worker's position.
+        feed: where workers that have nothing to do ask for more; None if there is nothing to ask for now.
         closed: whether workers end when nothing is left to do.
     """
 
@@ -70,7 +86,7 @@ class Crew:
         self.deadline = deadline
         self.ready: deque[tuple[Actor, Frame]] = deque()
         self.workers: set[Worker] = set()
-        self.feed: Callable[[current.Position], tuple[Actor, Frame] | None] | None = None
+        self.feed: Feed | None = None
         self._idle: list[asyncio.Future[None]] = []
         self.runnable = 0
         self.armed = False
@@ -127,11 +143,7 @@ class Crew:
     def close(self) -> None:
         """No more work will come: workers end when they find nothing to do."""
         self.closed = True
-        for future in self._idle:
-            if not future.done():
-                self.runnable += 1
-                future.set_result(None)
-        self._idle.clear()
+        self._wake(len(self._idle))
         if not self.workers:
             self.ended()
 
@@ -157,24 +169,30 @@ class Crew:
     def _man(self) -> None:
         """Find or make workers for what is ready."""
         self.armed = False
-        wanted = len(self.ready) + (self.feed is not None)
+        wanted = len(self.ready)
+        if self.feed is not None:
+            wanted += self.feed.wanted()
         if not wanted:
             return
         if self.runnable:  # somebody is about to run; look again after that
             self.arm()
             return
-        while wanted and self._idle:
-            future = self._idle.pop()
-            if not future.done():
-                self.runnable += 1
-                future.set_result(None)
-                wanted -= 1
-        if wanted:
+        if not self._wake(wanted):
             # Doubling reaches any number in a few turns of the loop, and makes few too many where handlers suspend
             # only at times.
             for _ in range(min(wanted, max(1, len(self.workers)))):
                 self.hire()
         self.arm()
+
+    def _wake(self, wanted: int) -> bool:
+        """Wake idle workers, as many as wanted; returns whether there was one, who may do it all."""
+        before = self.runnable
+        while self._idle and self.runnable - before < wanted:
+            future = self._idle.pop()
+            if not future.done():
+                self.runnable += 1
+                future.set_result(None)
+        return self.runnable > before
 
     def hire(self, frame: Frame | None = None, entries: tuple[Actor, ...] = ()) -> None:
         """Start one more worker, which begins with a new frame if there is one."""

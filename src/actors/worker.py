@@ -88,9 +88,10 @@ class Worker:
                 if ready:
                     actor, frame = ready.popleft()
                 elif crew.feed is not None:
-                    pulled = crew.feed(position)
+                    pulled = crew.feed.pull(position)
                     if pulled is None:
-                        if not ready and crew.feed is not None:  # it ran a burst of items, and there are more
+                        # It ran a burst of items, and there may be more: the pull may have taken the feed away.
+                        if not ready and crew.feed is not None:  # pyright: ignore[reportUnnecessaryComparison]
                             await self._let_others_run()
                         continue
                     actor, frame = pulled

@@ -59,7 +59,7 @@ def node(
         name: how it is drawn, traced and named in errors; default: the name of the function.
         concurrency: the most items in flight in it at a time, per Engine; default: an `async def` grows on demand,
             a thread or process node has its pool's size, a plain `def` and a stateful node have 1.
-        capacity: items that its inbox holds in a pipeline.
+        capacity: items that its inbox holds in a pipeline; 16 by default, or `concurrency` if that is more.
         max_bytes: bytes that its inbox holds, for values that know their size (`nbytes`, `bytes`, `str`).
         runs_on: "loop", "thread" or "process", for a plain `def`.
         timeout_seconds: seconds that one attempt may take.

@@ -50,6 +50,7 @@ class PulledSource:
         # Spans and deadlines are looked after between two steps, which takes a worker.
         self._may_run = deadline is None and not crew.traced and window.ordered
         self._wired: dict[Graph[..., Any], Wired] = {}
+        self._entry: Actor | None = None  # where the last item began
         self._asked_for: Call[Any] | None = None  # the source gave it, and it waits for its graph's actors
         self._blocked: tuple[Frame, list[Actor]] | None = None
         self._stopped: asyncio.Future[None] = crew.loop.create_future()
@@ -88,40 +89,51 @@ class PulledSource:
         Returns:
             None if there is no item now, or what there was has been run, or was given to others.
         """
-        window = self._window
-        if window.submitted >= window.limit:
-            self._crew.feed = None
-            window.on_room = self._go_on
-            return None
-        call = self._asked_for
-        if call is None:
-            try:
-                call = self._context.run(next, self._iterator)
-            except BaseException as error:  # noqa: BLE001 - it ends the stream; a worker only asked for a call
-                self._stop(_Ended() if isinstance(error, StopIteration) else error)
+        window, crew = self._window, self._crew
+        while window.submitted < window.limit:
+            call = self._asked_for
+            if call is None:
+                try:
+                    call = self._context.run(next, self._iterator)
+                except BaseException as error:  # noqa: BLE001 - it ends the stream; a worker only asked for a call
+                    self._stop(_Ended() if isinstance(error, StopIteration) else error)
+                    return None
+            else:
+                self._asked_for = None
+            wired = self._wired.get(call.graph) if call.__class__ is Call else None
+            if wired is None:
+                self._asked_for = call
+                self._stop(None)
                 return None
-        else:
-            self._asked_for = None
-        wired = self._wired.get(call.graph) if call.__class__ is Call else None
-        if wired is None:
-            self._asked_for = call
-            self._stop(None)
-            return None
-        if self._may_run:
-            chain = wired.chain
-            # The first item goes the longer way, on which every function of the chain is looked at.
-            if chain is not None and chain.completed and chain.places.free > 0:
-                self._burst(call, wired, chain, position)
+            if self._may_run:
+                chain = wired.chain
+                # The first item goes the longer way, on which every function of the chain is looked at.
+                if chain is not None and chain.completed and chain.places.free > 0:
+                    self._burst(call, wired, chain, position)
+                    return None
+            frame = window.new_frame(wired, call.arguments, crew, self._parent)
+            if self._deadline is not None:
+                frame.deadline = self._deadline
+            entry = self._entry = wired.only_entry
+            if entry is not None and entry.places.free > 0:
+                entry.places.free -= 1
+                return entry, frame
+            full = crew.start(frame, wired.entries)
+            if full:
+                self._blocked = frame, full
+                self._stop(None)
                 return None
-        frame = window.new_frame(wired, call.arguments, self._crew, self._parent)
-        if self._deadline is not None:
-            frame.deadline = self._deadline
-        entry = wired.only_entry
-        if entry is None or entry.places.free <= 0:
-            self._enter(frame, wired)
-            return None
-        entry.places.free -= 1
-        return entry, frame
+            if crew.ready:
+                return None
+            # It waits in an inbox, and this worker still has nothing to do.
+        crew.feed = None
+        window.on_room = self._go_on
+        return None
+
+    def wanted(self) -> int:
+        """Return how many workers would get an item now, if the next ones begin where the last one did."""
+        free = 1 if self._entry is None else self._entry.places.free
+        return max(1, min(free, self._window.limit - self._window.submitted))
 
     def _burst(self, call: Call[Any], wired: Wired, chain: Actor, position: Position) -> None:
         """Run items of a chain, one after the other, as long as they are short and there is room for more."""
@@ -167,12 +179,6 @@ class PulledSource:
         finally:
             window.wake_reader()
 
-    def _enter(self, frame: Frame, wired: Wired) -> None:
-        full = self._crew.start(frame, wired.entries)
-        if full:
-            self._blocked = frame, full
-            self._stop(None)
-
     async def _prepare_graph(self, call: Any) -> None:
         """Enter the stateful nodes of a graph that comes for the first time; `pull` takes the call from there."""
         self._window.reserved = 1
@@ -182,7 +188,7 @@ class PulledSource:
             self._window.reserved = 0
 
     def _go_on(self) -> None:
-        self._crew.feed = self.pull
+        self._crew.feed = self
         if not self._crew.armed:
             self._crew.arm()
 
