@@ -13,12 +13,12 @@ from .engine import EngineStatistics as EngineStatistics
 from .engine import default_engine as _default_engine
 from .graph import Call, Graph
 from .options import CallOptions as CallOptions
-from .plan import Plan as Plan
+from .planning import Plan as Plan
 from .service import Service as Service
 from .service import ServiceStatistics as ServiceStatistics
-from .stream import Outcome as Outcome
-from .stream import Stream as Stream
-from .stream import StreamStatistics as StreamStatistics
+from .streaming import Outcome as Outcome
+from .streaming import Stream as Stream
+from .streaming import StreamStatistics as StreamStatistics
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,4 +85,4 @@ def plan(graph: Graph[..., object], /) -> Plan:
         GraphTraceError: the graph does something that a trace cannot represent.
         PlanError: a value does not fit the parameter it is passed to.
     """
-    return graph.plan()
+    return graph._planned()

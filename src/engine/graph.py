@@ -13,7 +13,7 @@ from .call_site import call_location, definition_location, is_users
 from .control import Control
 from .node import Node
 from .outside import inner_codes
-from .plan import Plan, make_plan
+from .planning import Plan, make_plan
 from .ref import PendingRef, Ref, Unawaited, refuse_leak
 from .references import References, resolve_references
 from .replacement import epoch
@@ -33,6 +33,10 @@ class Call(Unawaited, Generic[R_co]):
     """An unstarted invocation of a graph with its arguments; what the verbs of `engine` take.
 
     `await` on it, without an engine, runs the graph step by step as plain Python; policies do not apply then.
+
+    Attributes:
+        graph: the graph.
+        arguments: its arguments, in the order of the parameters.
     """
 
     __slots__ = ("arguments", "graph")
@@ -44,7 +48,7 @@ class Call(Unawaited, Generic[R_co]):
     def __await__(self) -> Generator[Any, Any, R_co]:
         tracer = active()
         if tracer is None:
-            return self.graph.start(self.arguments).__await__()
+            return self.graph._start(self.arguments).__await__()
         tracer.awaited(self)
         return cast(Generator[Any, Any, R_co], _inlined(tracer, self))
 
@@ -105,7 +109,7 @@ class Graph(Generic[P, R_co]):
         """Build a chain that begins with an instance of a stateful node."""
         return chain(before, self)
 
-    def start(self, arguments: tuple[Any, ...]) -> Coroutine[Any, Any, R_co]:
+    def _start(self, arguments: tuple[Any, ...]) -> Coroutine[Any, Any, R_co]:
         """Call the function itself, with its arguments in the order of its parameters."""
         fn: Callable[..., Coroutine[Any, Any, R_co]] = self.fn
         if self._arity >= 0:
@@ -113,7 +117,7 @@ class Graph(Generic[P, R_co]):
         names = list(self._signature.parameters)[self._positional :]
         return fn(*arguments[: self._positional], **dict(zip(names, arguments[self._positional :], strict=True)))
 
-    def trace(self) -> Trace:
+    def _present_trace(self) -> Trace:
         """Return what the graph does; traced at the first call, and again when a name that it uses was rebound.
 
         Raises:
@@ -124,9 +128,9 @@ class Graph(Generic[P, R_co]):
             self._epoch = epoch()
         return self._trace
 
-    def plan(self) -> Plan:
+    def _planned(self) -> Plan:
         """Return the plan of the present trace; made once for each trace."""
-        trace = self.trace()
+        trace = self._present_trace()
         if self._plan is None or self._plan.trace is not trace:
             self._plan = make_plan(trace)
         return self._plan
@@ -135,7 +139,7 @@ class Graph(Generic[P, R_co]):
         tracer = Tracer(self.name)
         parameters = tuple([tracer.parameter(name, _hint_of(self.fn, name)) for name in self._signature.parameters])
         try:
-            result = tracer.run(self.fn, self.start, parameters)
+            result = tracer.run(self.fn, self._start, parameters)
             hints = hints_of(self.fn)
             trace = tracer.finish(result, self.fn, tuple(hints.get(name) for name in self._signature.parameters))
         except RecursionError:
@@ -164,20 +168,20 @@ class Graph(Generic[P, R_co]):
         from .drawing import to_mermaid
         from .picture import drawing_of
 
-        return to_mermaid(drawing_of(self.trace()))
+        return to_mermaid(drawing_of(self._present_trace()))
 
     def to_dot(self) -> str:
         """Return the graph in Graphviz's language."""
         from .drawing import to_dot
         from .picture import drawing_of
 
-        return to_dot(drawing_of(self.trace()))
+        return to_dot(drawing_of(self._present_trace()))
 
     def __str__(self) -> str:
         from .drawing import to_text
         from .picture import drawing_of
 
-        return to_text(drawing_of(self.trace()))
+        return to_text(drawing_of(self._present_trace()))
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}>"
@@ -186,7 +190,7 @@ class Graph(Generic[P, R_co]):
         from .drawing import to_svg
         from .picture import drawing_of
 
-        return to_svg(drawing_of(self.trace()))
+        return to_svg(drawing_of(self._present_trace()))
 
 
 def graph(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Graph[P, R]:
@@ -268,7 +272,7 @@ async def _settled(value: Any) -> Any:
 
 def _inlined(tracer: Tracer, call: Call[Any]) -> Generator[Any, Any, Any]:
     yield from ()  # a generator, as __await__ must be; it never suspends
-    return tracer.run(call.graph.fn, call.graph.start, call.arguments)
+    return tracer.run(call.graph.fn, call.graph._start, call.arguments)
 
 
 def _refuse_variadic(made: Graph[..., Any]) -> None:

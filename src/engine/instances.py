@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from .node import Node
-from .plan import Plan
+from .planning import Plan
 from .stateful import fresh_instance
 from .uninterrupted import uninterrupted
 

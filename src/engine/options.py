@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
 from .._errors import OptionsError
-from .plan import Scheduler
+from .planning import Scheduler
 
 
 def _is_whole(value: object) -> bool:

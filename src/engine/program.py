@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .template import Read, Values, arguments_builder, builder, keywords_builder, reads
 
 if TYPE_CHECKING:
-    from .plan import ChosenScheduler, Plan, PlannedStep
+    from .planning import ChosenScheduler, Plan, PlannedStep
 
 
 @dataclass

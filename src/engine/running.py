@@ -10,36 +10,36 @@ from ..actors.frame import Frame
 from ..telemetry import spans
 from .graph import Call
 from .options import ExecutionOptions
-from .plan import ChosenScheduler, Plan
+from .planning import ChosenScheduler, Plan
 from .scope import Scope, closed_error, enclosing_frame, end_span, start_span
 from .wiring import Wired
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from .runtime import Runtime
 
 
-async def run_call(engine: "Engine", call: Call[Any], options: ExecutionOptions) -> Any:
+async def run_call(runtime: "Runtime", call: Call[Any], options: ExecutionOptions) -> Any:
     """Run one call from start to end; nothing of it is left when this returns or raises."""
-    plan = call.graph.plan()
+    plan = call.graph._planned()
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
-    wired = engine.shared_wiring(plan, scheduler)
+    wired = runtime.shared_wiring(plan, scheduler)
     if wired is not None:
-        engine.scope_opened()
+        runtime.scope_opened()
         try:
-            return await _Run(engine, call, options).finish(wired)
+            return await _Run(runtime, call, options).finish(wired)
         finally:
-            if engine.has_to_close_processes():
-                await engine.scope_closed()
+            if runtime.has_to_close_processes():
+                await runtime.scope_closed()
             else:
-                engine.scope_closed_nowait()
-    return await _run_in_own_scope(engine, call, options, plan, scheduler)
+                runtime.scope_closed_nowait()
+    return await _run_in_own_scope(runtime, call, options, plan, scheduler)
 
 
 async def _run_in_own_scope(
-    engine: "Engine", call: Call[Any], options: ExecutionOptions, plan: Plan, scheduler: ChosenScheduler
+    runtime: "Runtime", call: Call[Any], options: ExecutionOptions, plan: Plan, scheduler: ChosenScheduler
 ) -> Any:
-    run = _Run(engine, call, options)
-    scope = Scope(engine, options, scheduler)
+    run = _Run(runtime, call, options)
+    scope = Scope(runtime, options, scheduler)
     try:
         # The deadline covers the start of stateful nodes as well.
         timer = asyncio.timeout_at(run.deadline)
@@ -56,10 +56,10 @@ async def _run_in_own_scope(
 class _Run:
     """One call on its own: it listens to its frame."""
 
-    __slots__ = ("_call", "_crew", "_engine", "_options", "_span", "_traced", "_waiter", "deadline")
+    __slots__ = ("_call", "_crew", "_options", "_runtime", "_span", "_traced", "_waiter", "deadline")
 
-    def __init__(self, engine: "Engine", call: Call[Any], options: ExecutionOptions) -> None:
-        self._engine = engine
+    def __init__(self, runtime: "Runtime", call: Call[Any], options: ExecutionOptions) -> None:
+        self._runtime = runtime
         self._call = call
         self._options = options
         loop = asyncio.get_running_loop()
@@ -72,13 +72,13 @@ class _Run:
         self._crew = Crew(loop, context, self._ended, traced=traced, deadline=self.deadline)
 
     async def finish(self, wired: Wired) -> Any:
-        if self._engine.closed:  # while a stateful node was entered
+        if self._runtime.closed:  # while a stateful node was entered
             raise self.not_started(closed_error("the Engine"), timed_out=False)
         frame = Frame(wired.program, self._call.arguments, self._crew, self, 0, enclosing_frame())
         frame.span = self._span if self._traced else None
         if self.deadline is not None and self._options.timeout_seconds is not None:
             frame.expire_at(self.deadline, self._options.timeout_seconds)
-        self._engine.frames.add(frame)
+        self._runtime.frames.add(frame)
         if frame.state == "running":
             self._crew.launch(frame, wired.entries)
         try:
@@ -88,7 +88,7 @@ class _Run:
             await self._unwound()
             raise
         finally:
-            self._engine.frames.discard(frame)
+            self._runtime.frames.discard(frame)
             end_span(self._span, frame)
         return frame.outcome()
 

@@ -12,26 +12,26 @@ from ..actors.crew import Crew
 from ..actors.frame import Frame
 from ..telemetry import spans
 from .instances import Instances
-from .plan import ChosenScheduler, Plan
+from .planning import ChosenScheduler, Plan
 from .uninterrupted import uninterrupted
 from .wiring import Wired, Wiring
 
 if TYPE_CHECKING:
-    from .engine import Engine
     from .graph import Call
     from .options import ExecutionOptions
+    from .runtime import Runtime
 
 
 class Scope:
     """Actors, instances of stateful nodes and workers of one scope.
 
     Args:
-        engine: the Engine that it is part of.
+        engine: the inside of the Engine that it is part of.
         options: its options.
         scheduler: the scheduler, chosen.
     """
 
-    def __init__(self, engine: "Engine", options: "ExecutionOptions", scheduler: ChosenScheduler) -> None:
+    def __init__(self, engine: "Runtime", options: "ExecutionOptions", scheduler: ChosenScheduler) -> None:
         self.engine = engine
         self.loop = asyncio.get_running_loop()
         self.scheduler: ChosenScheduler = scheduler
@@ -48,7 +48,7 @@ class Scope:
         wired = self._wired.get(plan)
         if wired is None:
             await self.instances.open([plan])
-            wired = self._wired[plan] = self.wiring.wire(plan.program(self.scheduler))
+            wired = self._wired[plan] = self.wiring.wire(plan._program(self.scheduler))
         return wired
 
     def crew(self, context: Context, *, traced: bool = False, deadline: float | None = None) -> Crew:

@@ -16,7 +16,7 @@ from ..actors.process_target import process_target
 from .bodies import body_of
 from .control import Control
 from .node import Node
-from .plan import Plan, PlannedStep
+from .planning import Plan, PlannedStep
 from .program import Program, Unit
 from .template import Read
 from .tracer import Step
@@ -120,7 +120,7 @@ class Wiring:
             actor = Actor(
                 step.label, program.name, unit.index, _PLAIN, self._own_places(UNLIMITED), self._inbox(_PLAIN)
             )
-            bodies = tuple(self._body_wiring().wire(body.program("parallel")) for body in step.bodies)
+            bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
             actor.body = body_of(step.head.callee, bodies)
         actor.slot = unit.slot
         actor.args_of = unit.args_of

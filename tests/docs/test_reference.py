@@ -33,9 +33,8 @@ def public_names() -> list[str]:
 
 
 def documented() -> set[str]:
-    # `stream()` is the function, where a module has the same name; see docs/verbs.py.
     pages = [page.read_text() for page in (ROOT / "docs/reference").glob("*.md")]
-    return {name.removesuffix("()") for page in pages for name in DIRECTIVE.findall(page)}
+    return {name for page in pages for name in DIRECTIVE.findall(page)}
 
 
 def drawn() -> str:

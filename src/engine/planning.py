@@ -14,7 +14,7 @@ from .template import Template
 from .tracer import Step, Trace
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from .runtime import Runtime
     from .wiring import Wiring
 
 Scheduler: TypeAlias = Literal["auto", "actors", "parallel", "wave", "sequential"]
@@ -73,7 +73,7 @@ class Plan:
     trace: Trace
 
     @cached_property
-    def wirings(self) -> "WeakKeyDictionary[Engine, dict[ChosenScheduler, Wiring]]":
+    def _wirings(self) -> "WeakKeyDictionary[Runtime, dict[ChosenScheduler, Wiring]]":
         """The actors that all runs of this plan in an Engine share, by Engine."""
         return WeakKeyDictionary()
 
@@ -81,7 +81,7 @@ class Plan:
     def _programs(self) -> dict[ChosenScheduler, Program]:
         return {}
 
-    def program(self, scheduler: ChosenScheduler) -> Program:
+    def _program(self, scheduler: ChosenScheduler) -> Program:
         """Return what frames of this plan need to run under a scheduler; made once."""
         if scheduler not in self._programs:
             self._programs[scheduler] = Program(self, scheduler)

@@ -16,7 +16,7 @@ from .source import Calls
 from .window import Window
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from .runtime import Runtime
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -68,7 +68,7 @@ class Stream(Generic[T_co]):
 
     def __init__(
         self,
-        engine: "Engine",
+        runtime: "Runtime",
         calls: Calls,
         options: ExecutionOptions,
         make_pipeline: Callable[[Calls, ExecutionOptions], Pipeline] | None = None,
@@ -79,7 +79,7 @@ class Stream(Generic[T_co]):
             raise TypeError(
                 f"engine.stream takes an iterable of calls, such as (search(u) for u in urls), got {calls!r}"
             )
-        self._engine = engine
+        self._runtime = runtime
         self._options = options
         self._calls: Calls | None = calls
         # Not its own method: a stream that is dropped has to go at once, and not when cycles are collected.
@@ -91,8 +91,8 @@ class Stream(Generic[T_co]):
 
     def _own_pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
-        scope = Scope(self._engine, options, scheduler)
-        return Pipeline(scope, calls, options, prepare=lambda graph: scope.prepare(graph.plan()), owns_scope=True)
+        scope = Scope(self._runtime, options, scheduler)
+        return Pipeline(scope, calls, options, prepare=lambda graph: scope.prepare(graph._planned()), owns_scope=True)
 
     def __aiter__(self) -> Self:
         return self
@@ -160,13 +160,6 @@ class Stream(Generic[T_co]):
         if self._pipeline is not None:
             await self._pipeline.aclose()
 
-    async def abort(self) -> None:
-        """End the stream from outside: its reader gets `EngineClosedError`."""
-        if self._pipeline is not None:
-            # Not marked as closed: the next read raises this error, and does not look like the end of the stream.
-            self._pipeline.abort(EngineClosedError("the Engine was closed while this stream was open"))
-            await self._pipeline.aclose()
-
     @property
     def position(self) -> int:
         """The index of the next item; after a restart, where to go on."""
@@ -191,13 +184,12 @@ class Stream(Generic[T_co]):
         if self._pipeline is None:
             if self._closed:
                 raise EngineClosedError("this stream was closed; a stream is read once: make a new one")
-            self._engine.check_loop()
+            self._runtime.check_loop()
             assert self._calls is not None
             make_pipeline = self._make_pipeline or self._own_pipeline
             self._pipeline = make_pipeline(self._calls, self._options)
             self._calls = None
             self._window = self._pipeline.window
-            self._engine.open.add(self)
         return self._pipeline
 
     async def _next(self) -> Frame | None:

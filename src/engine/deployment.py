@@ -1,0 +1,248 @@
+"""Deployment: the inside of a Service: where its calls run, what is in flight, and how it starts and stops."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Literal
+
+from .._errors import EngineClosedError, EngineLoopError, ReentrantCallError
+from ..actors.frame import Frame
+from .admission import Admission
+from .graph import Graph
+from .options import ExecutionOptions
+from .scope import Scope, enclosing_frame
+from .uninterrupted import uninterrupted
+from .wiring import Wired
+
+if TYPE_CHECKING:
+    from .pipeline import Pipeline
+    from .runtime import Runtime
+
+ServiceState = Literal["starting", "ready", "draining", "stopped"]
+
+
+class Deployment:
+    """Graphs made resident, and what is in flight in them.
+
+    Attributes:
+        names: the names of the deployed graphs.
+        state: "starting", "ready", "draining" or "stopped".
+        scope: where its calls run; None before it is entered.
+        admission: its places; None before it is entered.
+        wired: the actors of each graph. A running deployment keeps its plans, whatever is rebound meanwhile.
+        live: the calls in flight.
+        counts: the calls that have ended, by how.
+    """
+
+    def __init__(self, runtime: "Runtime", graphs: tuple[Graph[..., Any], ...], options: ExecutionOptions) -> None:
+        self._runtime = runtime
+        self._graphs = graphs
+        self._options = options
+        self.names = ", ".join(graph.name for graph in graphs)
+        self.state: ServiceState = "starting"
+        self.scope: Scope | None = None
+        self.admission: Admission | None = None
+        self.wired: dict[Graph[..., Any], Wired] = {}
+        self.live: set[Frame] = set()
+        self.counts = {"done": 0, "failed": 0, "cancelled": 0, "running": 0}
+        self._streams: set[Pipeline] = set()
+        self._started = False
+        self._stopping: asyncio.Task[None] | None = None
+        # An Event costs 760 bytes, and a server may have a thousand deployments: made when somebody waits for it.
+        self._changed: asyncio.Event | None = None
+
+    async def start(self) -> None:
+        """Make the actors and enter the stateful nodes.
+
+        Raises:
+            EngineClosedError: it was started before, or stopped, perhaps meanwhile.
+            Exception: a graph cannot be traced, or a stateful node did not start.
+        """
+        if self.scope is not None or self.state == "stopped":
+            raise EngineClosedError(
+                "this deployment was started or stopped already; engine.deploy(...) makes a new one"
+            )
+        self._runtime.check_loop()
+        options = self._options
+        scheduler = "actors" if options.scheduler == "auto" else options.scheduler
+        self._runtime.deployments.add(self)
+        self.scope = Scope(self._runtime, options, scheduler)
+        self.admission = Admission(self.scope.loop, options.max_in_flight, options.max_queue)
+        try:
+            for graph in self._graphs:
+                self.wired[graph] = await self.scope.prepare(graph._planned())
+            if self._is_stopped():
+                raise self._stopped_error()
+        except BaseException:
+            self._started, self._stopping = True, None
+            await self.abort()
+            raise
+        self._started = True
+        self.state = "ready"
+        self.change()
+
+    async def ready(self) -> None:
+        """Wait until calls are served.
+
+        Raises:
+            EngineClosedError: the deployment failed to start, or was stopped.
+        """
+        while self.state == "starting":
+            await self._change()
+        if self._is_stopped():
+            raise self._stopped_error()
+
+    async def drain(self, timeout_seconds: float | None) -> None:
+        """Refuse new calls, finish those that were accepted, and stop."""
+        self.refuse_from_inside()
+        if self.state == "ready":
+            self.state = "draining"
+            for pipeline in self._streams:
+                pipeline.finish()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while self.state == "draining" and self._is_busy():
+                    await self._change()
+        except TimeoutError:
+            pass
+        finally:
+            await self.abort()
+
+    async def abort(self) -> None:
+        """Refuse new calls, end those in flight, and stop; waits until nothing is left."""
+        self.refuse_from_inside()
+        await uninterrupted(self.abort_soon())
+
+    def abort_soon(self) -> "asyncio.Task[None]":
+        """Refuse new calls from now on, and begin to end those in flight; returns the task that does."""
+        self.state = "stopped"
+        self.change()
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop(), name="penstock-service-stop")
+        return self._stopping
+
+    async def _stop(self) -> None:
+        if self.scope is None or not self._started:
+            return  # `start` sees that it was stopped, and ends what it has begun
+        error = EngineClosedError("this deployment was stopped while the call was in flight")
+        for frame in list(self.live):
+            frame.fail(EngineClosedError(str(error)))
+        for pipeline in list(self._streams):
+            pipeline.abort(error)
+            await pipeline.aclose()
+        try:
+            await self.scope.close()
+        finally:
+            self._runtime.deployments.discard(self)
+
+    def check_callable(self) -> tuple[Scope, Admission]:
+        """Return what a call needs.
+
+        Raises:
+            EngineClosedError: the deployment was not started, or takes no more calls.
+            EngineLoopError: it runs on another event loop.
+            ReentrantCallError: called from inside one of its own nodes.
+        """
+        if self.scope is None or self.admission is None:
+            raise EngineClosedError(
+                "this deployment was not started; enter it first: async with engine.deploy(...) as service"
+            )
+        if self.state != "ready":
+            raise self._stopped_error()
+        if asyncio.get_running_loop() is not self.scope.loop:
+            raise EngineLoopError("this deployment runs on another event loop; call it from there")
+        self.refuse_from_inside()
+        return self.scope, self.admission
+
+    def refuse_from_inside(self) -> None:
+        """Refuse what waits for this deployment in one of its own nodes.
+
+        The frames around the caller lead to the deployments that they belong to.
+        """
+        frame = enclosing_frame()
+        if frame is None:  # nearly always
+            return
+        around = [self, *(outer.listener.service for outer in frame.lineage() if outer.listener.service is not None)]
+        if self in around[1:]:
+            chain = " → ".join(one.names for one in reversed(around[: around.index(self, 1) + 1]))
+            raise ReentrantCallError(
+                f"{chain}: a deployment was called, drained or aborted from inside one of its own nodes, which would "
+                "wait for itself for ever; call the graph inside the graph instead, where it is inlined, or use "
+                "engine.run"
+            )
+
+    def check_admitted(self, admission: Admission) -> None:
+        """Give the place back that a call waited for, if the deployment was stopped meanwhile.
+
+        Raises:
+            EngineClosedError: it was.
+        """
+        if self.state == "stopped":
+            admission.release()
+            raise self._stopped_error()
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Nothing runs for a call any more."""
+        self.live.discard(frame)
+        self.counts[frame.state] += 1
+        assert self.admission is not None
+        self.admission.release()
+        if not self.live:
+            self.change()
+
+    def stream_opened(self, pipeline: "Pipeline") -> None:
+        """Have a stream belong to this deployment."""
+        pipeline.window.service = self
+        self._streams.add(pipeline)
+        pipeline.on_closed = self._stream_closed
+        pipeline.on_item_settled = self.change
+
+    def _stream_closed(self, pipeline: "Pipeline") -> None:
+        self._streams.discard(pipeline)
+        self.change()
+
+    def change(self) -> None:
+        """Have those look again who wait for something here."""
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    async def _change(self) -> None:
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        await self._changed.wait()
+
+    def _is_stopped(self) -> bool:
+        return self.state == "stopped"
+
+    def _is_busy(self) -> bool:
+        """Whether accepted calls have not ended; those of a stream may end unread."""
+        return bool(self.live or self._queued() or any(p.window.running for p in self._streams))
+
+    def _queued(self) -> int:
+        return 0 if self.admission is None else self.admission.statistics().queued
+
+    def _stopped_error(self) -> EngineClosedError:
+        return EngineClosedError(f"the deployment of {self.names} is {self.state} and takes no more calls")
+
+
+class Flight:
+    """One call of a deployment: it listens to its frame."""
+
+    __slots__ = ("outcome_known", "service")
+
+    def __init__(self, service: Deployment, outcome_known: "asyncio.Future[None]") -> None:
+        self.service = service
+        self.outcome_known = outcome_known
+
+    def frame_done(self, frame: Frame) -> None:
+        """Release the caller at once."""
+        frame.crew.close()
+        if not self.outcome_known.done():
+            self.outcome_known.set_result(None)
+        if frame.error is not None and not isinstance(frame.error, Exception):
+            self.service.abort_soon()  # KeyboardInterrupt and SystemExit end the scope
+        if frame.settled:
+            self.service.frame_settled(frame)
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Give the place back, now that nothing runs for the call any more."""
+        self.service.frame_settled(frame)

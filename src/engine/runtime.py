@@ -1,0 +1,122 @@
+"""Runtime: the inside of an Engine, which its runs, streams and deployments share."""
+
+import asyncio
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from .._errors import EngineClosedError, EngineLoopError
+from ..actors.actor import Actor
+from ..actors.frame import Frame
+from .instances import stateful_nodes
+from .planning import ChosenScheduler, Plan
+from .pools import Pools
+from .scope import closed_error
+from .wiring import Wired, Wiring
+
+if TYPE_CHECKING:
+    from .deployment import Deployment
+    from .pipeline import Pipeline
+
+
+class Runtime:
+    """What an Engine owns, what is open in it, and how that ends.
+
+    Args:
+        max_threads: the most threads that run handlers.
+        is_default: nobody closes it: its processes end with the last scope, its threads with the loop.
+
+    Attributes:
+        pools: threads, worker processes and the limits of nodes.
+        frames: the calls of `run` in flight.
+        pipelines: the streams that have begun and not ended.
+        deployments: those that were entered and have not ended.
+        scopes: runs, streams and deployments that are open.
+        closed: whether `async with` was left, or is being left.
+    """
+
+    def __init__(self, max_threads: int, *, is_default: bool) -> None:
+        self.pools = Pools(max_threads, ends_with_loop=is_default)
+        self.frames: set[Frame] = set()
+        self.pipelines: set[Pipeline] = set()
+        self.deployments: set[Deployment] = set()
+        self.scopes = 0
+        self.closed = False
+        self._is_default = is_default
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._last_scope_closed: asyncio.Event | None = None
+        self._plans: WeakSet[Plan] = WeakSet()
+
+    def check_loop(self) -> None:
+        """Refuse another loop than the one of the first use, and any use after the end.
+
+        Raises:
+            EngineLoopError: this Engine belongs to another event loop.
+            EngineClosedError: this Engine was closed.
+        """
+        loop = asyncio.get_running_loop()
+        if self.closed:
+            raise EngineClosedError("this Engine was closed; make a new one: async with engine.Engine() as e: ...")
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise EngineLoopError(
+                "this Engine was first used on another event loop; make one for each loop, or use the functions of "
+                "penstock.engine, which have a default Engine for each"
+            )
+
+    def shared_wiring(self, plan: Plan, scheduler: ChosenScheduler) -> Wired | None:
+        """Return actors that all runs of a plan share; None if it has stateful nodes, which each run has its own of."""
+        # Kept with the plan and not here, so that graphs made by a factory for one call leave nothing behind.
+        shared = plan._wirings.get(self)
+        if shared is None:
+            if next(stateful_nodes(plan), None) is not None:
+                return None
+            shared = plan._wirings[self] = {}
+            self._plans.add(plan)
+        wiring = shared.get(scheduler)
+        if wiring is None:
+            # Every run has workers of its own, so nothing but the limits of nodes is shared and bounded here.
+            wiring = shared[scheduler] = Wiring(self.pools, None, None)
+        return wiring.wire(plan._program(scheduler))
+
+    def shared_actors(self) -> list[Actor]:
+        """Return the actors that runs share."""
+        return [actor for plan in self._plans for wiring in plan._wirings[self].values() for actor in wiring.actors()]
+
+    def scope_opened(self) -> None:
+        """Count a scope that uses the pools."""
+        self.scopes += 1
+
+    async def scope_closed(self) -> None:
+        """The default Engine's worker processes end with the last scope that may use them."""
+        self.scope_closed_nowait()
+        if self._is_default and not self.scopes:
+            await self.pools.close_processes()
+
+    def scope_closed_nowait(self) -> None:
+        """Count a scope that used no processes."""
+        self.scopes -= 1
+        if not self.scopes and self._last_scope_closed is not None:
+            self._last_scope_closed.set()
+            self._last_scope_closed = None
+
+    def has_to_close_processes(self) -> bool:
+        """Whether the end of the last scope ends worker processes."""
+        return self._is_default and self.pools.has_processes and self.scopes == 1
+
+    async def close(self) -> None:
+        """End what is still open, then the threads and worker processes; waits for what runs in them."""
+        self.closed = True
+        for frame in list(self.frames):
+            frame.fail(closed_error("the Engine"))
+        for pipeline in list(self.pipelines):
+            # The next read raises this, and does not look like the end of the stream.
+            pipeline.abort(EngineClosedError("the Engine was closed while this stream was open"))
+            await pipeline.aclose()
+        for deployment in list(self.deployments):
+            await deployment.abort()
+        while self.scopes:  # handlers that are unwinding, and runs that were entering a stateful node
+            if self._last_scope_closed is None:
+                self._last_scope_closed = asyncio.Event()
+            await self._last_scope_closed.wait()
+        await self.pools.close()
