@@ -14,7 +14,11 @@ class GraphTraceError(PenstockError):
 
 
 class PlanError(PenstockError):
-    """A traced graph cannot be run as asked, e.g. a value's type does not fit the parameter it is passed to."""
+    """A graph cannot be run as asked.
+
+    For instance, a value's type does not fit the parameter it is passed to, or a deployment is asked for a graph that
+    it does not hold.
+    """
 
 
 class OptionsError(PenstockError):
@@ -22,7 +26,7 @@ class OptionsError(PenstockError):
 
 
 class EngineLoopError(PenstockError):
-    """An `Engine` is used on another event loop than the one it was first used on."""
+    """An `Engine` is used outside of an event loop, or on another one than it was first used on."""
 
 
 class EngineClosedError(PenstockError):

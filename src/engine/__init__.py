@@ -56,6 +56,7 @@ def stream(calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, **options: Unpa
     Raises:
         TypeError: the argument is no iterable of calls.
         OptionsError: an option is unknown or does not apply.
+        EngineLoopError: no event loop is running.
     """
     return _default_engine().stream(calls, **options)
 
@@ -74,6 +75,7 @@ def deploy(graph: Graph[P, R], /, *more: Graph[..., object], **options: Unpack[C
     Raises:
         TypeError: an argument is no graph.
         OptionsError: an option is unknown or does not apply.
+        EngineLoopError: no event loop is running.
     """
     return _default_engine().deploy(graph, *more, **options)
 

@@ -147,8 +147,8 @@ class Deployment:
             )
         if self.state != "ready":
             raise self._stopped_error()
-        if asyncio.get_running_loop() is not self.scope.loop:
-            raise EngineLoopError("this deployment runs on another event loop; call it from there")
+        if asyncio._get_running_loop() is not self.scope.loop:  # None outside of any
+            raise EngineLoopError("this deployment runs on another event loop than this code; call it from there")
         self.refuse_from_inside()
         return self.scope, self.admission
 

@@ -13,7 +13,7 @@ from .graph import Call, Graph, as_call
 from .options import DEFAULTS, CallOptions, checked, resolve
 from .planning import Plan
 from .running import run_call
-from .runtime import Runtime
+from .runtime import Runtime, running_loop
 from .service import Service
 from .streaming import Stream
 
@@ -104,8 +104,12 @@ _defaults: WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = WeakKeyDiction
 
 
 def default_engine() -> Engine:
-    """Return the default Engine of the running loop."""
-    loop = asyncio.get_running_loop()
+    """Return the default Engine of the running loop.
+
+    Raises:
+        EngineLoopError: none is running.
+    """
+    loop = running_loop()
     engine = _defaults.get(loop)
     if engine is None:
         engine = _defaults[loop] = _DefaultEngine()

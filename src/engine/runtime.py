@@ -50,10 +50,10 @@ class Runtime:
         """Refuse another loop than the one of the first use, and any use after the end.
 
         Raises:
-            EngineLoopError: this Engine belongs to another event loop.
+            EngineLoopError: this Engine belongs to another event loop, or none is running.
             EngineClosedError: this Engine was closed.
         """
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         if self.closed:
             raise EngineClosedError("this Engine was closed; make a new one: async with engine.Engine() as e: ...")
         if self._loop is None:
@@ -120,3 +120,19 @@ class Runtime:
                 self._last_scope_closed = asyncio.Event()
             await self._last_scope_closed.wait()
         await self.pools.close()
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the running event loop.
+
+    Raises:
+        EngineLoopError: none is running.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise EngineLoopError(
+            "no event loop of asyncio is running: call this inside an `async def main()`, and start that with "
+            "asyncio.run(main()); to make streams and services before, make an Engine first: e = engine.Engine(), "
+            "e.deploy(...)"
+        ) from None
