@@ -4,7 +4,7 @@ import functools
 import inspect
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
 from .._errors import GraphTraceError
@@ -53,7 +53,8 @@ class Call(Unawaited, Generic[R_co]):
         return cast(Generator[Any, Any, R_co], _inlined(tracer, self))
 
     def __repr__(self) -> str:
-        return f"<Call of graph {self.graph.name}>"
+        # What asyncio.run(search("x")) shows: it takes coroutines only, and says what it got.
+        return f"<Call of graph {self.graph.name}, which `await engine.run(call)` runs>"
 
 
 class Graph(Generic[P, R_co]):
@@ -193,13 +194,34 @@ class Graph(Generic[P, R_co]):
         return to_svg(drawing_of(self._present_trace()))
 
 
-def graph(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Graph[P, R]:
+class _Decorator(Protocol):
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Graph[P, R]: ...
+
+
+@overload
+def graph(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Graph[P, R]: ...
+@overload
+def graph() -> _Decorator: ...
+def graph(fn: Any = None, /) -> Any:
     """Make a graph of an `async def` that calls nodes.
+
+    A graph is a function of its own, not a method: it is traced once, and what an instance holds may change. Make it
+    inside a function that takes what it needs: `def build(config: Config) -> Graph[[str], Answer]`.
+
+    Args:
+        fn: the function, when used without parentheses.
+
+    Returns:
+        A `Graph`; calling it gives a `Call`.
 
     Raises:
         GraphTraceError: the source shows something that a trace could not represent, such as `try` or
             `asyncio.gather`; the message names file, line and remedy.
     """
+    return _decorated if fn is None else _decorated(fn)
+
+
+def _decorated(fn: Any) -> Graph[..., Any]:
     if not inspect.iscoroutinefunction(fn):
         remedy = "write `async def`"
         if inspect.isasyncgenfunction(fn):
@@ -209,8 +231,20 @@ def graph(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Graph[P, R]:
         raise GraphTraceError(
             f"{definition_location(cast('object', fn))}: @graph needs an `async def`, got {fn!r}; {remedy}"
         )
+    _refuse_method(fn)
     _check(fn, again=True)
     return Graph(fn)
+
+
+def _refuse_method(fn: Callable[..., Any]) -> None:
+    """Refuse a method: what its instance holds may change, and a trace of it would go stale unnoticed."""
+    around, _, name = getattr(fn, "__qualname__", "").rpartition(".")
+    if around and not around.endswith("<locals>") and next(iter(inspect.signature(fn).parameters), "") in _RECEIVERS:
+        raise GraphTraceError(
+            f"{definition_location(fn)}: graph {name!r} is a method of {around}; a graph is traced once, and what "
+            f"`self` holds may change: write `def build_{name}(...)` that takes what it needs, and define the graph "
+            "inside it. Methods may be nodes"
+        )
 
 
 def chain(*parts: Any) -> Graph[..., Any]:
@@ -245,6 +279,8 @@ def is_graph(value: object) -> bool:
     """Whether `value` is a graph."""
     return isinstance(value, Graph)
 
+
+_RECEIVERS = ("self", "cls")
 
 # The code of functions that were checked, and of those inside them.
 _checked: WeakSet[types.CodeType] = WeakSet()

@@ -6,7 +6,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
-from .._errors import DeadlineExceeded, EngineClosedError
+from .._errors import DeadlineExceeded, PlanError
 from ..actors.actor import ActorStatistics
 from ..actors.frame import Frame
 from .admission import Admission, AdmissionStatistics
@@ -97,6 +97,7 @@ class Service(Generic[P, R]):
             TimeoutError: the call did not finish within `timeout_seconds`, waiting for a place included.
             ReentrantCallError: called from inside one of its own nodes.
             EngineClosedError: the deployment is draining or stopped.
+            PlanError: the graph is not part of the deployment.
         """
         merged = resolve("service.run", options, self._inherited())
         result: T = await self._run(as_call(call, "service.run"), merged.timeout_seconds, merged.priority)
@@ -186,9 +187,10 @@ class Service(Generic[P, R]):
     async def _deployed(self, graph: Graph[..., Any]) -> Wired:
         wired = self._deployment.wired.get(graph)
         if wired is None:
-            raise EngineClosedError(
-                f"graph {graph.name!r} is not part of this deployment of {self._deployment.names}; deploy them "
-                "together: engine.deploy(first, second)"
+            deployed = self._deployment.names
+            raise PlanError(
+                f"graph {graph.name!r} is not part of this deployment of {deployed}; deploy them together: "
+                f"engine.deploy({deployed}, {graph.name})"
             )
         return wired
 

@@ -74,7 +74,7 @@ class Stream(Generic[T_co]):
         make_pipeline: Callable[[Calls, ExecutionOptions], Pipeline] | None = None,
     ) -> None:
         if isinstance(calls, Call):
-            raise TypeError(f"engine.stream takes an iterable of calls; for one call, {calls!r}, use engine.run")
+            raise TypeError(f"engine.stream takes an iterable of calls; for one call, use engine.run: got {calls!r}")
         if not hasattr(calls, "__iter__") and not hasattr(calls, "__aiter__"):
             raise TypeError(
                 f"engine.stream takes an iterable of calls, such as (search(u) for u in urls), got {calls!r}"
@@ -162,7 +162,11 @@ class Stream(Generic[T_co]):
 
     @property
     def position(self) -> int:
-        """The index of the next item; after a restart, where to go on."""
+        """How many items were taken out, skipped ones included.
+
+        With `ordered=True` it is the index of the next item: after a restart, where to go on in the input. With
+        `ordered=False` it is only a number: which items they were, `outcomes()` tells.
+        """
         return 0 if self._pipeline is None else self._pipeline.window.position
 
     def statistics(self) -> StreamStatistics:

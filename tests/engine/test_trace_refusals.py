@@ -304,6 +304,28 @@ def test_bodies_are_checked_like_graphs(tmp_path: Any) -> None:
     assert "fallback=" in message
 
 
+@pytest.mark.parametrize("receiver", ["self", "cls"])
+def test_a_method_is_no_graph(receiver: str) -> None:
+    source = (
+        f"class Agent:\n    @ps.graph\n    async def answer({receiver}, x: int) -> int:\n        return await double(x)"
+    )
+    message = refusal(lambda: define(source, "Agent"))
+    assert_names_line_and_remedy(message, 2, "'answer' is a method of Agent", ["def build_answer(...)"])
+
+
+async def test_a_graph_in_a_class_without_a_receiver_is_a_graph() -> None:
+    source = "class Graphs:\n    @ps.graph\n    async def twice(x: int) -> int:\n        return await double(x)"
+    graphs = define(source, "Graphs")
+    assert await engine.run(graphs.twice(2)) == 4
+    assert await engine.run(graphs().twice(2)) == 4
+
+
+async def test_the_decorator_works_with_empty_parentheses() -> None:
+    assert await engine.run(define("@ps.graph()\nasync def g(x: int) -> int:\n    return await double(x)")(2)) == 4
+    message = refusal(lambda: define("@ps.graph()\ndef g(x: int) -> int:\n    return x"))
+    assert_names_line_and_remedy(message, 1, "@graph needs an `async def`", ["write `async def`"])
+
+
 def test_collect_is_called_as_plain_python() -> None:
     make: Callable[..., Any] = collect
     assert make(1, a=2) == (1, ("a", 2))

@@ -113,7 +113,13 @@ async def nodes() -> None:
     assert_type(await client.get.with_policy(name="other")("a"), bytes)
 
 
+@ps.graph()
+async def with_parentheses(url: str) -> bytes:
+    return await fetch(url)
+
+
 def chains() -> None:
+    assert_type(with_parentheses("a"), ps.Call[bytes])
     assert_type((fetch >> tokenize)("a"), ps.Call[list[bytes]])
     assert_type((fetch >> tokenize >> rank)("a"), ps.Call[list[Hit]])
     assert_type((search >> best >> index)("a", popularity=2.0), ps.Call[Hit])

@@ -1,0 +1,81 @@
+"""The verbs where they cannot work: outside of a loop, on what is not theirs; and what a stream's position means."""
+
+import asyncio
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+
+
+@ps.node
+async def wait(turns: int) -> int:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return turns
+
+
+@ps.graph
+async def waited(turns: int) -> int:
+    return await wait(turns)
+
+
+@ps.graph
+async def other(turns: int) -> int:
+    return await wait(turns)
+
+
+@pytest.mark.parametrize("verb", ["stream", "deploy"])
+def test_a_verb_outside_of_a_loop_says_where_it_belongs(verb: str) -> None:
+    with pytest.raises(ps.EngineLoopError, match=r"async def main\(\).*asyncio\.run\(main\(\)\).*engine\.Engine\(\)"):
+        engine.deploy(waited) if verb == "deploy" else engine.stream([waited(1)])
+
+
+def test_streams_and_services_of_an_engine_of_ones_own_are_made_before_the_loop_runs() -> None:
+    own = engine.Engine()
+    service, stream = own.deploy(waited), own.stream([waited(2)])
+
+    async def main() -> list[int]:
+        async with own, service, stream:
+            return [await service(1), *[value async for value in stream]]
+
+    assert asyncio.run(main()) == [1, 2]
+
+
+def test_a_service_used_outside_of_its_loop_says_so() -> None:
+    with asyncio.Runner() as runner:
+        service = runner.run(engine.Engine().deploy(waited).__aenter__())
+        with pytest.raises(ps.EngineLoopError, match="call it from there"):
+            service.stream([waited(1)])
+        runner.run(service.abort())
+
+
+def test_asyncio_run_of_a_call_says_what_runs_it() -> None:
+    with pytest.raises((ValueError, TypeError), match=r"Call of graph waited, which `await engine\.run\(call\)` runs"):
+        asyncio.run(waited(1))  # type: ignore[arg-type]
+
+
+async def test_a_graph_that_is_not_deployed_is_no_closed_deployment() -> None:
+    async with engine.deploy(waited) as service:
+        with pytest.raises(
+            ps.PlanError, match=r"graph 'other' is not part of .* of waited; .*engine\.deploy\(waited, other\)"
+        ):
+            await service.run(other(1))
+        with pytest.raises(ps.PlanError, match="graph 'other' is not part"):
+            await service.map([other(1)])
+        assert await service(1) == 1
+
+
+async def test_the_position_of_a_stream_is_the_index_of_its_next_item() -> None:
+    async with engine.stream([waited(9), waited(1), waited(1)]) as results:
+        assert results.position == 0
+        assert await anext(results) == 9
+        assert results.position == 1
+    assert results.position == 1
+
+
+async def test_the_position_of_an_unordered_stream_is_how_many_items_were_taken_out() -> None:
+    async with engine.stream([waited(99), waited(1), waited(1)], ordered=False) as results:
+        seen = [outcome.index async for outcome in results.outcomes() if results.position < 3]
+        assert seen == [1, 2]
+    assert results.position == 3
