@@ -185,8 +185,10 @@ class Actor:
 
     async def all_returned(self) -> None:
         """Wait until no thread runs on in this actor that nobody waits for."""
-        while self.abandoned:
+        if self._all_returned is None:
             self._all_returned = asyncio.Event()
+        while self.abandoned:
+            self._all_returned.clear()
             await self._all_returned.wait()
 
     def statistics(self) -> ActorStatistics:

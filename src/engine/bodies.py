@@ -15,6 +15,7 @@ from ..actors.crew import Crew
 from ..actors.frame import Frame
 from ..actors.worker import Worker
 from .control import Control, checked_branch, iteration_limit
+from .uninterrupted import until
 
 if TYPE_CHECKING:
     from .wiring import Wired
@@ -55,18 +56,18 @@ def body_of(control: Control, bodies: "tuple[Wired, ...]") -> Body:
         return value
 
     async def map_each(worker: Worker, actor: Actor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
-        return await _Map(bodies[0], frame, captured(args, 0, 1)).run(args[0], control.limit)
+        return await _BodyRuns(bodies[0], frame, captured(args, 0, 1)).run(args[0], control.limit)
 
     return {"cond": cond, "switch": switch, "while_loop": while_loop, "map_each": map_each}[control.kind]
 
 
 async def run_body(wired: "Wired", parent: Frame, inputs: Args, item: int) -> Any:
     """Run a body once, for one value; returns its result."""
-    return (await _Map(wired, parent, inputs[1:]).run(inputs[:1], 1, item))[0]
+    return (await _BodyRuns(wired, parent, inputs[1:]).run(inputs[:1], 1, item))[0]
 
 
-class _Map:
-    """Runs a body for several values, a bounded number at a time. It listens to their frames."""
+class _BodyRuns:
+    """The runs of a body for several values, a bounded number at a time. It listens to their frames."""
 
     def __init__(self, wired: "Wired", parent: Frame, outside: Args) -> None:
         self._wired = wired
@@ -106,7 +107,7 @@ class _Map:
         finally:
             current.source.reset(token)
             crew.close()
-            await _until(self._empty)
+            await until(self._empty.is_set, self._empty.wait)
         if self._error is not None:
             raise self._error
         return self._results
@@ -165,15 +166,3 @@ class _Map:
         frame.span = self._parent.span
         self._frames[frame.item] = frame
         self._crew.start(frame, self._wired.entries)
-
-
-async def _until(event: asyncio.Event) -> None:
-    """Wait for an event also while being cancelled: what it waits for has been cancelled itself and is unwinding."""
-    cancelled: asyncio.CancelledError | None = None
-    while not event.is_set():
-        try:
-            await event.wait()
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled

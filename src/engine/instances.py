@@ -1,7 +1,7 @@
 """Instances: the stateful nodes of one scope, acquired when it starts and released when it ends."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -28,13 +28,13 @@ class Instances:
         """Return what handles an item of a stateful node in this scope."""
         return self._handlers[id(node.template)]
 
-    async def open(self, plans: Iterable[Plan]) -> None:
-        """Make and enter the instances that these plans use and that are not there yet.
+    async def open(self, plan: Plan) -> None:
+        """Make and enter the instances that a plan uses and that are not there yet.
 
         Raises:
             Exception: what an `__aenter__` raised; the instances entered with it are left again.
         """
-        nodes = {id(node.template): node for plan in plans for node in stateful_nodes(plan)}
+        nodes = {id(node.template): node for node in stateful_nodes(plan)}
         missing = [node for key, node in nodes.items() if key not in self._handlers]
         if not missing:
             return

@@ -131,7 +131,7 @@ def make_plan(trace: Trace, *, run_passes: tuple[passes.Pass, ...] = passes.ALL)
         reports.append(report)
         if run_pass is passes.eliminate_dead_nodes and report.changes:
             logs.warning(
-                "plan.dead_nodes", graph=trace.name, dropped=list(report.changes),
+                "plan.dead_nodes", graph=trace.name, changes=list(report.changes),
                 remedy="return or pass on the result; a node that is called for its effect is declared effectful=True",
             )  # fmt: skip
     labels = _Labels()

@@ -12,6 +12,7 @@ from .graph import Call
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
 from .scope import Scope, closed_error, enclosing_frame, end_span, start_span
+from .uninterrupted import until
 from .wiring import Wired
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class _Run:
             await self._waiter
         except asyncio.CancelledError:
             frame.cancel()
-            await self._unwound()
+            await until(lambda: not self._unwinding(), lambda: asyncio.wait(self._unwinding()))
             raise
         finally:
             self._runtime.frames.discard(frame)
@@ -101,14 +102,9 @@ class _Run:
             spans.end_run(self._span, "failed", error)
         return error
 
-    async def _unwound(self) -> None:
-        """Wait for the handlers to unwind, also if this is cancelled once more: the cancellation is raised then."""
+    def _unwinding(self) -> list[asyncio.Task[None]]:
         # By tasks and not by the crew: a worker that is cancelled before its first step never tells the crew.
-        while tasks := [worker.task for worker in self._crew.workers if worker.task and not worker.task.done()]:
-            try:
-                await asyncio.wait(tasks)
-            except asyncio.CancelledError:
-                continue
+        return [worker.task for worker in self._crew.workers if worker.task and not worker.task.done()]
 
     @property
     def service(self) -> None:

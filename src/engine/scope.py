@@ -39,17 +39,13 @@ class Scope:
         # Only a pipeline bounds its actors: elsewhere each frame has workers of its own, and admission bounds frames.
         max_workers = options.max_workers if scheduler == "actors" else None
         self.wiring = Wiring(engine.pools, self.instances, max_workers)
-        self._wired: dict[Plan, Wired] = {}
         self._crews: set[Crew] = set()
         engine.scope_opened()
 
     async def prepare(self, plan: Plan) -> Wired:
         """Return the actors of a plan; the first time, enter the stateful nodes that it uses."""
-        wired = self._wired.get(plan)
-        if wired is None:
-            await self.instances.open([plan])
-            wired = self._wired[plan] = self.wiring.wire(plan._program(self.scheduler))
-        return wired
+        await self.instances.open(plan)
+        return self.wiring.wire(plan._program(self.scheduler))
 
     def crew(self, context: Context, *, traced: bool = False, deadline: float | None = None) -> Crew:
         """Return a new crew, which is gone when it is closed and its workers have ended."""
@@ -59,20 +55,20 @@ class Scope:
 
     async def close(self) -> None:
         """Wait until all crews have ended, and leave the stateful nodes. Frames must have been ended before."""
-        for crew in list(self._crews):
-            crew.close()
-        # Not by an event: a worker that is cancelled before its first step, when a loop is shut down, never says so.
-        tasks = [worker.task for crew in self._crews for worker in crew.workers if worker.task is not None]
-        if tasks:
-            await uninterrupted(asyncio.wait(tasks))
-        try:
-            await uninterrupted(self._close_instances())
-        finally:
-            await uninterrupted(self.engine.scope_closed())
+        await uninterrupted(self._close())
 
-    async def _close_instances(self) -> None:
-        await self.wiring.returned()  # a thread may still be in an instance
-        await self.instances.close()
+    async def _close(self) -> None:
+        try:
+            for crew in list(self._crews):
+                crew.close()
+            # Not by an event: a worker cancelled before its first step, when a loop is shut down, never says so.
+            tasks = [worker.task for crew in self._crews for worker in crew.workers if worker.task is not None]
+            if tasks:
+                await asyncio.wait(tasks)
+            await self.wiring.returned()  # a thread may still be in an instance
+            await self.instances.close()
+        finally:
+            await self.engine.scope_closed()
 
     def _crew_ended(self, crew: Crew) -> None:
         self._crews.discard(crew)

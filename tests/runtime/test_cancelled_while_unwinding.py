@@ -1,0 +1,115 @@
+"""Whoever is cancelled while something unwinds waits for it, costs nothing meanwhile, and is cancelled afterwards.
+
+anyio's cancel scopes cancel again in every turn of the loop. On virtual time that would show: it passes only when
+nothing else can happen.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+import anyio
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+UNWINDING_SECONDS = 10.0
+
+
+@ps.node
+async def unwinds_slowly(seconds: float) -> float:
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        await asyncio.sleep(seconds)
+    return seconds
+
+
+@ps.node
+class LeftSlowly:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.sleep(UNWINDING_SECONDS)
+
+    async def __call__(self, x: int) -> int:
+        return x
+
+
+left_slowly = LeftSlowly()
+
+
+@ps.graph
+async def slow(seconds: float) -> float:
+    return await unwinds_slowly(seconds)
+
+
+@ps.graph
+async def slow_bodies(seconds: float) -> list[float]:
+    return await ps.map_each(unwinds_slowly, [0.0, seconds])
+
+
+@ps.graph
+async def stateful(x: int) -> int:
+    return await left_slowly(x)
+
+
+async def one_run() -> None:
+    await engine.run(slow(UNWINDING_SECONDS))
+
+
+async def one_run_of_bodies() -> None:
+    await engine.run(slow_bodies(UNWINDING_SECONDS))
+
+
+async def a_stream() -> None:
+    async with engine.stream([slow(UNWINDING_SECONDS)]) as results:
+        await anext(results)
+
+
+async def a_deployment_that_ends() -> None:
+    async with engine.deploy(stateful) as service:
+        assert await service(1) == 1
+        await asyncio.sleep(1)
+
+
+SCENARIOS = [one_run, one_run_of_bodies, a_stream, a_deployment_that_ends]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_cancel_scope_of_anyio_waits_for_what_unwinds(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with anyio.move_on_after(1) as scope:
+            await scenario()
+        assert scope.cancelled_caught or scenario is a_deployment_that_ends
+        return loop.time() - began
+
+    assert testing.run_virtual(main) == pytest.approx(1 + UNWINDING_SECONDS)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_cancel_that_follows_a_cancel_scope_is_not_taken_for_it(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        async def caller() -> None:
+            with anyio.move_on_after(1):
+                await scenario()
+            pytest.fail("the cancel was lost")
+
+        task = asyncio.create_task(caller())
+        loop.call_later(2, task.cancel)
+        loop.call_later(3, task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return loop.time() - began
+
+    assert testing.run_virtual(main) == pytest.approx(1 + UNWINDING_SECONDS)
