@@ -11,7 +11,7 @@ from ..telemetry import spans
 from .graph import Call
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
-from .scope import Scope, closed_error, enclosing_frame, end_span, start_span
+from .scope import Scope, enclosing_frame, end_span, start_span
 from .uninterrupted import until
 from .wiring import Wired
 
@@ -74,7 +74,7 @@ class _Run:
 
     async def finish(self, wired: Wired) -> Any:
         if self._runtime.closed:  # while a stateful node was entered
-            raise self.not_started(closed_error("the Engine"), timed_out=False)
+            raise self.not_started(self._runtime.closed_error(), timed_out=False)
         frame = Frame(wired.program, self._call.arguments, self._crew, self, 0, enclosing_frame())
         frame.span = self._span if self._traced else None
         if self.deadline is not None and self._options.timeout_seconds is not None:

@@ -10,7 +10,6 @@ from ..actors.frame import Frame
 from .instances import stateful_nodes
 from .planning import ChosenScheduler, Plan
 from .pools import Pools
-from .scope import closed_error
 from .wiring import Wired, Wiring
 
 if TYPE_CHECKING:
@@ -64,6 +63,10 @@ class Runtime:
                 "penstock.engine, which have a default Engine for each"
             )
 
+    def closed_error(self) -> EngineClosedError:
+        """Return the error of a call that the end of the Engine ends."""
+        return EngineClosedError("the Engine was closed while this call was in flight")
+
     def shared_wiring(self, plan: Plan, scheduler: ChosenScheduler) -> Wired | None:
         """Return actors that all runs of a plan share; None if it has stateful nodes, which each run has its own of."""
         # Kept with the plan and not here, so that graphs made by a factory for one call leave nothing behind.
@@ -108,7 +111,7 @@ class Runtime:
         """End what is still open, then the threads and worker processes; waits for what runs in them."""
         self.closed = True
         for frame in list(self.frames):
-            frame.fail(closed_error("the Engine"))
+            frame.fail(self.closed_error())
         for pipeline in list(self.pipelines):
             # The next read raises this, and does not look like the end of the stream.
             pipeline.abort(EngineClosedError("the Engine was closed while this stream was open"))

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import Span
 
-from .._errors import EngineClosedError
 from ..actors import current
 from ..actors.crew import Crew
 from ..actors.frame import Frame
@@ -95,8 +94,3 @@ def enclosing_frame() -> Frame | None:
     """Return the frame of the handler that makes a call; None outside of one."""
     source = current.source.get()
     return source.frame if isinstance(source, current.Position) else None
-
-
-def closed_error(what: str) -> EngineClosedError:
-    """Return the error of calls that a closing scope ends."""
-    return EngineClosedError(f"{what} was closed while this call was in flight")

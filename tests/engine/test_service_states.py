@@ -1,0 +1,99 @@
+"""What a service is in turn, who may wait for it, and how its Engine ends it."""
+
+import asyncio
+import gc
+from typing import Self
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+
+@ps.node
+class Gated:
+    """Is entered when its gate opens."""
+
+    def __init__(self, gate: asyncio.Event) -> None:
+        self.gate = gate
+
+    async def __aenter__(self) -> Self:
+        await self.gate.wait()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        pass
+
+    async def __call__(self, x: int) -> int:
+        return x
+
+
+def gated(gate: asyncio.Event) -> ps.Graph[[int], int]:
+    node = Gated(gate)
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await node(x)
+
+    return graph
+
+
+@ps.node
+async def sleep_for_ever(x: int) -> int:
+    await asyncio.Event().wait()
+    return x
+
+
+@ps.graph
+async def endless(x: int) -> int:
+    return await sleep_for_ever(x)
+
+
+async def test_everybody_who_waits_until_a_service_is_ready_goes_on() -> None:
+    gate = asyncio.Event()
+    service = engine.deploy(gated(gate))
+    waiting = [asyncio.create_task(service.ready()) for _ in range(3)]
+    entering = asyncio.create_task(service.__aenter__())
+    await testing.wait_quiescent()
+    assert (service.state, [task.done() for task in waiting]) == ("starting", [False] * 3)
+    gate.set()
+    await asyncio.gather(entering, *waiting)
+    await service.ready()
+    assert service.state == "ready"
+    await asyncio.gather(service.drain(), service.drain())
+    assert service.state == "stopped"
+
+
+async def test_who_waits_for_a_service_that_is_stopped_before_it_is_ready_is_told() -> None:
+    service = engine.deploy(gated(asyncio.Event()))
+    waiting = asyncio.create_task(service.ready())
+    entering = asyncio.create_task(service.__aenter__())
+    await testing.wait_quiescent()
+    entering.cancel()
+    await asyncio.wait([entering])
+    with pytest.raises(ps.EngineClosedError, match="is stopped"):
+        await waiting
+    with pytest.raises(ps.EngineClosedError, match="is stopped"):
+        await service.ready()
+
+
+async def test_an_engine_that_is_closed_ends_its_streams_and_services() -> None:
+    async with engine.Engine() as own:
+        service = await own.deploy(endless).__aenter__()
+        results = await own.stream([endless(1)]).__aenter__()
+        calling, reading = asyncio.ensure_future(service(1)), asyncio.ensure_future(anext(results))
+        running = asyncio.create_task(own.run(endless(1)))
+        await testing.wait_quiescent()
+        assert own.statistics().scopes == 3
+    for task, message in ((calling, "deployment was stopped"), (reading, "Engine was closed"), (running, "Engine was")):
+        with pytest.raises(ps.EngineClosedError, match=message):
+            await task
+    assert (service.state, own.statistics().scopes) == ("stopped", 0)
+
+
+async def test_an_engine_ends_a_service_that_nobody_refers_to_any_more() -> None:
+    async with engine.Engine() as own:
+        await own.deploy(endless).__aenter__()
+        gc.collect()
+        assert own.statistics().scopes == 1
+    assert own.statistics().scopes == 0
