@@ -26,6 +26,7 @@ from ._errors import Overloaded as Overloaded
 from ._errors import PenstockError as PenstockError
 from ._errors import PlanError as PlanError
 from ._errors import ReentrantCallError as ReentrantCallError
+from ._errors import UnknownItemError as UnknownItemError
 from ._errors import WorkerDied as WorkerDied
 from .actors.current import FrameInfo as FrameInfo
 from .actors.current import current as current

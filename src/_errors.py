@@ -38,7 +38,15 @@ class ChannelClosed(PenstockError):
 
 
 class ReentrantCallError(PenstockError):
-    """A deployment is called from inside one of its own nodes, which could wait for itself for ever."""
+    """A node waits for itself, which would never end; the message names the chain of calls and the remedy.
+
+    A deployment is called from inside one of its own nodes, or a node with `concurrency=` runs a graph that needs a
+    place of the same node, while such callers hold all of its places.
+    """
+
+
+class UnknownItemError(PenstockError):
+    """`penstock.current()` is called in a task that a handler has started, and its item cannot be told any more."""
 
 
 class Overloaded(PenstockError):

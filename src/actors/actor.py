@@ -12,6 +12,7 @@ from .channel import Channel, ChannelStatistics
 from .invocation import invoke
 from .places import Places
 from .policy import Policy
+from .reentrancy import refuse_if_endless
 
 if TYPE_CHECKING:
     from .frame import Frame
@@ -43,7 +44,7 @@ class ActorStatistics:
         in_flight: items in it now, over all call sites that share its places.
         concurrency: the most items in flight; None if unlimited.
         busy_seconds: time spent in its handlers, waits included, over all items; None for an `async def` without a
-            policy, which is not timed.
+            policy that starts no tasks, which is not timed.
         inbox: the inbox; a full one (and a growing `put_wait_seconds`) says that this node limits the pipeline.
     """
 
@@ -118,6 +119,8 @@ class Actor:
             return False
         frame.queued(self)
         self._line_up()
+        if frame.parent is not None and self.places.shared:
+            frame.crew.loop.call_soon(refuse_if_endless, self, frame)
         return True
 
     async def queue(self, frame: "Frame") -> None:

@@ -53,15 +53,19 @@ class Crew:
         armed: whether `_man` is due.
         feed: where workers that have nothing to do ask for more; None if there is nothing to ask for now.
         closed: whether workers end when nothing is left to do.
+        is_exclusive: whether one frame has the crew to itself, so that its workers never go on to another item.
+        caller: the actor whose handler started what runs here, for a run, stream or call inside of a handler.
     """
 
     __slots__ = (
         "_idle",
         "armed",
+        "caller",
         "closed",
         "context",
         "deadline",
         "feed",
+        "is_exclusive",
         "loop",
         "on_empty",
         "ready",
@@ -91,6 +95,8 @@ class Crew:
         self.runnable = 0
         self.armed = False
         self.closed = False
+        self.is_exclusive = False
+        self.caller: Actor | None = None
 
     def enqueue(self, actor: Actor, frame: Frame) -> None:
         """Have a frame run in an actor whose place it already holds."""
@@ -123,6 +129,9 @@ class Crew:
 
         Its first worker takes the places when it runs, and not now: until then, others may come and go.
         """
+        self.is_exclusive = True
+        if frame.parent is not None and self.caller is None:
+            self.caller = current.calling_actor()
         self.hire(frame, entries)
 
     def cancel(self, frame: Frame) -> int:

@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
+
+from .._errors import UnknownItemError
 
 if TYPE_CHECKING:
     from .actor import Actor
@@ -64,39 +67,90 @@ class Position:
         actor: the last actor.
         attempt: number of the attempt, from 1.
         attempt_deadline: when it times out, in the loop's time.
+        task: the worker's task, while it runs. In any other, which a handler has started, the position says where the
+            worker is now, and not where it was then.
     """
 
-    __slots__ = ("actor", "attempt", "attempt_deadline", "frame")
+    __slots__ = ("actor", "attempt", "attempt_deadline", "frame", "task")
 
     def __init__(self) -> None:
         self.frame: Frame | None = None
         self.actor: Actor | None = None
         self.attempt = 1
         self.attempt_deadline: float | None = None
+        self.task: asyncio.Task[Any] | None = None
 
-    def frame_info(self) -> FrameInfo:
-        """Return the present position."""
+    @property
+    def is_own(self) -> bool:
+        """Whether it is asked in the worker's own task, and not in a task or thread that a handler has started."""
+        return self.task is not None and self.task is _running_task()
+
+    def handling(self) -> "Handling | None":
+        """Return what runs now; None between two handlers."""
         frame, actor = self.frame, self.actor
-        if frame is None or actor is None:
-            return OUTSIDE
+        return None if frame is None or actor is None else Handling(self, frame, actor)
+
+    def remember(self) -> None:
+        """Have the tasks that the present handler starts from now on know what they belong to."""
+        source.set(self.handling())
+
+
+class Handling:
+    """One run of a handler, as the tasks and threads know it that the handler starts.
+
+    A task copies the context in which it is started, so what it knows for good has to be in there. To put it there for
+    every item would cost more than a hop between two nodes. So it is done for those who need it: threads, handlers in
+    whose code one sees that they start tasks, and those that have asked for their own position.
+
+    It refers to its frame weakly: a task that outlives the item does not keep its values.
+    """
+
+    __slots__ = ("_attempt", "_clock", "_deadline", "_frame", "_item", "_label", "actor", "position")
+
+    def __init__(self, position: Position, frame: "Frame", actor: "Actor") -> None:
         deadline = frame.deadline
-        if self.attempt_deadline is not None:
-            deadline = self.attempt_deadline if deadline is None else min(deadline, self.attempt_deadline)
-        return FrameInfo(actor.graph, actor.label(), frame.item, self.attempt, deadline, frame.crew.loop.time, frame)
+        if position.attempt_deadline is not None:
+            deadline = position.attempt_deadline if deadline is None else min(deadline, position.attempt_deadline)
+        self.position = position
+        self.actor = actor
+        self._frame = ref(frame)
+        self._item = frame.item
+        self._label = actor.label()
+        self._attempt = position.attempt
+        self._deadline = deadline
+        self._clock = frame.crew.loop.time
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the result of the item any more."""
+        frame = self._frame()
+        return frame is None or frame.cancelled
+
+    @property
+    def frame(self) -> "Frame | None":
+        """The frame, unless it has ended and nothing runs for it any more."""
+        frame = self._frame()
+        return None if frame is None or frame.settled else frame
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the worker is still in this handler."""
+        frame = self._frame()
+        return frame is not None and self.position.frame is frame and self.position.actor is self.actor
+
+    @property
+    def is_present(self) -> bool:
+        """Whether it still says exactly where the worker is: not of another attempt, nor of another link of a chain."""
+        return self.is_running and self.position.attempt == self._attempt and len(self.actor.links) < 2
+
+    def info(self) -> FrameInfo:
+        """Return where it is, or was."""
+        return FrameInfo(
+            self.actor.graph, self._label, self._item, self._attempt, self._deadline, self._clock, self
+        )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A position that no longer moves: handlers in threads keep theirs when the worker goes on."""
-
-    info: FrameInfo
-
-    def frame_info(self) -> FrameInfo:
-        """Return the position at which the snapshot was taken."""
-        return self.info
-
-
-source: ContextVar[Position | Snapshot | None] = ContextVar("penstock_current", default=None)
+source: ContextVar[Position | Handling | None] = ContextVar("penstock_current", default=None)
 
 
 class _Nobody:
@@ -110,7 +164,73 @@ OUTSIDE = FrameInfo("", "", 0, 1, None, float, _Nobody())
 def current() -> FrameInfo:
     """Return what is known about the item that the calling handler works on; works on the loop and in threads.
 
+    A task that a handler starts knows the item of its handler, also when it outlives it; `check_cancelled` raises there
+    once the item has ended. In a stream and in `map_each`, where workers go from item to item, this takes a handler
+    whose own code names what starts the task (`TaskGroup`, `create_task`, `gather`, ...), or which has called
+    `penstock.current()` before.
+
     Called directly, without an engine, a node has empty names, item 0, attempt 1 and no deadline.
+
+    Raises:
+        UnknownItemError: called in a task or thread that a handler has started, and which item it belongs to cannot be
+            told any more.
     """
     found = source.get()
-    return OUTSIDE if found is None else found.frame_info()
+    if found is None:
+        return OUTSIDE
+    position = found if isinstance(found, Position) else found.position
+    if not position.is_own:
+        return found.info() if isinstance(found, Handling) else _from_outside(position).info()
+    if isinstance(found, Handling) and found.is_present:
+        return found.info()
+    handling = position.handling()
+    if handling is None:
+        return OUTSIDE
+    source.set(handling)
+    return handling.info()
+
+
+def enclosing_frame() -> "Frame | None":
+    """Return the frame of the handler that makes a call; None outside of one."""
+    found = source.get()
+    if found is None:
+        return None
+    if isinstance(found, Position):
+        # A task of another item of this crew may ask. What a call takes over is the same for all of them: the
+        # deadline, who listens, and what is around.
+        return found.frame
+    return found.position.frame if found.position.is_own else found.frame
+
+
+def calling_actor() -> "Actor | None":
+    """Return the actor whose handler makes a call and is still running; None outside, or if it cannot be told."""
+    found = source.get()
+    if found is None:
+        return None
+    position = found if isinstance(found, Position) else found.position
+    if position.is_own:
+        return position.actor
+    return found.actor if isinstance(found, Handling) and found.is_running else None
+
+
+def _from_outside(position: Position) -> Handling:
+    frame = position.frame
+    handling = position.handling()
+    if frame is None or handling is None:
+        raise UnknownItemError(f"penstock.current() was called in a task or thread whose handler has ended; {_REMEDY}")
+    if not frame.crew.is_exclusive:
+        raise UnknownItemError(
+            "penstock.current() was called in a task or thread that a handler has started, and its worker may be with "
+            f"another item by now; {_REMEDY}"
+        )
+    return handling
+
+
+_REMEDY = "call it in the handler itself, before the task is started: then the task knows its item, too"
+
+
+def _running_task() -> "asyncio.Task[Any] | None":
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # a thread without a loop
+        return None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from .._errors import NodeCancelledError, NodeTimeoutError
 from ..telemetry import spans
-from . import current
 from .chain import run_linkwise
 from .processes import ProcessPool
 from .threads import ThreadPool
@@ -137,6 +136,14 @@ async def run_async(
     return await actor.fn(*args, **kwargs)
 
 
+async def run_task_starter(
+    worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Body of an `async def` node that starts tasks, which have to know its item."""
+    worker.position.remember()
+    return await actor.fn(*args, **kwargs)
+
+
 async def run_inline(
     worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -187,7 +194,7 @@ def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
         worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         context = copy_context()
-        context.run(current.source.set, current.Snapshot(worker.position.frame_info()))
+        context.run(worker.position.remember)  # of this item, also when the worker has gone on
         call = ThreadCall()
         job = pool_of().submit(context, call.on_returned, call.run, actor.fn, args, kwargs)
         worker.thread_call = call

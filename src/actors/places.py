@@ -1,9 +1,11 @@
 """Places: how many items may be in flight in a node, and who comes next when one leaves."""
 
 from typing import TYPE_CHECKING
+from weakref import ref
 
 if TYPE_CHECKING:
     from .actor import Actor
+    from .frame import Frame
 
 # "No limit" is a number too, so that the hot path has one rule and no branch.
 UNLIMITED = 1 << 60
@@ -19,7 +21,7 @@ class Places:
     it gives back one too (see `owe`).
     """
 
-    __slots__ = ("free", "limit", "shared", "waiting")
+    __slots__ = ("free", "limit", "nested", "shared", "waiting")
 
     def __init__(self, limit: int = UNLIMITED, *, shared: bool = False) -> None:
         self.limit = limit
@@ -28,6 +30,8 @@ class Places:
         # The actors whose inbox is not empty, each once: they take turns item by item. A list, because they are few and
         # an empty deque takes 760 bytes, of which an idle deployment has no use.
         self.waiting: list[Actor] = []
+        # The frames that waited here at the last look while a handler around them held one of these places.
+        self.nested: list[ref[Frame]] | None = None
 
     @property
     def in_flight(self) -> int:

@@ -49,6 +49,10 @@ class Worker:
         self._nested = nested
         crew.workers.add(self)
 
+    def is_in(self, frame: Frame, actor: Actor) -> bool:
+        """Whether it runs the handler of `actor` for `frame`."""
+        return self.position.frame is frame and self.position.actor is actor
+
     def cancel_if_in(self, frame: Frame) -> None:
         """Cancel the task, provided that it still runs a handler of `frame`."""
         if self.position.frame is frame and self.task is not None and not self.cancels:
@@ -62,7 +66,7 @@ class Worker:
         position = self.position
         traced = crew.traced
         loop, deadline = crew.loop, crew.deadline
-        task = self.task = asyncio.current_task(crew.loop)
+        task = self.task = position.task = asyncio.current_task(crew.loop)
         assert task is not None
         undisturbed = task.cancelling()
         if not self._nested:
@@ -188,7 +192,7 @@ class Worker:
                     budget = BUDGET
                     await self._let_others_run()
         finally:
-            position.frame = None
+            position.frame = position.task = None
             crew.workers.discard(self)
             if crew.ready and not crew.armed:
                 crew.arm()

@@ -94,6 +94,7 @@ class _BodyRuns:
         self._limit = limit
         self._first_item = first_item
         crew = self._crew
+        crew.is_exclusive = len(self._items) == 1
         worker = Worker(crew, nested=True)
         token = current.source.set(worker.position)
         try:

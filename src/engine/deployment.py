@@ -4,11 +4,12 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._errors import EngineClosedError, EngineLoopError, ReentrantCallError
+from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
 from .admission import Admission
 from .graph import Graph
 from .options import ExecutionOptions
-from .scope import Scope, enclosing_frame
+from .scope import Scope
 from .uninterrupted import uninterrupted
 from .wiring import Wired
 

@@ -10,11 +10,12 @@ from opentelemetry.trace import Span
 from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError, ReentrantCallError
 from ..actors.actor import Actor
 from ..actors.crew import Crew
+from ..actors.current import calling_actor, enclosing_frame
 from ..actors.frame import Frame, plain_error
 from ..telemetry import logs, spans
 from .admission import Admission
 from .options import ExecutionOptions
-from .scope import Scope, enclosing_frame, end_span, start_span
+from .scope import Scope, end_span, start_span
 from .source import Calls, Prepare, PulledSource, checked_call, feed
 from .uninterrupted import uninterrupted
 from .window import Window
@@ -57,6 +58,7 @@ class Pipeline:
         self._admission = admission
         self._context = copy_context() if context is None else context
         self._parent = enclosing_frame()
+        self._caller = calling_actor()
         self._crews: dict[Frame, Crew] = {}  # of the items that have one of their own
         self._all_settled = asyncio.Event()
         self._wired: dict[Any, Wired] = {}
@@ -77,6 +79,8 @@ class Pipeline:
         # a deployment, has a context of its own, and so workers of its own.
         own_crews = admission is not None or (self._span is not None and self._span.is_recording())
         self._crew: Crew | None = None if own_crews else scope.crew(self._context, deadline=self._deadline)
+        if self._crew is not None:
+            self._crew.caller = self._caller
         on_settled = self._item_settled if own_crews else None
         self.window = Window(self.loop, options.max_in_flight, self.abort, on_settled, ordered=options.ordered)
         # The loop knows its tasks only weakly: without this, those of a dropped stream would be collected, not ended.
@@ -168,6 +172,7 @@ class Pipeline:
             context = self._context.copy()
             span, traced = start_span(call, context, item=index, parent=self._span)
             crew = self._scope.crew(context, traced=traced, deadline=self._deadline)
+            crew.caller = self._caller
         frame = self.window.new_frame(wired, call.arguments, crew, self._parent)
         frame.priority = self._options.priority
         frame.span = span if traced else None

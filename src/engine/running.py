@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from .._errors import DeadlineExceeded
 from ..actors.crew import Crew
+from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
 from ..telemetry import spans
 from .graph import Call
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
-from .scope import Scope, enclosing_frame, end_span, start_span
+from .scope import Scope, end_span, start_span
 from .uninterrupted import until
 from .wiring import Wired
 

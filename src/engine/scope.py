@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import Span
 
-from ..actors import current
 from ..actors.crew import Crew
 from ..actors.frame import Frame
 from ..telemetry import spans
@@ -88,9 +87,3 @@ def end_span(span: Span | None, frame: Frame) -> None:
     """End the span of a call with its outcome."""
     if span is not None:
         spans.end_run(span, frame.state, frame.error)
-
-
-def enclosing_frame() -> Frame | None:
-    """Return the frame of the handler that makes a call; None outside of one."""
-    source = current.source.get()
-    return source.frame if isinstance(source, current.Position) else None

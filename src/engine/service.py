@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from .._errors import DeadlineExceeded, PlanError
 from ..actors.actor import ActorStatistics
+from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
 from .admission import Admission, AdmissionStatistics
 from .deployment import Deployment, Flight, ServiceState
 from .graph import Call, Graph, as_call
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .pipeline import Pipeline
-from .scope import enclosing_frame, end_span, start_span
+from .scope import end_span, start_span
 from .source import Calls
 from .streaming import Stream
 from .wiring import Wired

@@ -13,6 +13,7 @@ from ..actors.frame import Frame
 from ..actors.places import UNLIMITED, Places
 from ..actors.policy import Policy
 from ..actors.process_target import process_target
+from ..actors.started_tasks import starts_tasks
 from .bodies import body_of
 from .control import Control
 from .node import Node
@@ -143,11 +144,13 @@ class Wiring:
             actor.body = invocation.in_process(self._pools.processes, process_target(node.fn))
         elif policy.runs_on != "loop":  # a fake of a process node need not be importable: it runs in a thread
             actor.body = invocation.in_thread(self._pools.threads)
+        elif node.is_async and starts_tasks(actor.fn):
+            actor.body = invocation.run_task_starter
         elif node.is_async:
             actor.body = invocation.run_async
         else:
             actor.body = invocation.run_inline
-        if policy.is_plain:
+        if policy.is_plain and actor.body is not invocation.run_task_starter:
             actor.mode = ASYNC if node.is_async else INLINE
         else:
             actor.mode = GENERAL

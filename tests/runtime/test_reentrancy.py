@@ -1,0 +1,271 @@
+"""What would wait for itself for ever is refused, with the chain of calls; nested calls that can end do."""
+
+import asyncio
+from types import NoneType
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+SCHEDULERS = ["auto", "actors", "parallel", "wave", "sequential"]
+
+
+def recursive(concurrency: int, **policy):
+    """A graph whose node, with a limit, runs the graph again, one level less deep."""
+
+    @ps.node(concurrency=concurrency, **policy)
+    async def descend(depth: int) -> int:
+        return 0 if depth == 0 else 1 + await engine.run(down(depth - 1))
+
+    @ps.graph
+    async def down(depth: int) -> int:
+        return await descend(depth)
+
+    return down
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_a_node_that_waits_for_its_own_only_place_is_refused(scheduler) -> None:
+    down = recursive(1)
+    with pytest.raises(ps.ReentrantCallError) as caught:
+        await engine.run(down(1), scheduler=scheduler)
+    message = str(caught.value)
+    assert message.startswith("node 'descend' of graph 'down' → node 'descend' of graph 'down': the only place is held")
+    assert "call the graph inside the graph" in message
+    assert await engine.run(down(0), scheduler=scheduler) == 0  # the place was given back
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("limit", [1, 2, 3])
+async def test_nesting_as_deep_as_the_limit_works_and_one_level_more_is_refused(limit, scheduler) -> None:
+    down = recursive(limit)
+    with ps.execution_options(scheduler=scheduler):
+        assert await engine.run(down(limit - 1)) == limit - 1
+        with pytest.raises(ps.ReentrantCallError):
+            await engine.run(down(limit))
+        assert await engine.run(down(limit - 1)) == limit - 1
+
+
+@pytest.mark.parametrize(
+    "how", ["stream", "deploy", "a node with a policy", "a body of control flow", "a stream inside"]
+)
+async def test_it_is_refused_however_the_node_came_to_run(how) -> None:
+    down = recursive(1, **({"timeout_seconds": 60} if how == "a node with a policy" else {}))
+
+    @ps.graph
+    async def each(depths: list[int]) -> list[int]:
+        return await ps.map_each(down, depths)
+
+    if how == "stream":
+        async with engine.stream((down(x) for x in (0, 1, 0)), on_error="skip") as results:
+            assert [type(outcome.error) async for outcome in results.outcomes()] == [
+                NoneType,
+                ps.ReentrantCallError,
+                NoneType,
+            ]
+    elif how == "deploy":
+        async with engine.deploy(down) as service:
+            with pytest.raises(ps.ReentrantCallError):
+                await service(1)
+            assert await service(0) == 0
+    elif how == "a body of control flow":
+        with pytest.raises(ps.ReentrantCallError):
+            await engine.run(each([0, 1]))
+    elif how == "a stream inside":
+
+        @ps.node(concurrency=1)
+        async def reads(x: int) -> list[int]:
+            if x == 0:
+                return []
+            async with engine.stream(reading(0) for _ in range(40)) as results:
+                return [x async for x in results]
+
+        @ps.graph
+        async def reading(x: int) -> list[int]:
+            return await reads(x)
+
+        with pytest.raises(ps.ReentrantCallError):
+            await engine.run(reading(1))
+    else:
+        with pytest.raises(ps.ReentrantCallError):
+            await engine.run(down(1))
+
+
+async def test_callers_that_hold_all_places_together_are_told_so_and_not_all_of_them() -> None:
+    gate = asyncio.Event()
+
+    @ps.node(concurrency=3)
+    async def shared(depth: int) -> int:
+        if depth == 0:
+            return 0
+        await gate.wait()
+        return 1 + await engine.run(graph(depth - 1))
+
+    @ps.graph
+    async def graph(depth: int) -> int:
+        return await shared(depth)
+
+    runs = [asyncio.create_task(engine.run(graph(1))) for _ in range(3)]
+    await testing.wait_quiescent()
+    gate.set()
+    results = await asyncio.gather(*runs, return_exceptions=True)
+    refused = [result for result in results if isinstance(result, ps.ReentrantCallError)]
+    assert len(refused) == 1  # its place is all that the others need
+    assert "all 3 places are held" in str(refused[0])
+    assert [result for result in results if not isinstance(result, Exception)] == [1, 1]
+
+
+async def test_a_caller_may_handle_it_and_go_on() -> None:
+    @ps.node(concurrency=1)
+    async def careful(x: int) -> str:
+        if x == 0:
+            return "inner"
+        try:
+            return await engine.run(graph(0))
+        except ps.ReentrantCallError:
+            return "refused"
+
+    @ps.graph
+    async def graph(x: int) -> str:
+        return await careful(x)
+
+    assert await engine.run(graph(1)) == "refused"
+
+
+async def test_a_sibling_that_holds_the_place_and_ends_is_waited_for() -> None:
+    """Only the handler that makes the nested call counts, not another of the same item."""
+    gate = asyncio.Event()
+
+    @ps.node(concurrency=1)
+    async def limited(x: int) -> int:
+        if x == 1:
+            await gate.wait()
+        return x
+
+    @ps.node
+    async def nests(x: int) -> int:
+        return await engine.run(inner(x + 1))
+
+    @ps.graph
+    async def inner(x: int) -> int:
+        return await limited(x)
+
+    @ps.graph
+    async def outer(x: int) -> list[int]:
+        return [await limited(x), await nests(x)]
+
+    run = asyncio.create_task(engine.run(outer(1)))
+    await testing.wait_quiescent()
+    assert not run.done()
+    gate.set()
+    assert await run == [1, 2]
+
+
+async def test_a_frame_that_is_refused_in_the_middle_of_its_way_ends_cleanly() -> None:
+    """A worker has carried it to the limited node; other branches of it are still running."""
+    unwound = []
+
+    @ps.node
+    async def before(x: int) -> int:
+        return x
+
+    @ps.node
+    async def beside(x: int) -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            unwound.append(x)
+        return x
+
+    @ps.node(concurrency=1)
+    async def limited(x: int) -> int:
+        return x if x == 0 else await engine.run(inner(0))
+
+    @ps.node
+    async def total(x: int, y: int) -> int:
+        return x + y
+
+    @ps.graph
+    async def inner(x: int) -> int:
+        y = await before(x)
+        return await total(await limited(y), await beside(y))
+
+    @ps.graph
+    async def outer(x: int) -> int:
+        return await limited(await before(x))
+
+    for scheduler in SCHEDULERS:
+        with ps.execution_options(scheduler=scheduler), pytest.raises(ps.ReentrantCallError):
+            await engine.run(outer(1))
+    assert set(unwound) <= {0}
+    assert await engine.run(outer(0)) == 0
+
+
+async def test_a_task_of_a_handler_counts_as_the_handler() -> None:
+    @ps.node(concurrency=1)
+    async def gathers(x: int) -> int:
+        if x == 0:
+            return 0
+        return sum(await asyncio.gather(engine.run(graph(0)), engine.run(graph(0))))
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await gathers(x)
+
+    with pytest.raises(ps.ReentrantCallError):
+        await engine.run(graph(1))
+
+
+def through_a_thread(service_of, loop):
+    @ps.node(runs_on="thread")
+    def calls(x: int) -> int:
+        if x == 0:
+            return 0
+        return asyncio.run_coroutine_threadsafe(service_of()(x - 1), loop).result()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return calls(x)
+
+    return graph
+
+
+async def test_a_deployment_called_from_inside_itself_by_way_of_a_thread_is_refused() -> None:
+    graph = through_a_thread(lambda: service, asyncio.get_running_loop())
+    async with engine.deploy(graph, max_in_flight=1) as service:
+        with pytest.raises(ps.ReentrantCallError, match="graph → graph"):
+            await service(1)
+        assert await service(0) == 0
+
+
+async def test_a_deployment_may_be_called_by_way_of_a_thread_and_inherits_the_deadline() -> None:
+    @ps.node
+    async def left(x: int) -> float | None:
+        return ps.current().remaining_seconds()
+
+    @ps.graph
+    async def other(x: int) -> float | None:
+        return await left(x)
+
+    graph = through_a_thread(lambda: service, asyncio.get_running_loop())
+    async with engine.deploy(other) as service:
+        assert await engine.run(graph(1)) is None
+        seconds = await engine.run(graph(1), timeout_seconds=60)
+        assert seconds is not None
+        assert 0 < seconds <= 60
+
+
+async def test_a_limited_thread_that_waits_for_its_own_place_is_refused() -> None:
+    loop = asyncio.get_running_loop()
+
+    @ps.node(runs_on="thread", concurrency=1)
+    def calls(x: int) -> int:
+        return 0 if x == 0 else asyncio.run_coroutine_threadsafe(engine.run(graph(x - 1)), loop).result()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return calls(x)
+
+    with pytest.raises(ps.ReentrantCallError):
+        await engine.run(graph(1))

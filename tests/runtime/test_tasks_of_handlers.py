@@ -1,0 +1,259 @@
+"""What the tasks that a handler starts know about its item: its own, or nothing, but never another's."""
+
+import asyncio
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+
+
+def where() -> tuple[str, str, int]:
+    info = ps.current()
+    return info.graph, info.node, info.item
+
+
+async def read(calls, **options) -> list:
+    async with engine.stream(calls, **options) as results:
+        return [result async for result in results]
+
+
+@ps.node
+async def grouped(x: int) -> list:
+    async def child() -> tuple[str, str, int]:
+        await asyncio.sleep(0)
+        return where()
+
+    async with asyncio.TaskGroup() as group:
+        children = [group.create_task(child()) for _ in range(3)]
+    return [task.result() for task in children]
+
+
+@ps.graph
+async def grouping(x: int) -> list:
+    return await grouped(x)
+
+
+@ps.graph
+async def mapping(xs: list[int]) -> list:
+    return await ps.map_each(grouped, xs)
+
+
+async def test_the_children_of_a_handler_know_its_item() -> None:
+    assert await engine.run(grouping(0)) == [("grouping", "grouped", 0)] * 3
+    expected = [[("grouping", "grouped", x)] * 3 for x in range(100)]
+    assert await read(grouping(x) for x in range(100)) == expected
+    async with engine.deploy(grouping) as service:
+        found = await service.map(grouping(x) for x in range(5))
+        assert [item for child in found for *_, item in child] == [x for x in range(5) for _ in range(3)]
+        assert await service(0) == [("grouping", "grouped", 0)] * 3
+    found = await engine.run(mapping(list(range(20))))
+    assert [[item for *_, item in children] for children in found] == [[x] * 3 for x in range(20)]
+
+
+async def test_a_task_that_outlives_its_handler_keeps_its_item() -> None:
+    gate = asyncio.Event()
+    tasks: list[asyncio.Task] = []
+
+    async def later(x: int) -> tuple[int, int, bool]:
+        await gate.wait()
+        info = ps.current()
+        try:
+            info.check_cancelled()
+        except asyncio.CancelledError:
+            return x, info.item, True
+        return x, info.item, False
+
+    @ps.node
+    async def leaves(x: int) -> int:
+        tasks.append(asyncio.create_task(later(x)))
+        if x % 3 == 0:
+            await asyncio.sleep(0)
+        return x
+
+    @ps.node
+    async def goes_on(x: int) -> int:
+        if x == 9:
+            gate.set()
+            await asyncio.gather(*tasks)
+        return x
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await goes_on(await leaves(x))
+
+    await read((graph(x) for x in range(10)), max_in_flight=4)
+    found = await asyncio.gather(*tasks)
+    assert [item for _, item, _ in found] == [x for x, _, _ in found] == list(range(10))
+    assert found[0] == (0, 0, True)  # its item has ended
+    assert found[9] == (9, 9, False)  # the item is not done yet
+
+
+def start_hidden(coroutine) -> asyncio.Task:
+    return asyncio.get_running_loop().create_task(coroutine)
+
+
+async def test_a_task_that_a_helper_started_says_when_it_cannot_tell() -> None:
+    """Nothing in the handler's own code shows that it starts tasks."""
+    asked: list[asyncio.Task] = []
+
+    async def ask() -> int:
+        await asyncio.sleep(0)
+        return ps.current().item
+
+    @ps.node
+    async def plain(x: int) -> int:
+        asked.append(start_hidden(ask()))
+        await asyncio.sleep(0)
+        return x
+
+    @ps.node
+    async def knows(x: int) -> int:
+        assert ps.current().item == x
+        asked.append(start_hidden(ask()))
+        return x
+
+    @ps.node
+    def inline(x: int) -> int:
+        asked.append(start_hidden(ask()))
+        return x
+
+    @ps.node
+    async def waits(x: int) -> int:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return x
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await plain(x)
+
+    @ps.graph
+    async def knowing(x: int) -> int:
+        return await knows(x)
+
+    @ps.graph
+    async def starting(x: int) -> int:
+        return await waits(inline(x))
+
+    await read(graph(x) for x in range(5))
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(result) for result in results] == [ps.UnknownItemError] * 5
+    assert "call it in the handler itself" in str(results[0])
+
+    asked.clear()
+    await read(knowing(x) for x in range(5))
+    assert await asyncio.gather(*asked) == list(range(5))
+
+    asked.clear()
+    await read(starting(x) for x in range(5))
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(result) for result in results] == [ps.UnknownItemError] * 5
+
+
+async def test_a_task_of_a_handler_that_has_ended_says_so() -> None:
+    gate = asyncio.Event()
+    asked: list[asyncio.Task] = []
+
+    async def ask() -> int:
+        await gate.wait()
+        return ps.current().item
+
+    @ps.node
+    async def plain(x: int) -> int:
+        asked.append(start_hidden(ask()))
+        return x
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await plain(x)
+
+    await engine.run(graph(1))
+    gate.set()
+    with pytest.raises(ps.UnknownItemError, match="has ended"):
+        await asked[0]
+
+
+async def test_a_thread_that_a_handler_starts_knows_its_item() -> None:
+    @ps.node
+    async def threads(x: int) -> int:
+        return await asyncio.to_thread(lambda: ps.current().item)
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await threads(x)
+
+    assert await read(graph(x) for x in range(10)) == list(range(10))
+
+
+async def test_a_run_in_a_task_of_a_handler_is_nested() -> None:
+    @ps.node
+    async def left(x: int) -> float | None:
+        return ps.current().remaining_seconds()
+
+    @ps.graph
+    async def inner(x: int) -> float | None:
+        return await left(x)
+
+    @ps.node
+    async def outside(x: int) -> list[float | None]:
+        return await asyncio.gather(engine.run(inner(x)), engine.run(inner(x)))
+
+    @ps.node
+    async def hidden(x: int) -> list[float | None]:
+        return [await start_hidden(engine.run(inner(x)))]
+
+    @ps.graph
+    async def outer(x: int) -> list:
+        return [await outside(x), await hidden(x)]
+
+    for results in [await engine.run(outer(1), timeout_seconds=60), (await read([outer(1)], timeout_seconds=60))[0]]:
+        for seconds in [*results[0], *results[1]]:
+            assert seconds is not None
+            assert 0 < seconds <= 60
+
+
+async def test_a_deployment_is_not_called_from_a_task_of_its_own_node() -> None:
+    @ps.node
+    async def calls(x: int) -> list:
+        return await asyncio.gather(service(x), service(x), return_exceptions=True)
+
+    @ps.node
+    async def hides(x: int) -> list:
+        task = start_hidden(service(x))
+        await asyncio.wait([task])
+        return [task.exception()]
+
+    @ps.graph
+    async def graph(x: int) -> list:
+        return [await calls(x), await hides(x)]
+
+    async with engine.deploy(graph) as service:
+        found = await service(1)
+        streamed = (await service.map([graph(1)]))[0]
+    for refused in (*found, *streamed):
+        assert [type(error) for error in refused] == [ps.ReentrantCallError] * len(refused)
+
+
+async def test_a_task_whose_item_is_done_may_call_the_deployment() -> None:
+    gate = asyncio.Event()
+    tasks: list[asyncio.Task] = []
+
+    async def later() -> int:
+        await gate.wait()
+        return await service(0)
+
+    @ps.node
+    async def leaves(x: int) -> int:
+        if x:
+            tasks.append(asyncio.create_task(later()))
+        return x
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await leaves(x)
+
+    async with engine.deploy(graph) as service:
+        assert await service(1) == 1
+        gate.set()
+        assert await tasks[0] == 0
