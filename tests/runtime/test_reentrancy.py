@@ -269,3 +269,40 @@ async def test_a_limited_thread_that_waits_for_its_own_place_is_refused() -> Non
 
     with pytest.raises(ps.ReentrantCallError):
         await engine.run(graph(1))
+
+
+async def test_a_handler_that_has_ended_holds_nothing() -> None:
+    """It started a run and did not wait for it; its item is still on its way, and another one has the place."""
+    gates = {name: asyncio.Event() for name in ("inner", "later", "other")}
+    tasks: list[asyncio.Task] = []
+
+    @ps.node(concurrency=1)
+    async def limited(x: int) -> int:
+        if x == 1:
+            tasks.append(asyncio.create_task(engine.run(inner(0))))
+            await asyncio.sleep(0)
+        if x == 2:
+            await gates["other"].wait()
+        return x
+
+    @ps.node
+    async def waits(name: str, x: int) -> int:
+        await gates[name].wait()
+        return x
+
+    @ps.graph
+    async def inner(x: int) -> int:
+        return await limited(await waits("inner", x))
+
+    @ps.graph
+    async def outer(x: int) -> int:
+        return await waits("later", await limited(x))
+
+    runs = [asyncio.create_task(engine.run(outer(x))) for x in (1, 2)]
+    await testing.wait_quiescent()
+    gates["inner"].set()
+    await testing.wait_quiescent()
+    assert not tasks[0].done()
+    for gate in gates.values():
+        gate.set()
+    assert await asyncio.gather(*runs, *tasks) == [1, 2, 0]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import penstock as ps
-from penstock import engine
+from penstock import engine, testing
 
 
 def where() -> tuple[str, str, int]:
@@ -257,3 +257,9 @@ async def test_a_task_whose_item_is_done_may_call_the_deployment() -> None:
         assert await service(1) == 1
         gate.set()
         assert await tasks[0] == 0
+        gate.clear()
+        async with service.stream([graph(1)]) as results:
+            await testing.wait_quiescent()  # the item is done, and nobody has read it
+            gate.set()
+            assert await tasks[1] == 0
+            assert await anext(results) == 1
