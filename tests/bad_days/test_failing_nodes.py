@@ -1,0 +1,450 @@
+"""What goes wrong in a node: the caller gets that error, with a note of where it was, and the rest goes on."""
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+import structlog
+
+import penstock as ps
+from penstock import engine, testing
+from tests.bad_days import process_nodes
+
+SCHEDULERS = ["auto", "actors", "parallel", "wave", "sequential"]
+
+
+@ps.node
+async def raise_async(x: int) -> int:
+    raise LookupError(x)
+
+
+@ps.node
+async def raise_later(x: int) -> int:
+    await asyncio.sleep(0)
+    raise LookupError(x)
+
+
+@ps.node
+def raise_inline(x: int) -> int:
+    raise LookupError(x)
+
+
+@ps.node(runs_on="thread")
+def raise_in_thread(x: int) -> int:
+    raise LookupError(x)
+
+
+@ps.node(concurrency=2)
+async def raise_limited(x: int) -> int:
+    raise LookupError(x)
+
+
+@ps.node
+class RaiseStateful:
+    async def __aenter__(self) -> "RaiseStateful":
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        pass
+
+    async def __call__(self, x: int) -> int:
+        raise LookupError(x)
+
+
+raise_stateful = RaiseStateful()
+
+
+class Raiser:
+    @ps.node
+    async def raise_method(self, x: int) -> int:
+        raise LookupError(x)
+
+
+@ps.node
+async def fine(x: int) -> int:
+    return x
+
+
+@ps.node
+def fine_inline(x: int) -> int:
+    return x
+
+
+@ps.node
+async def true(x: int) -> bool:
+    return True
+
+
+RAISERS = {
+    "raise_async": raise_async,
+    "raise_later": raise_later,
+    "raise_inline": raise_inline,
+    "raise_in_thread": raise_in_thread,
+    "raise_it": process_nodes.raise_it,
+    "raise_limited": raise_limited,
+    "RaiseStateful": raise_stateful,
+    "raise_method": Raiser().raise_method,
+}
+
+
+PLAIN = {"raise_inline", "raise_in_thread", "raise_it"}
+
+
+def graph_of(node: str) -> ps.Graph[[int], int]:
+    raiser = RAISERS[node]
+    if node in PLAIN:
+
+        @ps.graph
+        async def line(x: int) -> int:
+            return await fine(raiser(await fine(x)))
+
+        return line
+
+    @ps.graph
+    async def line(x: int) -> int:
+        return await fine(await raiser(await fine(x)))
+
+    return line
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("node", RAISERS)
+async def test_a_raise_in_every_kind_of_node_under_every_scheduler(node: str, scheduler) -> None:
+    graph = graph_of(node)
+    with pytest.raises(LookupError) as raised:
+        await engine.run(graph(3), scheduler=scheduler)
+    assert raised.value.args == (3,)
+    assert raised.value.__notes__ == [f"in node {node!r} of graph 'line', item 0, attempt 1"]
+
+    async with engine.stream((graph(x) for x in range(2)), scheduler=scheduler) as stream:
+        outcomes = [outcome async for outcome in stream.outcomes()]
+    assert [repr(outcome.error) for outcome in outcomes] == ["LookupError(0)", "LookupError(1)"]
+    assert [outcome.error.__notes__ for outcome in outcomes if outcome.error is not None] == [
+        [f"in node {node!r} of graph 'line', item {item}, attempt 1"] for item in range(2)
+    ]
+
+    async with engine.deploy(graph, scheduler=scheduler) as service:
+        for item in range(2):
+            with pytest.raises(LookupError) as raised:
+                await service(item)
+            assert raised.value.__notes__ == [f"in node {node!r} of graph 'line', item {item}, attempt 1"]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("control", ["cond", "switch", "while_loop", "map_each"])
+async def test_a_raise_in_a_body_of_control_flow_under_every_scheduler(control: str, scheduler) -> None:
+    @ps.graph
+    async def graph(x: int) -> object:
+        if control == "cond":
+            return await ps.cond(await true(x), raise_later, fine, x)
+        if control == "switch":
+            return await ps.switch(await fine(x), [fine, raise_later], x)
+        if control == "while_loop":
+            return await ps.while_loop(true, raise_later, x)
+        return await ps.map_each(raise_later, [x, x])
+
+    with pytest.raises(LookupError) as raised:
+        await engine.run(graph(1), scheduler=scheduler)
+    assert "in node 'raise_later'" in raised.value.__notes__[0]
+
+
+async def test_a_plain_function_that_returns_a_coroutine_by_mistake_is_an_error_that_says_so() -> None:
+    async def forgotten(x: int) -> int:
+        return x
+
+    @ps.node
+    def mistaken(x: int) -> object:
+        return forgotten(x)
+
+    @ps.graph
+    async def graph(x: int) -> object:
+        return mistaken(x)
+
+    @ps.graph
+    async def chained(x: int) -> object:
+        return fine_inline(fine_inline(mistaken(x)))  # type: ignore[arg-type]
+
+    for call in (graph(1), chained(1)):
+        with pytest.raises(TypeError, match=r"mistaken.*async def"):
+            await engine.run(call)
+        with pytest.raises(TypeError, match=r"mistaken.*async def"):
+            async with engine.stream([call]) as stream:
+                await anext(stream)
+
+
+async def test_a_node_whose_own_awaited_task_was_cancelled_fails_and_is_not_cancelled() -> None:
+    @ps.node
+    async def waits_for_a_cancelled_task(x: int) -> int:
+        task = asyncio.ensure_future(asyncio.sleep(3600))
+        task.cancel()
+        await task
+        return x
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await waits_for_a_cancelled_task(x)
+
+    async with engine.stream(graph(x) for x in range(2)) as stream:
+        outcomes = [outcome async for outcome in stream.outcomes()]
+    assert [type(outcome.error) for outcome in outcomes] == [ps.NodeCancelledError] * 2
+    with pytest.raises(ps.NodeCancelledError) as raised:
+        await engine.run(graph(1))
+    assert raised.value.__notes__ == ["in node 'waits_for_a_cancelled_task' of graph 'graph', item 0, attempt 1"]
+
+
+async def test_a_node_that_swallows_cancellation_holds_its_place_and_not_its_caller() -> None:
+    release = asyncio.Event()
+    begun: list[int] = []
+
+    @ps.node(concurrency=1)
+    async def stubborn(x: int) -> int:
+        begun.append(x)
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        return x
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await stubborn(x)
+
+    async with engine.deploy(graph) as service:
+        first = asyncio.create_task(service(1))
+        await testing.wait_quiescent()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        second = asyncio.create_task(service(2))
+        await testing.wait_quiescent()
+        assert begun == [1]  # its place is still taken
+        release.set()
+        assert await second == 2
+        statistics = service.statistics()
+        assert (statistics.completed, statistics.cancelled) == (1, 1)
+
+
+async def test_one_exception_object_raised_by_a_thousand_items_is_told_apart() -> None:
+    error = LookupError("the same")
+
+    @ps.node
+    async def raise_the_same(x: int) -> int:
+        raise error
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await raise_the_same(x)
+
+    async with engine.stream(graph(x) for x in range(1000)) as stream:
+        outcomes = [outcome async for outcome in stream.outcomes()]
+    assert outcomes[0].error is error
+    assert error.__notes__ == ["in node 'raise_the_same' of graph 'graph', item 0, attempt 1"]
+    for outcome in outcomes[1:]:
+        assert isinstance(outcome.error, ps.NodeError)
+        assert outcome.error.__cause__ is error
+        assert outcome.error.__notes__ == [
+            f"in node 'raise_the_same' of graph 'graph', item {outcome.index}, attempt 1"
+        ]
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the traceback of the object grows by the handler's frame with every item")
+async def test_one_exception_object_raised_by_many_items_does_not_keep_their_values() -> None:
+    error = LookupError("the same")
+    made: list[weakref.ref[Value]] = []
+
+    class Value:
+        pass
+
+    @ps.node
+    async def make(x: int) -> Value:
+        value = Value()
+        made.append(weakref.ref(value))
+        return value
+
+    @ps.node
+    async def raise_the_same(value: Value) -> int:
+        raise error
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await raise_the_same(await make(x))
+
+    async with engine.stream((graph(x) for x in range(100)), on_error="skip") as stream:
+        assert [x async for x in stream] == []
+    gc.collect()
+    assert sum(ref() is not None for ref in made) <= 1
+
+
+async def test_run_inside_a_node_is_a_run_like_any_other() -> None:
+    @ps.graph
+    async def inner(x: int) -> int:
+        return await fine(x)
+
+    @ps.graph
+    async def failing(x: int) -> int:
+        return await raise_later(x)
+
+    @ps.node
+    async def outer_node(x: int) -> int:
+        try:
+            await engine.run(failing(x))
+        except LookupError:
+            return 10 * await engine.run(inner(x))
+        return -1
+
+    @ps.graph
+    async def outer(x: int) -> int:
+        return await outer_node(x)
+
+    assert await engine.run(outer(1)) == 10
+    async with engine.stream(outer(x) for x in range(5)) as stream:
+        assert [x async for x in stream] == [0, 10, 20, 30, 40]
+    async with engine.deploy(outer) as service:
+        assert await service(2) == 20
+
+
+@pytest.mark.xfail(strict=True, raises=TimeoutError, reason="the inner run waits for the place of the outer one")
+def test_a_limited_node_that_runs_its_own_graph_does_not_wait_for_itself() -> None:
+    @ps.node(concurrency=1)
+    async def crawl(depth: int) -> int:
+        return depth if depth == 0 else await engine.run(crawling(depth - 1))
+
+    @ps.graph
+    async def crawling(depth: int) -> int:
+        return await crawl(depth)
+
+    async def main() -> None:
+        with pytest.raises(ps.ReentrantCallError):
+            await engine.run(crawling(2))
+
+    testing.run_virtual(main, timeout_seconds=60)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+async def test_what_ends_the_program_ends_the_scope_of_its_item(kind: type[BaseException]) -> None:
+    """As a task would raise it, the loop would stop: here it reaches whoever awaits the item."""
+
+    @ps.node
+    async def stop_at_one(x: int) -> int:
+        if x == 1:
+            raise kind
+        await asyncio.sleep(3600)
+        return x
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await stop_at_one(x)
+
+    async def expect(awaitable) -> None:
+        try:
+            await awaitable
+        except kind:
+            return
+        pytest.fail(f"{kind.__name__} did not come out")
+
+    await expect(engine.run(graph(1)))
+
+    async def read(stream: engine.Stream[int]) -> None:
+        async with stream:
+            async for _ in stream:
+                pass
+
+    await expect(read(engine.stream(graph(x) for x in range(1, 3))))
+
+    seen = []
+
+    async def look() -> None:
+        async for outcome in engine.stream(graph(x) for x in range(1, 3)).outcomes():
+            seen.append(outcome)  # noqa: PERF401 - what came before the raise counts
+
+    await expect(look())
+    assert seen == []
+
+    async with engine.deploy(graph) as service:
+        other = asyncio.create_task(service(2))
+        await testing.wait_quiescent()
+        await expect(service(1))
+        with pytest.raises(ps.EngineClosedError):
+            await other
+        assert service.state == "stopped"
+        with pytest.raises(ps.EngineClosedError):
+            await service(2)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+async def test_what_ends_the_program_is_not_skipped_retried_or_replaced(error: type[BaseException]) -> None:
+    attempts: list[int] = []
+
+    @ps.node(retry=ps.Retry(attempts=3), fallback=lambda error: -1)
+    async def stop(x: int) -> int:
+        attempts.append(x)
+        raise error
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await stop(x)
+
+    try:
+        async with engine.stream([graph(1)], on_error="skip") as stream:
+            assert [x async for x in stream] == ["never"]
+    except error:
+        pass
+    assert attempts == [1]
+
+
+async def test_cancelled_frames_behind_a_handler_that_takes_long_free_their_places_at_once() -> None:
+    release = asyncio.Event()
+    handled: list[int] = []
+
+    @ps.node(concurrency=1, capacity=4)
+    async def slow(x: int) -> int:
+        handled.append(x)
+        await release.wait()
+        return x
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await slow(x)
+
+    async with engine.deploy(graph, max_in_flight=8) as service:
+        first = asyncio.create_task(service(0))
+        await testing.wait_quiescent()
+        behind = [asyncio.create_task(service(x)) for x in range(1, 5)]
+        await testing.wait_quiescent()
+        (actor,) = service.statistics().actors
+        assert actor.inbox.depth == 4
+        for call in behind:
+            call.cancel()
+        await testing.wait_quiescent()
+        (actor,) = service.statistics().actors
+        assert actor.inbox.depth == 0
+        assert service.statistics().admission.in_flight == 1
+        assert all(call.cancelled() for call in behind)
+        release.set()
+        assert await first == 0
+    assert handled == [0]
+
+
+async def test_the_second_failure_of_an_item_is_logged() -> None:
+    @ps.node
+    async def fails_while_cancelled(x: int) -> int:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            raise KeyError("second")
+        return x
+
+    @ps.node
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await add(await fails_while_cancelled(x), await raise_later(x))
+
+    with structlog.testing.capture_logs() as logs, pytest.raises(LookupError):
+        await engine.run(graph(1))
+    assert [log["event"] for log in logs] == ["frame.late_failure"]
+    assert "second" in repr(logs[0])

@@ -1,0 +1,389 @@
+"""Sources that raise, never end or never come, and readers that leave, are late, or never read."""
+
+import asyncio
+import gc
+import itertools
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+import penstock as ps
+from penstock import engine, testing
+
+
+@ps.node
+async def echo(x: int) -> int:
+    await asyncio.sleep(0)
+    return x
+
+
+@ps.graph
+async def echoed(x: int) -> int:
+    return await echo(x)
+
+
+@ps.node
+async def for_ever(x: int) -> int:
+    return await asyncio.get_running_loop().create_future()
+
+
+@ps.graph
+async def endless(x: int) -> int:
+    return await for_ever(x)
+
+
+@ps.node
+async def fail_at_zero(x: int) -> int:
+    if x == 0:
+        raise LookupError(x)
+    return x
+
+
+@ps.graph
+async def failing_at_zero(x: int) -> int:
+    return await fail_at_zero(x)
+
+
+def plainly(make: Callable[[], Iterator[Any]]) -> Any:
+    return make()
+
+
+def asynchronously(make: Callable[[], Iterator[Any]]) -> Any:
+    async def source() -> AsyncIterator[Any]:
+        calls = make()
+        try:
+            for call in calls:
+                await asyncio.sleep(0)
+                yield call
+        finally:
+            calls.close()  # type: ignore[attr-defined]
+
+    return source()
+
+
+both = pytest.mark.parametrize("kind", [plainly, asynchronously])
+
+
+async def read(stream: engine.Stream[Any], into: list[Any]) -> None:
+    async with stream:
+        async for value in stream:
+            into.append(value)  # noqa: PERF401 - what was read before an error counts
+
+
+class Abrupt(BaseException):
+    """Like `pytest.fail`: no Exception, and no end of the program either."""
+
+
+@both
+@pytest.mark.parametrize("error", [LookupError, Abrupt])
+async def test_the_error_of_a_source_comes_in_its_turn(kind, error: type[BaseException]) -> None:
+    def source() -> Iterator[ps.Call[int]]:
+        for x in range(5):
+            yield echoed(x)
+        raise error("source")
+
+    seen: list[int] = []
+    with pytest.raises(error, match="source"):
+        await read(engine.stream(kind(source)), seen)
+    # What is no Exception aborts, as everywhere; results that were on their way may be lost with it.
+    assert seen == [0, 1, 2, 3, 4][: len(seen) if error is Abrupt else 5]
+    seen.clear()
+    async with engine.deploy(echoed) as service:
+        with pytest.raises(error, match="source"):
+            await read(service.stream(kind(source)), seen)
+        assert seen == [0, 1, 2, 3, 4][: len(seen) if error is Abrupt else 5]
+        assert await service(7) == 7
+
+
+@both
+async def test_a_source_that_raises_at_once(kind) -> None:
+    def source() -> Iterator[ps.Call[int]]:
+        raise LookupError("nothing there")
+        yield echoed(0)
+
+    with pytest.raises(LookupError, match="nothing there"):
+        await engine.stream(kind(source)).started()
+
+
+async def test_a_source_whose_own_awaited_task_was_cancelled_is_an_error_of_the_stream() -> None:
+    async def source() -> AsyncIterator[ps.Call[int]]:
+        yield echoed(1)
+        task = asyncio.ensure_future(asyncio.sleep(3600))
+        task.cancel()
+        await task
+
+    seen: list[int] = []
+    with pytest.raises(ps.NodeCancelledError):
+        await read(engine.stream(source()), seen)
+    assert seen == [1]
+
+
+@both
+async def test_a_source_without_end_is_asked_no_further_than_the_window(kind) -> None:
+    asked = 0
+
+    def source() -> Iterator[ps.Call[int]]:
+        nonlocal asked
+        for x in itertools.count():
+            asked += 1
+            yield echoed(x)
+
+    async with engine.stream(kind(source), max_in_flight=3) as stream:
+        for x in range(100):
+            assert await anext(stream) == x
+            assert asked <= x + 4  # three in flight, and the one that was yielded
+    assert asked <= 103
+
+
+def test_items_before_a_slow_source_come_out_while_it_takes_its_time() -> None:
+    async def source() -> AsyncIterator[ps.Call[int]]:
+        for x in range(3):
+            yield echoed(x)
+            await asyncio.sleep(60)
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with engine.stream(source()) as stream:
+            times = []
+            async for _ in stream:
+                times.append(clock() - began)  # noqa: PERF401 - the time at which it came
+        assert [round(time) for time in times] == [0, 60, 120]
+
+    testing.run_virtual(main)
+
+
+async def test_a_source_that_swallows_cancellation_is_asked_no_more_after_the_end() -> None:
+    given = 0
+    go_on = asyncio.Event()
+
+    async def source() -> AsyncIterator[ps.Call[int]]:
+        nonlocal given
+        while True:
+            given += 1
+            yield echoed(given)
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                pass
+
+    stream = engine.stream(source())
+    assert await anext(stream) == 1
+    await stream.aclose()
+    assert given <= 2
+
+
+@both
+async def test_an_error_of_a_source_that_is_closed_is_logged(kind) -> None:
+    def source() -> Iterator[ps.Call[int]]:
+        try:
+            for x in itertools.count():
+                yield echoed(x)
+        finally:
+            raise OSError("flush failed")
+
+    with structlog.testing.capture_logs() as logs:
+        async with engine.stream(kind(source)) as stream:
+            await anext(stream)
+    assert [log["event"] for log in logs] == ["stream.source_not_closed"]
+    assert "flush failed" in repr(logs[0])
+
+
+@both
+async def test_a_source_is_closed_with_its_stream(kind) -> None:
+    closed: list[str] = []
+
+    def source() -> Iterator[ps.Call[int]]:
+        try:
+            for x in itertools.count():
+                yield echoed(x)
+        finally:
+            closed.append("closed")
+
+    async with engine.stream(kind(source)) as stream:
+        await anext(stream)
+    assert closed == ["closed"]
+
+
+async def test_an_idle_stream_holds_no_item_of_an_async_source() -> None:
+    class Value:
+        pass
+
+    made: list[weakref.ref[Value]] = []
+
+    @ps.node
+    async def drop(value: Value) -> int:
+        return 1
+
+    @ps.graph
+    async def dropping(value: Value) -> int:
+        return await drop(value)
+
+    async def source() -> AsyncIterator[ps.Call[int]]:
+        for _ in range(3):
+            value = Value()
+            made.append(weakref.ref(value))
+            yield dropping(value)
+            del value
+        await asyncio.get_running_loop().create_future()
+
+    gc.disable()
+    try:
+        async with engine.stream(source()) as stream:
+            for _ in range(3):
+                await anext(stream)
+            await testing.wait_quiescent()
+            assert [ref() for ref in made] == [None, None, None]
+    finally:
+        gc.enable()
+
+
+@both
+async def test_something_else_than_a_call_names_the_item(kind) -> None:
+    def source() -> Iterator[Any]:
+        yield echoed(0)
+        yield 7
+
+    seen: list[int] = []
+    with pytest.raises(TypeError, match="item 1 is 7"):
+        await read(engine.stream(kind(source)), seen)
+    assert seen == [0]
+
+
+@both
+@pytest.mark.parametrize("count", [0, 1])
+async def test_no_item_and_one_item(kind, count: int) -> None:
+    def source() -> Iterator[ps.Call[int]]:
+        yield from (echoed(x) for x in range(count))
+
+    for ordered in (True, False):
+        seen: list[int] = []
+        await read(engine.stream(kind(source), ordered=ordered), seen)
+        assert seen == list(range(count))
+    async with engine.deploy(echoed) as service:
+        assert await service.map(kind(source)) == list(range(count))
+    stream = engine.stream(kind(source))
+    await stream.started()  # with no item at all, it has begun and ended
+    assert [outcome.value async for outcome in stream.outcomes()] == list(range(count))
+
+
+async def test_a_graph_that_returns_a_constant_or_its_own_input() -> None:
+    @ps.graph
+    async def constant(x: int) -> int:
+        return 7
+
+    @ps.graph
+    async def same(x: int) -> int:
+        return x
+
+    for graph, expected in ((constant, [7, 7, 7]), (same, [0, 1, 2])):
+        assert await engine.run(graph(2)) == expected[2]
+        for ordered in (True, False):
+            async with engine.stream((graph(x) for x in range(3)), ordered=ordered) as stream:
+                assert [x async for x in stream] == expected
+        async with engine.deploy(graph) as service:
+            assert await service.map(graph(x) for x in range(3)) == expected
+
+
+async def test_a_reader_that_stops_early_ends_what_is_in_flight() -> None:
+    unwound: list[int] = []
+
+    @ps.node
+    async def wait_unless_zero(x: int) -> int:
+        try:
+            if x:
+                await asyncio.get_running_loop().create_future()
+        finally:
+            await asyncio.sleep(0)
+            unwound.append(x)
+        return x
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await wait_unless_zero(x)
+
+    async with engine.stream((graph(x) for x in range(100)), max_in_flight=4) as stream:
+        async for value in stream:
+            assert value == 0
+            await testing.wait_quiescent()
+            break
+    assert sorted(unwound) == [0, 1, 2, 3, 4]
+
+    unwound.clear()
+    async with engine.deploy(graph) as service:
+        async with service.stream((graph(x) for x in range(1, 100)), max_in_flight=4):
+            await testing.wait_quiescent()
+        assert sorted(unwound) == [1, 2, 3, 4]  # before the deployment ends
+        assert await service(0) == 0
+
+
+async def test_a_reader_that_never_reads_costs_a_window_and_no_more() -> None:
+    asked = 0
+
+    def source() -> Iterator[ps.Call[int]]:
+        nonlocal asked
+        for x in range(1000):
+            asked += 1
+            yield echoed(x)
+
+    async with engine.stream(source(), max_in_flight=5):
+        await testing.wait_quiescent()
+        assert asked == 5
+    unread = engine.stream(source())
+    del unread  # a stream that nobody entered has nothing to end
+
+
+@both
+async def test_a_stream_that_was_closed_hands_out_nothing(kind) -> None:
+    stream = engine.stream(kind(lambda: (echoed(x) for x in range(1, 6))))
+    assert await anext(stream) == 1
+    await testing.wait_quiescent()  # the others have ended, too
+    await stream.aclose()
+    await stream.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+@both
+async def test_a_stream_that_raised_hands_out_nothing_more(kind) -> None:
+    stream = engine.stream(kind(lambda: (failing_at_zero(x) for x in range(6))))
+    with pytest.raises(LookupError):
+        await anext(stream)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    stream = engine.stream(kind(lambda: (failing_at_zero(x) for x in range(6))))
+    with pytest.raises(LookupError):
+        await stream.started()
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_an_engine_that_is_closed_under_a_busy_reader_does_not_look_like_the_end() -> None:
+    async with engine.Engine() as own:
+        stream = own.stream((echoed(x) for x in range(1000)), max_in_flight=1)
+        assert await anext(stream) == 0
+    seen: list[int] = []
+    with pytest.raises(ps.EngineClosedError):
+        await read(stream, seen)
+    assert seen in ([], [1])
+
+
+async def test_a_pipeline_waits_for_a_place_of_a_deployment_that_refuses_callers() -> None:
+    async with engine.deploy(echoed, max_in_flight=2, max_queue=0) as service:
+        assert await service.map([echoed(x) for x in range(10)], max_in_flight=4) == list(range(10))
+
+
+async def test_a_cancelled_reader_ends_its_stream() -> None:
+    async def reader() -> None:
+        async with engine.stream(endless(x) for x in range(10)) as stream:
+            await anext(stream)
+
+    task = asyncio.create_task(reader())
+    await testing.wait_quiescent()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == {asyncio.current_task()}
