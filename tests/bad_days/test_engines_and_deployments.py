@@ -1,0 +1,499 @@
+"""Engines and deployments that are closed, cancelled, aborted or entered at a bad moment."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+
+@ps.node
+async def echo(x: int) -> int:
+    await asyncio.sleep(0)
+    return x
+
+
+@ps.graph
+async def echoed(x: int) -> int:
+    return await echo(x)
+
+
+@ps.graph
+async def unused(x: int) -> int:
+    return await echo(x)
+
+
+class Gate:
+    """What a stateful node and a handler do, and when they may go on."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.enter = asyncio.Event()
+        self.handle = asyncio.Event()
+
+
+gate: Gate
+
+
+@pytest.fixture(autouse=True)
+async def _gate() -> None:
+    global gate
+    gate = Gate()
+
+
+@ps.node
+class Model:
+    async def __aenter__(self) -> "Model":
+        gate.log.append("entering")
+        try:
+            await gate.enter.wait()
+        except BaseException:
+            await asyncio.sleep(0)
+            gate.log.append("not entered")
+            raise
+        gate.log.append("entered")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.sleep(0)
+        gate.log.append("left")
+
+    async def __call__(self, x: int) -> int:
+        try:
+            await gate.handle.wait()
+        except asyncio.CancelledError:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            gate.log.append(f"unwound {x}")
+            raise
+        return x
+
+
+model = Model()
+
+
+@ps.graph
+async def modelled(x: int) -> int:
+    return await model(x)
+
+
+def others() -> set[asyncio.Task[Any]]:
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+async def serve(service: engine.Service[[int], int]) -> int:
+    async with service:
+        return await service(1)
+
+
+async def read(stream: engine.Stream[int]) -> list[int]:
+    async with stream:
+        return [x async for x in stream]
+
+
+# Engines
+
+
+async def test_a_closed_engine_refuses_every_verb() -> None:
+    async with engine.Engine() as own:
+        assert await own.run(echoed(1)) == 1
+        stream = own.stream([echoed(1)])
+        service = own.deploy(echoed)
+    with pytest.raises(ps.EngineClosedError, match="closed"):
+        await own.run(echoed(1))
+    with pytest.raises(ps.EngineClosedError, match="closed"):
+        await read(own.stream([echoed(1)]))
+    with pytest.raises(ps.EngineClosedError, match="closed"):
+        await read(stream)
+    with pytest.raises(ps.EngineClosedError, match="closed"):
+        await serve(own.deploy(echoed))
+    with pytest.raises(ps.EngineClosedError, match="closed"):
+        await serve(service)
+
+
+def test_an_engine_and_a_deployment_belong_to_one_event_loop() -> None:
+    own = engine.Engine()
+    kept: list[engine.Service[[int], int]] = []
+
+    async def first() -> None:
+        assert await own.run(echoed(1)) == 1
+        async with engine.deploy(echoed) as service:
+            kept.append(service)
+
+            def in_another_loop() -> None:
+                with pytest.raises(ps.EngineLoopError, match="another event loop"):
+                    asyncio.run(second())
+
+            await asyncio.to_thread(in_another_loop)
+            assert await service(2) == 2
+
+    async def second() -> None:
+        assert await engine.run(echoed(1)) == 1  # the default Engine of this loop
+        with pytest.raises(ps.EngineLoopError, match="another event loop"):
+            await own.run(echoed(1))
+        with pytest.raises(ps.EngineLoopError, match="another event loop"):
+            await read(own.stream([echoed(1)]))
+        await kept[0](1)
+
+    asyncio.run(first())
+
+
+async def test_leaving_an_engine_ends_runs_streams_and_deployments_and_waits_until_they_have_unwound() -> None:
+    gate.enter.set()
+    async with engine.Engine() as own:
+        run = asyncio.create_task(own.run(modelled(1)))
+        stream = asyncio.create_task(read(own.stream([modelled(2)])))
+        service = own.deploy(modelled)
+        await service.__aenter__()
+        call = asyncio.create_task(service(3))
+        await testing.wait_quiescent()
+    assert sorted(gate.log) == sorted(["entering", "entered", "left"] * 3 + ["unwound 1", "unwound 2", "unwound 3"])
+    for task in (run, stream, call):
+        with pytest.raises(ps.EngineClosedError):
+            await task
+    assert not others()
+
+
+async def test_leaving_an_engine_ends_what_is_entering_a_stateful_node() -> None:
+    async with engine.Engine() as own:
+        tasks = [
+            asyncio.create_task(own.run(modelled(1))),
+            asyncio.create_task(read(own.stream([modelled(2)]))),
+            asyncio.create_task(serve(own.deploy(modelled))),
+        ]
+        await testing.wait_quiescent()
+        assert gate.log == ["entering"] * 3
+        asyncio.get_running_loop().call_soon(gate.enter.set)
+    log = list(gate.log)
+    assert log.count("entered") == log.count("left")
+    assert log.count("entered") + log.count("not entered") == 3
+    for task in tasks:
+        with pytest.raises(ps.EngineClosedError):
+            await task
+    assert gate.log == log
+    assert not others()
+
+
+# Deployments
+
+
+@pytest.mark.parametrize("how", ["abort", "drain"])
+async def test_a_deployment_that_is_stopped_while_it_starts_never_serves_and_leaves_its_nodes(how: str) -> None:
+    service = engine.deploy(modelled)
+    using = asyncio.create_task(serve(service))
+    await testing.wait_quiescent()
+    assert (service.state, gate.log) == ("starting", ["entering"])
+    await getattr(service, how)()
+    gate.enter.set()
+    with pytest.raises(ps.EngineClosedError):
+        await using
+    assert service.state == "stopped"
+    assert gate.log.count("entered") == gate.log.count("left")
+    assert len(gate.log) > 1
+    assert not others()
+
+
+@pytest.mark.parametrize("how", ["abort", "drain"])
+async def test_a_deployment_that_was_stopped_before_it_was_entered_does_not_start(how: str) -> None:
+    service = engine.deploy(modelled)
+    await getattr(service, how)()
+    with pytest.raises(ps.EngineClosedError, match="started or stopped already"):
+        await serve(service)
+    assert gate.log == []
+
+
+async def test_a_deployment_is_entered_once() -> None:
+    async with engine.deploy(echoed) as service:
+        assert await service(1) == 1
+        with pytest.raises(ps.EngineClosedError, match=r"engine\.deploy"):
+            await service.__aenter__()
+        assert await service(2) == 2
+    with pytest.raises(ps.EngineClosedError):
+        await service.__aenter__()
+
+
+async def test_ready_says_how_the_start_ended() -> None:
+    @ps.node
+    class Database:
+        async def __aenter__(self) -> "Database":
+            raise ConnectionError("no database")
+
+        async def __aexit__(self, *exc_info: object) -> None: ...
+
+        async def __call__(self, x: int) -> int:
+            return x
+
+    database = Database()
+
+    @ps.graph
+    async def asking(x: int) -> int:
+        return await database(x)
+
+    service = engine.deploy(asking)
+    waiting = asyncio.create_task(service.ready())
+    with pytest.raises(ConnectionError, match="no database") as raised:
+        await service.__aenter__()
+    assert "'Database'" in raised.value.__notes__[0]
+    with pytest.raises(ps.EngineClosedError):
+        await waiting
+    assert service.state == "stopped"
+
+    service = engine.deploy(modelled)
+    waiting = asyncio.create_task(service.ready())
+    using = asyncio.create_task(serve(service))
+    await testing.wait_quiescent()
+    assert not waiting.done()
+    gate.enter.set()
+    await waiting
+    gate.handle.set()
+    assert await using == 1
+
+
+async def test_a_drain_that_is_cancelled_aborts() -> None:
+    gate.enter.set()
+
+    async def serving() -> None:
+        async with engine.deploy(modelled) as service:
+            calls.append(asyncio.create_task(service(1)))
+            await testing.wait_quiescent()
+
+    calls: list[asyncio.Task[int]] = []
+    task = asyncio.create_task(serving())
+    await testing.wait_quiescent()
+    assert not task.done()  # it drains
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert gate.log == ["entering", "entered", "unwound 1", "left"]
+    with pytest.raises(ps.EngineClosedError):
+        await calls[0]
+    assert not others()
+
+
+async def test_two_drains_wait_for_the_same_calls() -> None:
+    gate.enter.set()
+    async with engine.deploy(modelled) as service:
+        call = asyncio.create_task(service(1))
+        await testing.wait_quiescent()
+        first = asyncio.create_task(service.drain())
+        second = asyncio.create_task(service.drain())
+        await testing.wait_quiescent()
+        assert service.state == "draining"
+        with pytest.raises(ps.EngineClosedError, match="draining"):
+            await service(2)
+        assert not (first.done() or second.done())
+        asyncio.get_running_loop().call_soon(gate.handle.set)
+    await first
+    await second
+    assert await call == 1
+    assert service.state == "stopped"
+
+
+async def test_a_drain_with_a_timeout_aborts_what_is_left() -> None:
+    gate.enter.set()
+    async with engine.deploy(modelled) as service:
+        call = asyncio.create_task(service(1))
+        await testing.wait_quiescent()
+        await service.drain(timeout_seconds=0.001)
+        assert service.state == "stopped"
+        with pytest.raises(ps.EngineClosedError):
+            await call
+    assert gate.log == ["entering", "entered", "unwound 1", "left"]
+
+
+async def test_drain_serves_callers_that_wait_for_a_place() -> None:
+    gate.enter.set()
+    async with engine.deploy(modelled, max_in_flight=1) as service:
+        calls = [asyncio.create_task(service(x)) for x in range(3)]
+        await testing.wait_quiescent()
+        assert service.statistics().admission.queued == 2
+        asyncio.get_running_loop().call_soon(gate.handle.set)
+        await service.drain()
+    assert [await call for call in calls] == [0, 1, 2]
+
+
+async def test_an_unread_stream_of_a_deployment_does_not_keep_it() -> None:
+    async with asyncio.timeout(10):
+        async with engine.deploy(echoed) as service:
+            stream = service.stream(echoed(x) for x in range(1000))
+            assert await anext(stream) == 0
+    assert not others()
+
+
+async def test_a_call_that_has_no_time_runs_nothing_and_leaves_nothing() -> None:
+    begun: list[int] = []
+
+    @ps.node
+    async def begin(x: int) -> int:
+        begun.append(x)
+        return x
+
+    @ps.graph
+    async def beginning(x: int) -> int:
+        return await begin(x)
+
+    with pytest.raises(ps.DeadlineExceeded):
+        await engine.run(beginning(1), timeout_seconds=0)
+    async with engine.deploy(beginning) as service:
+        with pytest.raises(ps.DeadlineExceeded):
+            await service.run(beginning(1), timeout_seconds=0)
+        assert service.statistics().admission.in_flight == 0
+    assert begun == []
+
+
+def test_an_expired_item_does_not_begin_another_node_though_nothing_suspended() -> None:
+    begun: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        loop.time = lambda: now  # type: ignore[method-assign]
+
+        @ps.node
+        async def first(x: int) -> int:
+            nonlocal now
+            begun.append("first")
+            now += 60
+            return x
+
+        @ps.node
+        async def second(x: int) -> int:
+            begun.append("second")
+            return x
+
+        @ps.graph
+        async def line(x: int) -> int:
+            return await second(await first(x))
+
+        with pytest.raises(ps.DeadlineExceeded):
+            await engine.run(line(1), timeout_seconds=10)
+
+    asyncio.run(main())
+    assert begun == ["first"]
+
+
+async def test_options_of_a_context_hold_for_a_bare_call_of_a_service() -> None:
+    gate.enter.set()
+    async with engine.deploy(modelled) as service:
+        with ps.execution_options(timeout_seconds=0.001):
+            with pytest.raises(ps.DeadlineExceeded):
+                await service.run(modelled(1))
+            with pytest.raises(ps.DeadlineExceeded):
+                await service(1)
+        gate.handle.set()
+        assert await service(1) == 1
+
+
+@pytest.mark.parametrize("what", ["x", echoed, echo, 7], ids=["a string", "a graph", "a node", "a number"])
+async def test_what_is_no_call_is_refused_by_name(what: object) -> None:
+    async with engine.deploy(echoed) as service:
+        for run, name in ((service.run, "service.run"), (engine.run, "engine.run")):
+            with pytest.raises(TypeError, match=name):
+                await run(what)  # type: ignore[call-overload, operator, arg-type]
+
+
+async def test_a_graph_that_was_not_deployed_is_named() -> None:
+    async with engine.deploy(echoed) as service:
+        with pytest.raises(ps.EngineClosedError, match=r"'unused' is not part of this deployment of echoed"):
+            await service.run(unused(1))
+        assert await service(1) == 1
+
+
+# From inside
+
+Inside = Callable[[], Any]
+
+
+async def from_inside(use: Callable[[dict[str, Any]], Inside]) -> None:
+    """Run `use` in a node of the deployment and of the stream that it uses."""
+    objects: dict[str, Any] = {}
+
+    @ps.node
+    async def call_back(x: int) -> int:
+        await use(objects)()
+        return x
+
+    @ps.graph
+    async def calling(x: int) -> int:
+        return await call_back(x)
+
+    async with engine.deploy(calling) as service:
+        objects["service"] = service
+        with pytest.raises(ps.ReentrantCallError, match="calling → calling"):
+            await service(1)
+        with pytest.raises(ps.ReentrantCallError, match="calling → calling"):
+            await service.map([calling(1)])
+        assert service.state == "ready"
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="only calls of `service()` and `service.run` are counted")
+async def test_the_statistics_of_a_deployment_count_the_calls_of_its_streams() -> None:
+    async with engine.deploy(echoed) as service:
+        assert await service.map(echoed(x) for x in range(5)) == list(range(5))
+        assert service.statistics().admission.admitted == 5
+        assert service.statistics().completed == 5
+
+
+@pytest.mark.parametrize("verb", ["drain", "abort", "call", "run", "stream", "map"])
+async def test_a_deployment_is_not_called_or_stopped_from_inside_itself(verb: str) -> None:
+    def use(objects: dict[str, Any]) -> Inside:
+        service = objects["service"]
+        return {
+            "drain": service.drain,
+            "abort": service.abort,
+            "call": lambda: service(2),
+            "run": lambda: service.run(service._graphs[0](2)),
+            "stream": lambda: read(service.stream([])),
+            "map": lambda: service.map([]),
+        }[verb]
+
+    await from_inside(use)
+
+
+async def test_a_deployment_is_not_called_from_inside_itself_through_a_run() -> None:
+    box: list[engine.Service[[int], int]] = []
+
+    @ps.node
+    async def call_service(x: int) -> int:
+        return await box[0](x)
+
+    @ps.graph
+    async def inner(x: int) -> int:
+        return await call_service(x)
+
+    @ps.node
+    async def run_inner(x: int) -> int:
+        return await engine.run(inner(x))
+
+    @ps.graph
+    async def outer(x: int) -> int:
+        return await run_inner(x)
+
+    async with engine.deploy(outer) as service:
+        box.append(service)
+        with pytest.raises(ps.ReentrantCallError, match="outer → outer"):
+            await service(1)
+        async with engine.deploy(echoed) as other:  # calling another one is fine
+            box[0] = other
+            assert await service(2) == 2
+
+
+async def test_a_stream_is_not_closed_from_inside_itself() -> None:
+    box: list[engine.Stream[int]] = []
+
+    @ps.node
+    async def close_it(x: int) -> int:
+        await box[0].aclose()
+        return x
+
+    @ps.graph
+    async def closing(x: int) -> int:
+        return await close_it(x)
+
+    with pytest.raises(ps.ReentrantCallError):
+        async with engine.stream(closing(x) for x in range(3)) as stream:
+            box.append(stream)
+            await anext(stream)
