@@ -1,0 +1,329 @@
+"""A cancel between any two things that happen ends the run, and leaves nothing of it.
+
+`cancel_at_every_step` sends one cancel at each step of a run; the fuzz below sends up to three at random ones.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+
+class Books:
+    """What was entered, left and begun in one run."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self.left = 0
+        self.running = 0
+
+    def check(self) -> None:
+        assert self.entered == self.left, f"entered {self.entered} times, left {self.left} times"
+        assert self.running == 0
+
+
+books = Books()
+
+
+@ps.node
+async def wait(x: int) -> int:
+    books.running += 1
+    try:
+        try:
+            await asyncio.sleep(x % 3)
+        finally:
+            await asyncio.sleep(0)
+    finally:
+        books.running -= 1
+    return x
+
+
+@ps.node(concurrency=1, capacity=1)
+async def narrow(x: int) -> int:
+    books.running += 1
+    try:
+        await asyncio.sleep(0)
+    finally:
+        books.running -= 1
+    return x
+
+
+@ps.node(retry=ps.Retry(attempts=2, backoff_seconds=1), timeout_seconds=60)
+async def flaky(x: int) -> int:
+    await asyncio.sleep(0)
+    if ps.current().attempt == 1:
+        raise LookupError(x)
+    return x
+
+
+@ps.node
+def inline(x: int) -> int:
+    return x
+
+
+@ps.node
+async def total(values: list[int]) -> int:
+    await asyncio.sleep(0)
+    return sum(values)
+
+
+@ps.node
+class Model:
+    """Suspends on its way in and on its way out, and has to leave whatever it has entered."""
+
+    async def __aenter__(self) -> "Model":
+        await asyncio.sleep(0.5)
+        books.entered += 1
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.5)
+        books.left += 1
+
+    async def __call__(self, x: int) -> int:
+        await asyncio.sleep(0)
+        return x
+
+
+first, second = Model(), Model()
+
+
+@ps.node
+async def true(x: int) -> bool:
+    return True
+
+
+@ps.graph
+async def plainly(x: int) -> int:
+    taken = inline(await wait(x))
+    mapped = await ps.map_each(narrow, [taken, taken])
+    chosen = await ps.cond(await true(taken), wait, inline, taken)
+    return await total([await narrow(taken), await flaky(taken), mapped[0], mapped[1], chosen])
+
+
+@ps.graph
+async def with_state(x: int) -> int:
+    return await second(await first(x))
+
+
+@ps.graph
+async def with_state_in_body(x: int) -> int:
+    mapped = await ps.map_each(first, [x, x])
+    return mapped[0]
+
+
+GRAPHS = {"plainly": plainly, "with_state": with_state, "with_state_in_body": with_state_in_body}
+
+
+async def as_run(graph: ps.Graph[[int], int]) -> int:
+    return await engine.run(graph(1))
+
+
+async def as_run_with_deadline(graph: ps.Graph[[int], int]) -> int:
+    with contextlib.suppress(TimeoutError):
+        return await engine.run(graph(1), timeout_seconds=0.75)
+    return 0
+
+
+async def as_stream(graph: ps.Graph[[int], int]) -> int:
+    async with engine.stream((graph(x) for x in range(4)), max_in_flight=2) as stream:
+        return sum([x async for x in stream])
+
+
+async def as_stream_of_async_source(graph: ps.Graph[[int], int]) -> int:
+    async def source() -> Any:
+        for x in range(3):
+            await asyncio.sleep(0)
+            yield graph(x)
+
+    async with engine.stream(source(), max_in_flight=2) as stream:
+        return sum([x async for x in stream])
+
+
+async def as_service(graph: ps.Graph[[int], int]) -> int:
+    async with engine.deploy(graph, max_in_flight=1) as service, asyncio.TaskGroup() as group:
+        calls = [group.create_task(service(x)) for x in range(2)]
+        calls.append(group.create_task(service.run(graph(1), timeout_seconds=60)))
+    return sum(call.result() for call in calls)
+
+
+async def as_map(graph: ps.Graph[[int], int]) -> int:
+    async with engine.deploy(graph) as service:
+        return sum(await service.map(graph(x) for x in range(3)))
+
+
+async def in_own_engine(graph: ps.Graph[[int], int]) -> int:
+    async with engine.Engine() as own:
+        return await own.run(graph(1))
+
+
+WAYS: list[Any] = [
+    as_run,
+    as_run_with_deadline,
+    as_stream,
+    as_stream_of_async_source,
+    as_service,
+    as_map,
+    in_own_engine,
+]
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cancel_at_any_step_leaves_nothing(way, graph: str) -> None:
+    async def main() -> int:
+        result = await way(GRAPHS[graph])
+        books.check()
+        return result
+
+    global books
+    books = Books()
+    steps = 0
+    for outcome in testing.cancel_at_every_step(main):
+        steps += 1
+        where = f"at step {outcome.step}: {outcome!r}"
+        assert not outcome.tasks_left, where
+        assert not outcome.loop_errors, where
+        books.check()
+        books = Books()
+        if outcome.cancelled:
+            # A cancel that comes when the result is there already may lose against it.
+            assert isinstance(outcome.error, asyncio.CancelledError | None), where
+        else:
+            assert outcome.error is None, where
+    assert steps > 5
+
+
+def random_cancels(seed: int) -> Iterator[int]:
+    rng = random.Random(seed)
+    for _ in range(rng.randint(1, 3)):
+        yield rng.choice((0, 1, 2, 5, 10, 20, 40))
+
+
+async def cancelled_at_random(way: Callable[[ps.Graph[[int], int]], Awaitable[int]], graph: str) -> None:
+    """Run with one to three cancels after random numbers of turns, which the seed of the loop decides."""
+    global books
+    books = Books()
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, testing.SeededLoop)
+    errors: list[object] = []
+    loop.set_exception_handler(lambda _, report: errors.append(report))
+
+    async def run() -> None:
+        await way(GRAPHS[graph])
+
+    task = asyncio.create_task(run())
+    for turns in random_cancels(loop.seed):
+        for _ in range(turns):
+            # Timers pass only while nobody takes turns.
+            await asyncio.sleep(0 if turns % 2 else 0.125)
+        task.cancel()
+    await asyncio.wait([task])
+    books.check()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert task.cancelled() or task.exception() is None, task
+    assert errors == []
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_is_entered_is_left_under_cancels_at_random_steps(way, graph: str, effort: int) -> None:
+    testing.interleavings(lambda: cancelled_at_random(way, graph), count=25 * effort)
+
+
+def test_a_second_cancel_does_not_leave_what_unwinds_behind() -> None:
+    """The first cancel makes `__aenter__` unwind, which takes its time; the second comes meanwhile."""
+    log: list[str] = []
+
+    @ps.node
+    class Slow:
+        async def __aenter__(self) -> "Slow":
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                await asyncio.sleep(5)
+                log.append("unwound")
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            log.append("left")
+
+        async def __call__(self, x: int) -> int:
+            return x
+
+    slow = Slow()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await slow(x)
+
+    async def main() -> None:
+        for way in (as_run, as_stream, as_service, in_own_engine):
+            log.clear()
+            task = asyncio.create_task(way(graph))  # type: ignore[arg-type]
+            for _ in range(3):
+                await asyncio.sleep(1)
+                task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            assert log == ["unwound"]
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    testing.run_virtual(main, timeout_seconds=600)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the end of an Engine gives up when it is cancelled")
+def test_the_end_of_an_engine_that_is_cancelled_still_ends_everything() -> None:
+    async def use(began: asyncio.Event) -> None:
+        async with engine.Engine() as own:
+            for _ in range(2):
+                await own.deploy(with_state).__aenter__()
+            began.set()
+
+    async def main() -> tuple[bool, set[str]]:
+        global books
+        books = Books()
+        began = asyncio.Event()
+        task = asyncio.create_task(use(began))
+        await began.wait()
+        await asyncio.sleep(0.25)  # the first of the two deployments is leaving its nodes
+        task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled(), {left.get_name() for left in asyncio.all_tasks() - {asyncio.current_task()}}
+
+    assert testing.run_virtual(main, timeout_seconds=600) == (True, set())
+    books.check()
+
+
+def test_a_cancelled_map_each_starts_no_further_item() -> None:
+    started: list[int] = []
+
+    @ps.node
+    async def slow(x: int) -> int:
+        started.append(x)
+        await asyncio.sleep(60)
+        return x
+
+    @ps.graph
+    async def mapping(items: list[int]) -> list[int]:
+        return await ps.map_each(slow, items, concurrency=2)
+
+    async def main() -> None:
+        task = asyncio.create_task(engine.run(mapping(list(range(50)))))
+        await asyncio.sleep(1)
+        assert len(started) == 2
+        task.cancel()
+        await asyncio.wait([task])
+        assert len(started) == 2
+        with pytest.raises(TimeoutError):
+            await engine.run(mapping(list(range(50))), timeout_seconds=1)
+        assert len(started) == 4
+
+    testing.run_virtual(main)
