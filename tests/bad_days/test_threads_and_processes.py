@@ -1,0 +1,397 @@
+"""Threads that are busy or cannot be started, workers that are killed, and Ctrl-C while they are alive."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+from tests.bad_days import process_nodes
+
+
+@ps.graph
+async def dying(x: int) -> int:
+    return process_nodes.die_at_three(x)
+
+
+@ps.graph
+async def squared(x: object) -> object:
+    return process_nodes.square(x)  # type: ignore[arg-type]
+
+
+@ps.graph
+async def with_unpicklable_result(x: int) -> object:
+    return process_nodes.unpicklable_result(x)
+
+
+@ps.graph
+async def blocking_for_ever(x: int) -> int:
+    return process_nodes.block_for_ever(x)
+
+
+@ps.graph
+async def leaving(x: int) -> int:
+    return process_nodes.leave(x)
+
+
+# Processes
+
+
+async def test_a_killed_worker_process_fails_its_own_item_only() -> None:
+    async with engine.stream(dying(x) for x in range(8)) as stream:
+        outcomes = [outcome async for outcome in stream.outcomes()]
+    assert [outcome.value for outcome in outcomes] == [0, 1, 2, None, 4, 5, 6, 7]
+    assert isinstance(outcomes[3].error, ps.WorkerDied)
+    assert outcomes[3].error.__notes__ == ["in node 'die_at_three' of graph 'dying', item 3, attempt 1"]
+    async with engine.deploy(dying) as service:
+        with pytest.raises(ps.WorkerDied):
+            await service(3)
+        assert await service(4) == 4
+
+
+async def test_an_unpicklable_argument_or_result_is_an_error_of_its_item() -> None:
+    async with engine.Engine() as own:
+        async with own.stream(squared(x) for x in (2, lambda: 3, 4)) as stream:
+            outcomes = [outcome async for outcome in stream.outcomes()]
+        assert [outcome.value for outcome in outcomes] == [4, None, 16]
+        assert outcomes[1].error is not None
+        assert "pickle" in str(outcomes[1].error).lower()
+        assert outcomes[1].error.__notes__[-1] == "in node 'square' of graph 'squared', item 1, attempt 1"
+        with pytest.raises(Exception, match=r"(?i)pickle") as raised:
+            await own.run(with_unpicklable_result(1))
+        assert "in node 'unpicklable_result'" in raised.value.__notes__[-1]
+        assert await own.run(squared(5)) == 25
+
+
+async def test_a_worker_that_is_busy_when_its_attempt_times_out_is_killed() -> None:
+    async with engine.Engine() as own:
+        for _ in range(2):
+            with pytest.raises(ps.NodeTimeoutError, match="block_for_ever"):
+                await own.run(blocking_for_ever(1))
+        assert await own.run(squared(3)) == 9
+
+
+async def test_system_exit_in_a_worker_process_ends_no_other_process() -> None:
+    with pytest.raises(BaseException) as raised:  # noqa: PT011 - which kind is what the test looks at
+        await engine.run(leaving(3))
+    assert isinstance(raised.value, ps.WorkerDied | SystemExit)
+
+
+# Threads
+
+
+class Blocked:
+    """A function that runs in a thread until it is released; `began` is set on the loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.began = asyncio.Event()
+        self.release = threading.Event()
+        self.returned: list[int] = []
+
+    def __call__(self, x: int) -> int:
+        self.loop.call_soon_threadsafe(self.began.set)
+        assert self.release.wait(30)
+        self.returned.append(x)
+        return x
+
+
+async def test_a_timeout_while_a_thread_is_busy_releases_the_caller_and_keeps_the_place() -> None:
+    blocked = Blocked()
+    log: list[int] = []
+
+    @ps.node(runs_on="thread", concurrency=1, timeout_seconds=0.02)
+    def block(x: int) -> int:
+        log.append(x)
+        return blocked(x) if x == 1 else x
+
+    @ps.graph
+    async def blocking(x: int) -> int:
+        return block(x)
+
+    async with engine.Engine() as own:
+        with pytest.raises(ps.NodeTimeoutError, match="'block'"):
+            await own.run(blocking(1))
+        assert blocked.returned == []
+        second = asyncio.create_task(own.run(blocking(2)))
+        await testing.wait_quiescent()
+        assert log == [1]  # the thread is still in the node, and counts in its limit
+        blocked.release.set()
+        assert await second == 2
+    assert blocked.returned == [1]
+
+
+async def test_a_deadline_while_a_thread_is_busy() -> None:
+    blocked = Blocked()
+
+    @ps.graph
+    async def blocking(x: int) -> int:
+        return block(x)
+
+    block = ps.node(runs_on="thread", name="block")(lambda x: blocked(x))
+    async with engine.deploy(blocking) as service:
+        with pytest.raises(ps.DeadlineExceeded):
+            await service.run(blocking(1), timeout_seconds=0.02)
+        assert blocked.returned == []
+        asyncio.get_running_loop().call_soon(blocked.release.set)
+    assert blocked.returned == [1]  # the end of the scope has waited for it
+
+
+async def test_a_stateful_node_is_left_after_the_thread_that_is_in_it_has_returned() -> None:
+    blocked = Blocked()
+    log: list[str] = []
+
+    @ps.node(runs_on="thread")
+    class Slow:
+        async def __aenter__(self) -> "Slow":
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            log.append("left")
+
+        def __call__(self, x: int) -> int:
+            blocked(x)
+            log.append("returned")
+            return x
+
+    slow = Slow()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return slow(x)
+
+    async def expire() -> None:
+        await engine.run(graph(1), timeout_seconds=0.02)
+
+    async def abort() -> None:
+        async with engine.deploy(graph) as service:
+            call = asyncio.create_task(service(1))
+            await blocked.began.wait()
+            call.cancel()
+            raise TimeoutError
+
+    for way in (expire, abort):
+        blocked.began.clear()
+        blocked.release.clear()
+        log.clear()
+        task = asyncio.create_task(way())
+        await blocked.began.wait()
+        await asyncio.wait([task], timeout=0.05)
+        assert log == []
+        blocked.release.set()
+        with pytest.raises(TimeoutError):
+            await task
+        assert log == ["returned", "left"]
+
+
+async def test_a_job_that_no_thread_has_begun_is_withdrawn_when_its_stream_ends() -> None:
+    blocked = Blocked()
+    ran: list[int] = []
+
+    @ps.node(runs_on="thread")
+    def quick(x: int) -> int:
+        ran.append(x)
+        return x
+
+    @ps.node(runs_on="thread")
+    def block(x: int) -> int:
+        return blocked(x)
+
+    @ps.graph
+    async def quickly(x: int) -> int:
+        return quick(x)
+
+    @ps.graph
+    async def blocking(x: int) -> int:
+        return block(x)
+
+    async with engine.Engine(max_workers=1) as own:
+        busy = asyncio.create_task(own.run(blocking(1)))
+        await blocked.began.wait()
+        async with own.stream([quickly(1)]):
+            await testing.wait_quiescent()
+        assert not blocked.release.is_set()  # the stream has ended, and the only thread is still busy
+        cancelled = asyncio.create_task(own.run(quickly(2)))
+        await testing.wait_quiescent()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        blocked.release.set()
+        assert await busy == 1
+        assert await own.run(quickly(3)) == 3
+    assert ran == [3]
+
+
+@ps.node(runs_on="thread", concurrency=2)
+def in_thread(x: int) -> int:
+    return x
+
+
+@ps.graph
+async def threaded(x: int) -> int:
+    return in_thread(x)
+
+
+async def test_a_thread_that_cannot_be_started_is_an_error_of_its_item_and_costs_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with engine.Engine(max_workers=2) as own:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            for _ in range(5):  # more often than there are places
+                with pytest.raises(RuntimeError, match="can't start new thread") as raised:
+                    await own.run(threaded(1))
+                assert raised.value.__notes__ == ["in node 'in_thread' of graph 'threaded', item 0, attempt 1"]
+            async with own.stream(threaded(x) for x in range(5)) as stream:
+                outcomes = [outcome async for outcome in stream.outcomes()]
+            assert [str(outcome.error) for outcome in outcomes] == ["can't start new thread"] * 5
+            async with own.deploy(threaded) as service:
+                with pytest.raises(RuntimeError, match="can't start new thread"):
+                    await service(1)
+        assert await asyncio.gather(*(own.run(threaded(x)) for x in range(5))) == [0, 1, 2, 3, 4]
+
+
+async def test_the_number_of_threads_is_that_of_the_verb() -> None:
+    peak = now = 0
+    lock = threading.Lock()
+    both = threading.Barrier(2, timeout=0.05)
+
+    @ps.node(runs_on="thread")
+    def count(x: int) -> int:
+        nonlocal peak, now
+        with lock:
+            now += 1
+            peak = max(peak, now)
+        try:
+            both.wait()
+        except threading.BrokenBarrierError:
+            pass
+        with lock:
+            now -= 1
+        return x
+
+    @ps.graph
+    async def counting(x: int) -> int:
+        return count(x)
+
+    async with engine.stream((counting(x) for x in range(6)), max_workers=1) as stream:
+        assert [x async for x in stream] == list(range(6))
+    assert peak == 1
+
+
+# Ctrl-C
+
+PROGRAM = """
+import asyncio
+import penstock as ps
+from penstock import engine
+
+{code}
+
+async def main():
+    async with engine.stream(graph(x) for x in range(1000)) as stream:
+        print("begun", flush=True)
+        async for x in stream:
+            print(x, flush=True)
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+PROCESSES = """
+import time
+
+@ps.node(runs_on="process", concurrency=2)
+def work(x: int) -> int:
+    if x >= 4:
+        time.sleep(3600)
+    return x
+
+@ps.graph
+async def graph(x: int) -> int:
+    return work(x)
+"""
+
+COROUTINES_AND_THREADS = """
+import time
+
+@ps.node(runs_on="thread", concurrency=2)
+def work(x: int) -> int:
+    time.sleep(0.001)
+    return x
+
+@ps.node
+class Model:
+    async def __aenter__(self):
+        return self
+    async def __aexit__(self, *exc_info):
+        await asyncio.sleep(0)
+        print("left", flush=True)
+    async def __call__(self, x: int) -> int:
+        if x >= 4:
+            await asyncio.sleep(3600)
+        return x
+
+model = Model()
+
+@ps.graph
+async def graph(x: int) -> int:
+    return await model(work(x))
+"""
+
+
+def interrupt_after(line: str, code: str, tmp_path: Path) -> tuple[list[str], str, int]:
+    """Run a program, press Ctrl-C (which goes to the whole group) once it printed a line; returns what it left."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(code=code))
+    process = subprocess.Popen(
+        [sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        printed = []
+        while not printed or printed[-1] != line:
+            printed.append(process.stdout.readline().strip())
+            assert printed[-1], process.communicate()
+        os.killpg(process.pid, signal.SIGINT)
+        rest, errors = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    return [*printed, *rest.split()], errors, process.returncode
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize("line", ["begun", "3"], ids=["while workers start", "while workers are busy"])
+def test_ctrl_c_with_worker_processes_ends_without_noise(line: str, tmp_path: Path) -> None:
+    printed, errors, code = interrupt_after(line, PROCESSES, tmp_path)
+    assert errors == ""  # neither a worker's traceback nor a word of the resource tracker
+    assert printed[-1] == "interrupted"
+    assert code == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize("line", ["begun", "3"])
+def test_ctrl_c_with_threads_and_a_stateful_node_leaves_it(line: str, tmp_path: Path) -> None:
+    printed, errors, code = interrupt_after(line, COROUTINES_AND_THREADS, tmp_path)
+    assert errors == ""
+    assert printed[-1] == "interrupted"
+    assert "left" in printed or line == "begun"  # at the beginning it may not have been entered
+    assert code == 0
