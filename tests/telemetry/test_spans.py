@@ -1,0 +1,313 @@
+"""One span for each call, one for each node execution if the call is sampled, and none that stays open."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Decision, Sampler, SamplingResult
+
+import penstock as ps
+from penstock import engine, testing
+from penstock.telemetry import names
+
+
+class Switch(Sampler):
+    """Samples while it is on, so that one provider, of which a process has only one, serves all tests."""
+
+    is_on = True
+
+    def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:
+        return (ALWAYS_ON if self.is_on else ALWAYS_OFF).should_sample(*args, **kwargs)
+
+    def get_description(self) -> str:
+        return f"Switch {Decision.RECORD_AND_SAMPLE}"
+
+
+class Recorder(SpanProcessor):
+    """Counts what was started and not ended."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, str] = {}
+
+    def on_start(self, span: Span, parent_context: Any = None) -> None:
+        self.open[id_of(span)] = span.name
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.open.pop(id_of(span))
+
+
+class Tracing:
+    """The provider of this module, and what it has seen."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.sampler = Switch()
+        self.provider = TracerProvider(sampler=self.sampler, shutdown_on_exit=False)
+        self.recorder = Recorder()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.provider.add_span_processor(self.recorder)
+
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        assert list(self.recorder.open.values()) == [], "these spans were never ended"
+        return self.exporter.get_finished_spans()
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.spans() if span.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        (span,) = self.named(name)
+        return span
+
+
+@pytest.fixture
+def tracing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracing]:
+    """Tracing that is set up for one test only."""
+    found = Tracing()
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", found.provider)
+    # The tracer of the package found its provider at an earlier test, and would keep it.
+    monkeypatch.setattr("penstock.telemetry.spans._tracer", found.provider.get_tracer(names.INSTRUMENTATION))
+    yield found
+    found.provider.shutdown()
+
+
+def parent_of(span: ReadableSpan) -> int | None:
+    return None if span.parent is None else span.parent.span_id
+
+
+def id_of(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.span_id
+
+
+@ps.node
+async def fetch(x: int) -> int:
+    await asyncio.sleep(0)
+    return x
+
+
+@ps.node(runs_on="thread")
+def compute(x: int) -> int:
+    trace.get_current_span().set_attribute("seen", x)
+    return x
+
+
+@ps.node
+def plain(x: int) -> int:
+    return x
+
+
+@ps.node(retry=ps.Retry(attempts=2))
+async def flaky(x: int) -> int:
+    if ps.current().attempt == 1:
+        raise ValueError(x)
+    return x
+
+
+@ps.node
+async def fail(x: int) -> int:
+    raise LookupError(x)
+
+
+@ps.graph
+async def line(x: int) -> int:
+    return plain(compute(await fetch(x)))
+
+
+@ps.graph
+async def failing(x: int) -> int:
+    return await fail(await fetch(x))
+
+
+async def test_a_call_is_a_child_of_its_callers_span_and_has_one_span_per_node(tracing: Tracing) -> None:
+    with tracing.provider.get_tracer("test").start_as_current_span("caller") as caller:
+        assert await engine.run(line(3)) == 3
+        assert trace.get_current_span() is caller
+    run = tracing.one("penstock.run line")
+    assert parent_of(run) == caller.get_span_context().span_id
+    assert dict(run.attributes or {}) == {names.GRAPH: "line", names.OUTCOME: "done"}
+    for name in ("fetch", "compute", "plain"):
+        span = tracing.one(name)
+        assert parent_of(span) == id_of(run)
+        assert span.attributes is not None
+        assert span.attributes[names.FUNCTION] == f"{__name__}.{name}"
+        assert span.attributes[names.ITEM] == 0
+    seen = tracing.one("compute").attributes
+    assert seen is not None
+    assert seen["seen"] == 3  # the context travels into the thread
+    assert len(tracing.spans()) == 5
+
+
+async def test_items_of_a_stream_are_children_of_its_span(tracing: Tracing) -> None:
+    async with engine.stream(line(x) for x in range(3)) as stream:
+        assert [x async for x in stream] == [0, 1, 2]
+    whole = tracing.one("penstock.stream")
+    runs = tracing.named("penstock.run line")
+    assert sorted((span.attributes or {})[names.ITEM] for span in runs) == [0, 1, 2]  # type: ignore[type-var]
+    assert {parent_of(run) for run in runs} == {id_of(whole)}
+    assert {parent_of(span) for span in tracing.named("fetch")} == {id_of(run) for run in runs}
+    assert len(tracing.named("plain")) == 3
+
+
+async def test_every_call_of_a_deployment_is_a_child_of_its_own_caller(tracing: Tracing) -> None:
+    tracer = tracing.provider.get_tracer("test")
+
+    async def caller(x: int) -> int:
+        with tracer.start_as_current_span(f"caller {x}") as span:
+            await service(x)
+            return span.get_span_context().span_id
+
+    async with engine.deploy(line) as service:
+        callers = await asyncio.gather(*(caller(x) for x in range(3)))
+    assert sorted(parent_of(run) or 0 for run in tracing.named("penstock.run line")) == sorted(callers)
+
+
+async def test_an_error_is_on_the_span_of_its_node_and_of_its_call(tracing: Tracing) -> None:
+    with pytest.raises(LookupError):
+        await engine.run(failing(1))
+    for name in ("fail", "penstock.run failing"):
+        span = tracing.one(name)
+        assert (span.attributes or {})[names.ERROR_TYPE] == "LookupError"
+        assert not span.status.is_ok
+        assert [event.name for event in span.events] == ["exception"]
+    assert (tracing.one("penstock.run failing").attributes or {})[names.OUTCOME] == "failed"
+    assert tracing.one("fetch").status.is_unset
+
+
+async def test_another_attempt_is_an_event_of_the_span(tracing: Tracing) -> None:
+    @ps.graph
+    async def retrying(x: int) -> int:
+        return await flaky(x)
+
+    assert await engine.run(retrying(1)) == 1
+    events = tracing.one("flaky").events
+    assert [(event.name, dict(event.attributes or {})) for event in events] == [
+        (names.RETRY, {names.NODE: "flaky", names.ATTEMPT: 2})
+    ]
+
+
+async def test_an_unsampled_call_has_no_spans_of_nodes_and_its_warnings_still_find_it(tracing: Tracing) -> None:
+    tracing.sampler.is_on = False
+
+    @ps.node
+    async def warn(x: int) -> int:
+        assert not trace.get_current_span().is_recording()
+        assert trace.get_current_span().get_span_context().is_valid
+        return x
+
+    @ps.graph
+    async def warning(x: int) -> int:
+        return await warn(x)
+
+    assert await engine.run(warning(1)) == 1
+    assert tracing.spans() == ()
+
+
+async def test_warnings_carry_the_ids_of_the_span(tracing: Tracing) -> None:
+    with structlog.testing.capture_logs() as logs, tracing.provider.get_tracer("test").start_as_current_span("caller"):
+        async with engine.stream([failing(1)], on_error="skip") as stream:
+            assert [x async for x in stream] == []
+    trace_id = trace.format_trace_id(tracing.one("caller").context.trace_id)  # type: ignore[union-attr]
+    assert [(log["event"], log.get("trace_id")) for log in logs] == [("stream.item_skipped", trace_id)]
+
+
+@ps.node
+class Model:
+    def __init__(self, failing: str) -> None:
+        self.failing = failing
+
+    async def __aenter__(self) -> "Model":
+        await asyncio.sleep(0)
+        if self.failing == "enter":
+            raise ConnectionError
+        if self.failing == "hang":
+            await asyncio.sleep(0.02)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.sleep(0)
+        if self.failing == "exit":
+            raise ConnectionError
+
+    async def __call__(self, x: int) -> int:
+        await asyncio.sleep(0)
+        return x
+
+
+models = {failing: Model(failing) for failing in ("", "enter", "exit", "hang")}
+
+
+def modelled(failing: str) -> ps.Graph[[int], int]:
+    model = models[failing]
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await model(x)
+
+    return graph
+
+
+@pytest.mark.parametrize("failing", ["enter", "exit"])
+async def test_no_span_stays_open_when_a_stateful_node_fails(failing: str, tracing: Tracing) -> None:
+    graph = modelled(failing)
+    with pytest.raises(ConnectionError):
+        await engine.run(graph(1))
+    run = tracing.one("penstock.run graph")
+    assert (run.attributes or {})[names.OUTCOME] == ("failed" if failing == "enter" else "done")
+    with pytest.raises(ConnectionError):
+        async with engine.stream([graph(1)]) as stream:
+            await anext(stream)
+    with pytest.raises(ConnectionError):
+        async with engine.deploy(graph) as service:
+            await service(1)
+    assert len(tracing.named("penstock.stream")) == 1
+
+
+async def test_no_span_stays_open_when_an_engine_is_closed(tracing: Tracing) -> None:
+    graph = modelled("hang")
+    async with engine.Engine() as own:
+        run = asyncio.create_task(own.run(graph(1)))
+        reading = asyncio.create_task(read_one(own.stream([graph(1)])))
+        await testing.wait_quiescent()
+    for task in (run, reading):
+        with pytest.raises(ps.EngineClosedError):
+            await task
+    assert len(tracing.named("penstock.run graph")) >= 1
+    assert len(tracing.named("penstock.stream")) == 1
+
+
+async def read_one(stream: engine.Stream[int]) -> int:
+    async with stream:
+        return await anext(stream)
+
+
+async def test_no_span_stays_open_when_callers_and_readers_leave(
+    tracing: Tracing, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await read_one(engine.stream(line(x) for x in range(100))) == 0
+    assert {(span.attributes or {})[names.OUTCOME] for span in tracing.named("penstock.run line")} <= {
+        "done",
+        "cancelled",
+        "failed",
+    }
+    async with engine.deploy(line) as service:
+        for turns in range(6):
+            call = asyncio.create_task(service(1))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait([call])
+        assert await read_one(service.stream(line(x) for x in range(100))) == 0
+        with pytest.raises(TimeoutError):
+            await service.run(line(1), timeout_seconds=0)
+    run = asyncio.create_task(engine.run(line(1)))
+    await asyncio.sleep(0)
+    run.cancel()
+    await asyncio.wait([run])
+    assert tracing.spans()
+    assert "detach" not in caplog.text
