@@ -30,18 +30,21 @@ class Gate:
     """What a stateful node and a handler do, and when they may go on."""
 
     def __init__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Begin another test."""
         self.log: list[str] = []
         self.enter = asyncio.Event()
         self.handle = asyncio.Event()
 
 
-gate: Gate
+gate = Gate()
 
 
 @pytest.fixture(autouse=True)
-async def _gate() -> None:
-    global gate
-    gate = Gate()
+def _closed_gate() -> None:
+    gate.close()
 
 
 @ps.node
@@ -284,7 +287,8 @@ async def test_two_drains_wait_for_the_same_calls() -> None:
         assert service.state == "draining"
         with pytest.raises(ps.EngineClosedError, match="draining"):
             await service(2)
-        assert not (first.done() or second.done())
+        assert not first.done()
+        assert not second.done()
         asyncio.get_running_loop().call_soon(gate.handle.set)
     await first
     await second
@@ -493,7 +497,7 @@ async def test_a_stream_is_not_closed_from_inside_itself() -> None:
     async def closing(x: int) -> int:
         return await close_it(x)
 
-    with pytest.raises(ps.ReentrantCallError):
-        async with engine.stream(closing(x) for x in range(3)) as stream:
-            box.append(stream)
+    async with engine.stream(closing(x) for x in range(3)) as stream:
+        box.append(stream)
+        with pytest.raises(ps.ReentrantCallError):
             await anext(stream)

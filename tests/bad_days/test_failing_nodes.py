@@ -255,11 +255,11 @@ async def test_one_exception_object_raised_by_a_thousand_items_is_told_apart() -
     reason="the traceback of the object grows by the handler's frame with every item",
 )
 async def test_one_exception_object_raised_by_many_items_does_not_keep_their_values() -> None:
-    error = LookupError("the same")
-    made: list[weakref.ref[Value]] = []
-
     class Value:
         pass
+
+    error = LookupError("the same")
+    made: list[weakref.ref[Value]] = []
 
     @ps.node
     async def make(x: int) -> Value:

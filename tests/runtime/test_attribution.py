@@ -81,14 +81,16 @@ ATTRIBUTED = "in node 'odd_only' of graph 'chain', item {item}, attempt 1"
 async def test_the_error_of_the_very_first_item_names_the_link_that_failed(way: str) -> None:
     """The first item of an actor is timed, and takes another path than those after it."""
     call = fresh_chain(1)
-    with pytest.raises(LookupError) as raised:
-        if way == "run":
+    if way == "run":
+        with pytest.raises(LookupError) as raised:
             await engine.run(call)
-        elif way == "stream":
-            async with engine.stream([call]) as stream:
+    elif way == "stream":
+        async with engine.stream([call]) as stream:
+            with pytest.raises(LookupError) as raised:
                 await anext(stream)
-        else:
-            async with engine.deploy(call.graph) as service:
+    else:
+        async with engine.deploy(call.graph) as service:
+            with pytest.raises(LookupError) as raised:
                 await service.run(call)
     assert raised.value.__notes__ == [ATTRIBUTED.format(item=0)]
     assert seen == ["first", "second", "odd_only"]

@@ -19,6 +19,10 @@ class Books:
     """What was entered, left and begun in one run."""
 
     def __init__(self) -> None:
+        self.open()
+
+    def open(self) -> None:
+        """Begin another run."""
         self.entered = 0
         self.left = 0
         self.running = 0
@@ -183,8 +187,7 @@ def test_a_cancel_at_any_step_leaves_nothing(way, graph: str) -> None:
         books.check()
         return result
 
-    global books
-    books = Books()
+    books.open()
     steps = 0
     for outcome in testing.cancel_at_every_step(main):
         steps += 1
@@ -192,7 +195,7 @@ def test_a_cancel_at_any_step_leaves_nothing(way, graph: str) -> None:
         assert not outcome.tasks_left, where
         assert not outcome.loop_errors, where
         books.check()
-        books = Books()
+        books.open()
         if outcome.cancelled:
             # A cancel that comes when the result is there already may lose against it.
             assert isinstance(outcome.error, asyncio.CancelledError | None), where
@@ -209,8 +212,7 @@ def random_cancels(seed: int) -> Iterator[int]:
 
 async def cancelled_at_random(way: Callable[[ps.Graph[[int], int]], Awaitable[int]], graph: str) -> None:
     """Run with one to three cancels after random numbers of turns, which the seed of the loop decides."""
-    global books
-    books = Books()
+    books.open()
     loop = asyncio.get_running_loop()
     assert isinstance(loop, testing.SeededLoop)
     errors: list[object] = []
@@ -288,8 +290,7 @@ def test_the_end_of_an_engine_that_is_cancelled_still_ends_everything() -> None:
             began.set()
 
     async def main() -> tuple[bool, set[str]]:
-        global books
-        books = Books()
+        books.open()
         began = asyncio.Event()
         task = asyncio.create_task(use(began))
         await began.wait()
