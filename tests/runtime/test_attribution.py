@@ -76,7 +76,6 @@ def fresh_chain(number: int) -> Any:
 ATTRIBUTED = "in node 'odd_only' of graph 'chain', item {item}, attempt 1"
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the general path names the first node of its chain")
 @pytest.mark.parametrize("way", ["run", "stream", "deploy"])
 async def test_the_error_of_the_very_first_item_names_the_link_that_failed(way: str) -> None:
     """The first item of an actor is timed, and takes another path than those after it."""
