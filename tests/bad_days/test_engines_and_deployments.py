@@ -401,7 +401,7 @@ async def test_what_is_no_call_is_refused_by_name(what: object) -> None:
 
 async def test_a_graph_that_was_not_deployed_is_named() -> None:
     async with engine.deploy(echoed) as service:
-        with pytest.raises(ps.EngineClosedError, match=r"'unused' is not part of this deployment of echoed"):
+        with pytest.raises(ps.PlanError, match=r"'unused' is not part of this deployment of echoed"):
             await service.run(unused(1))
         assert await service(1) == 1
 
