@@ -251,17 +251,19 @@ class Frame:
         error = plain_error(error, f"node {actor.label(error)!r}")
         where = f"in node {actor.label(error)!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
         root = self.root
-        owner = getattr(error, _MARK, None)
+        owner, first_traceback = getattr(error, _MARK, (None, None))
         if owner is not None and owner is not root.identity and isinstance(error, Exception):
             wrapped = NodeError(f"{type(error).__name__}: {error}")
             wrapped.__cause__ = error
+            # Each raise has put its frames, and so its item's values, before those of the items before.
+            error.__traceback__ = first_traceback
             error = wrapped
         try:
             error.add_note(where)
             if error.__traceback__ is not None:
                 # The first entry is the worker's own loop. It would show the user nothing, and keep the worker alive.
                 error.__traceback__ = error.__traceback__.tb_next
-            setattr(error, _MARK, root.identity)
+            setattr(error, _MARK, (root.identity, error.__traceback__))
         except Exception:  # noqa: BLE001 - an exception that refuses attributes goes without
             pass
         return error

@@ -194,7 +194,11 @@ class Deployment:
         pipeline.window.service = self
         self._streams.add(pipeline)
         pipeline.on_closed = self._stream_closed
-        pipeline.on_item_settled = self.change
+        pipeline.on_item_settled = self._item_settled
+
+    def _item_settled(self, frame: Frame) -> None:
+        self.counts[frame.state] += 1
+        self.change()
 
     def _stream_closed(self, pipeline: "Pipeline") -> None:
         self._streams.discard(pipeline)

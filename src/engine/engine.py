@@ -16,6 +16,7 @@ from .running import run_call
 from .runtime import Runtime, running_loop
 from .service import Service
 from .streaming import Stream
+from .uninterrupted import uninterrupted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,7 +68,7 @@ class Engine:
 
     async def __aexit__(self, *exc_info: object) -> None:
         """End what is still open, then the threads and worker processes; waits for what runs in them."""
-        await self._runtime.close()
+        await uninterrupted(self._runtime.close())
 
     async def run(self, call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -> R:
         """Run one call and return its result; see `penstock.engine.run`."""

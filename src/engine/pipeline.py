@@ -67,7 +67,7 @@ class Pipeline:
         self._source_error: Exception | None = None
         self._closing: asyncio.Task[None] | None = None
         self._finishing = False
-        self.on_item_settled: Callable[[], None] | None = None
+        self.on_item_settled: Callable[[Frame], None] | None = None
         self.on_closed: Callable[[Pipeline], None] | None = None
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -189,7 +189,7 @@ class Pipeline:
         self._crews.pop(frame).close()
         self._all_settled.set()
         if self.on_item_settled is not None:
-            self.on_item_settled()
+            self.on_item_settled(frame)
         end_span(frame.span, frame)
         if self._admission is not None:
             self._admission.release()

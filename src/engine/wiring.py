@@ -208,9 +208,9 @@ def _size_of(unit: Unit) -> Callable[[Frame], int]:
     def size_of(frame: Frame) -> int:
         try:
             args = (frame.values[unit.slot],) if unit.slot >= 0 else unit.args_of(frame.values)
-        except Exception:  # noqa: BLE001 - user code, such as an attribute that is not there: the handler will raise it
+            return sum(_bytes_of(arg) for arg in args)
+        except Exception:  # noqa: BLE001 - user code, such as an attribute that is not there: the handler will meet it
             return 0
-        return sum(_bytes_of(arg) for arg in args)
 
     return size_of
 

@@ -433,7 +433,6 @@ async def from_inside(use: Callable[[dict[str, Any]], Inside]) -> None:
         assert service.state == "ready"
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="only calls of `service()` and `service.run` are counted")
 async def test_the_statistics_of_a_deployment_count_the_calls_of_its_streams() -> None:
     async with engine.deploy(echoed) as service:
         assert await service.map(echoed(x) for x in range(5)) == list(range(5))

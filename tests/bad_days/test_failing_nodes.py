@@ -249,11 +249,6 @@ async def test_one_exception_object_raised_by_a_thousand_items_is_told_apart() -
         ]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the traceback of the object grows by the handler's frame with every item",
-)
 async def test_one_exception_object_raised_by_many_items_does_not_keep_their_values() -> None:
     class Value:
         pass
@@ -309,7 +304,6 @@ async def test_run_inside_a_node_is_a_run_like_any_other() -> None:
         assert await service(2) == 20
 
 
-@pytest.mark.xfail(strict=True, raises=TimeoutError, reason="the inner run waits for the place of the outer one")
 def test_a_limited_node_that_runs_its_own_graph_does_not_wait_for_itself() -> None:
     @ps.node(concurrency=1)
     async def crawl(depth: int) -> int:

@@ -155,9 +155,6 @@ async def test_the_last_attempt_is_the_one_in_the_note() -> None:
     assert raised.value.__notes__ == ["in node 'never' of graph 'line', item 0, attempt 3"]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a task that outlives its handler moves on with the worker"
-)
 async def test_a_task_that_outlives_its_handler_is_not_taken_for_another_item() -> None:
     tasks: list[asyncio.Task[int]] = []
     look = asyncio.Event()

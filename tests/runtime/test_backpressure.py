@@ -134,9 +134,6 @@ async def test_an_argument_that_cannot_be_built_fails_its_item_only_though_its_s
     assert await engine.run(sized(6)) == 1
 
 
-@pytest.mark.xfail(
-    strict=True, raises=TimeoutError, reason="the error of `nbytes` ends the worker, and the stream hangs"
-)
 def test_a_value_that_cannot_tell_its_size_fails_its_item_only() -> None:
     @ps.node
     async def make(x: int) -> memoryview:

@@ -281,7 +281,6 @@ def test_a_second_cancel_does_not_leave_what_unwinds_behind() -> None:
     testing.run_virtual(main, timeout_seconds=600)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the end of an Engine gives up when it is cancelled")
 def test_the_end_of_an_engine_that_is_cancelled_still_ends_everything() -> None:
     async def use(began: asyncio.Event) -> None:
         async with engine.Engine() as own:
