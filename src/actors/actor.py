@@ -29,6 +29,8 @@ BLOCKING_SECONDS = 0.05
 Values = list[Any]
 # How a handler is run with its arguments: on the loop, in a thread, in a process, or as a sub-graph.
 Body = Callable[["Worker", "Actor", "Frame", tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
+# What a worker calls for a frame in an actor of mode GENERAL.
+Invoke = Callable[["Worker", "Actor", "Frame"], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Actor:
         self.inbox = inbox
         self.mode = GENERAL
         self.fn: Callable[..., Any] = _unset
-        self.invoke = invoke
+        self.invoke: Invoke = invoke
         self.body: Body = _unset
         self.links: tuple[Link, ...] = ()  # of plain functions
         self.run: Callable[[Values], Any] = _unset  # all of them in one
@@ -150,6 +152,11 @@ class Actor:
         code = self.run.__code__
         number = running_link(code) if error is None else failed_link(code, error.__traceback__)
         return self.name if number is None else self.links[number].name
+
+    def arguments(self, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Build the positional and keyword arguments from the slots of a frame."""
+        args = (values[self.slot],) if self.slot >= 0 else self.args_of(values)
+        return args, {} if self.kwargs_of is None else self.kwargs_of(values)
 
     def noticed(self, seconds: float, value: Any) -> None:
         """A plain function held the loop for long, or gave a coroutine."""

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
-from typing import Protocol
+from typing import Any, Protocol
 
 from . import current
 from .actor import Actor
@@ -35,6 +35,22 @@ class Feed(Protocol):
 
     def wanted(self) -> int:
         """Return how many workers would get an item now, as far as can be told; at least 1."""
+        ...
+
+
+class Member(Protocol):
+    """A task that works for frames: a worker, or the driver of a stream.
+
+    Attributes:
+        position: where it is.
+        task: the task.
+    """
+
+    position: current.Position
+    task: asyncio.Task[Any] | None
+
+    def cancel_if_in(self, frame: Frame, /) -> None:
+        """Cancel the task, provided that it still works for `frame`."""
         ...
 
 
@@ -89,7 +105,7 @@ class Crew:
         self.traced = traced
         self.deadline = deadline
         self.ready: deque[tuple[Actor, Frame]] = deque()
-        self.workers: set[Worker] = set()
+        self.workers: set[Member] = set()
         self.feed: Feed | None = None
         self._idle: list[asyncio.Future[None]] = []
         self.runnable = 0

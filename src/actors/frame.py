@@ -1,7 +1,7 @@
 """Frame: the activation record of one invocation of a graph."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from .._errors import DeadlineExceeded, NodeError
@@ -10,6 +10,7 @@ from ..telemetry import logs
 if TYPE_CHECKING:
     from .actor import Actor
     from .crew import Crew
+    from .parts import Reader
 
 State = Literal["running", "done", "failed", "cancelled"]
 
@@ -71,6 +72,7 @@ class Frame:
         readers: readers that each slot still has.
         sinks_left: steps without readers that have not finished; 0 means that all steps have.
         unwinding: handlers that still run for it, after it has ended.
+        on_result_stream: called with the stream that the graph returns, if that is what it does.
     """
 
     # Defaults live in the class, and nothing else is assigned: making a frame is a large part of a short item's cost.
@@ -85,6 +87,7 @@ class Frame:
     span: Any = None
     deadline: float | None = None
     unwinding = 0
+    on_result_stream: "Callable[[Reader[Any]], None] | None" = None
     _identity: object = None
     _timer: asyncio.TimerHandle | None = None
 
@@ -178,6 +181,17 @@ class Frame:
         if not self.readers[slot]:
             self.values[slot] = None
 
+    def hold(self) -> None:
+        """Do not end before `let_go`: something beside the steps is going on, such as an open stream."""
+        self.sinks_left += 1
+
+    def let_go(self) -> None:
+        """It has ended; so has the frame, if this was the last thing that went on."""
+        if self.state == "running":
+            self.sinks_left -= 1
+            if not self.sinks_left:
+                self.finish()
+
     def finish(self) -> None:
         """All steps are done: build the result and claim the outcome "done"."""
         try:
@@ -206,7 +220,7 @@ class Frame:
                     item=self.item, error=repr(error),
                 )  # fmt: skip
             return
-        self.error = error if actor is None else self._annotated(error, actor, attempt)
+        self.error = error if actor is None else self.annotated(error, actor, attempt)
         self._end("failed")
 
     def cancel(self) -> None:
@@ -242,7 +256,7 @@ class Frame:
         self.unwinding = self.crew.cancel(self)
         self.listener.frame_done(self)
 
-    def _annotated(self, error: BaseException, actor: "Actor", attempt: int) -> BaseException:
+    def annotated(self, error: BaseException, actor: "Actor", attempt: int) -> BaseException:
         """Add a note with graph, node, item and attempt, once per item.
 
         A node may raise one and the same object for many items; the second gets a `NodeError` of its own, or the

@@ -2,10 +2,10 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import copy_context
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from .._errors import NodeCancelledError, NodeTimeoutError
 from ..telemetry import spans
@@ -15,8 +15,19 @@ from .threads import ThreadPool
 
 if TYPE_CHECKING:
     from .actor import Actor, Body
+    from .crew import Crew
     from .frame import Frame
+    from .parts import Reader
     from .worker import Worker
+
+
+class Runner(Protocol):
+    """Whose task a node runs in: a worker, or the driver of a stream."""
+
+    crew: "Crew"
+    task: "asyncio.Task[Any] | None"
+    position: current.Position
+    thread_call: "ThreadCall | None"
 
 
 async def invoke(worker: "Worker", actor: "Actor", frame: "Frame") -> Any:
@@ -28,31 +39,38 @@ async def invoke(worker: "Worker", actor: "Actor", frame: "Frame") -> Any:
     Raises:
         Exception: that of the last attempt, or of the fallback.
     """
-    invocation = _Invocation(worker, actor, frame)
+    return await invoke_with(Invocation(worker, actor, frame))
+
+
+async def invoke_with(invocation: "Invocation") -> Any:
+    """Run the attempts of one node for one frame, inside a span if the frame is sampled."""
+    frame, actor = invocation.frame, invocation.actor
     if frame.span is None:
         return await invocation.run()
     with spans.node(frame.span, actor.name, actor.links[0].fn if actor.links else actor.fn, item=frame.item):
         return await invocation.run()
 
 
-class _Invocation:
+class Invocation:
     """The attempts of one node for one frame."""
 
-    __slots__ = ("_actor", "_args", "_cancelling", "_frame", "_kwargs", "_worker")
+    __slots__ = ("_args", "_cancelling", "_kwargs", "_readers", "_worker", "actor", "frame")
 
-    def __init__(self, worker: "Worker", actor: "Actor", frame: "Frame") -> None:
+    def __init__(
+        self, worker: Runner, actor: "Actor", frame: "Frame", readers: "Iterable[Reader[Any]]" = ()
+    ) -> None:
         self._worker = worker
-        self._actor = actor
-        self._frame = frame
-        values = frame.values
-        self._args = (values[actor.slot],) if actor.slot >= 0 else actor.args_of(values)
-        self._kwargs = actor.kwargs_of(values) if actor.kwargs_of is not None else {}
+        self.actor = actor
+        self.frame = frame
+        self._readers = readers
+        self._args, self._kwargs = self._arguments()
         assert worker.task is not None
         self._cancelling = worker.task.cancelling()
         worker.position.attempt = 1
 
     async def run(self) -> Any:
-        actor = self._actor
+        """Return the node's result, or that of its fallback."""
+        actor = self.actor
         policy = actor.policy
         began = perf_counter()
         worker = self._worker
@@ -74,7 +92,7 @@ class _Invocation:
                 await _returned(worker)  # a thread that timed out holds the node's place until it is back
                 worker.position.attempt += 1
                 actor.retried += 1
-                spans.retried(self._frame.span, actor.name, worker.position.attempt)
+                spans.retried(self.frame.span, actor.name, worker.position.attempt)
             worker.position.attempt = 1  # the next node may be a plain one, which sets nothing
             return value
         finally:
@@ -83,7 +101,7 @@ class _Invocation:
             actor.busy_seconds += perf_counter() - began
 
     async def _attempt(self) -> Any:
-        seconds = self._actor.policy.timeout_seconds
+        seconds = self.actor.policy.timeout_seconds
         try:
             if seconds is None:
                 return await self._run_body()
@@ -95,33 +113,38 @@ class _Invocation:
             except TimeoutError as error:
                 if not timer.expired():
                     raise
-                raise NodeTimeoutError(f"node {self._actor.name!r} took longer than {seconds:g} s") from error
+                raise NodeTimeoutError(f"node {self.actor.name!r} took longer than {seconds:g} s") from error
         except asyncio.CancelledError as error:
             task = self._worker.task
             assert task is not None
             if task.cancelling() > self._cancelling:
                 raise
             raise NodeCancelledError(
-                f"something that node {self._actor.name!r} awaited was cancelled, but not the node itself"
+                f"something that node {self.actor.name!r} awaited was cancelled, but not the node itself"
             ) from error
 
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.actor.arguments(self.frame.values)
+
     def _run_body(self) -> Awaitable[Any]:
-        return self._actor.body(self._worker, self._actor, self._frame, self._args, self._kwargs)
+        return self.actor.body(cast("Worker", self._worker), self.actor, self.frame, self._args, self._kwargs)
 
     def _pause_seconds(self, error: Exception) -> float | None:
         """Return how long to wait before another attempt; None if there is to be none."""
-        retry = self._actor.policy.retry
+        retry = self.actor.policy.retry
         attempt = self._worker.position.attempt
         if retry is None or attempt >= retry.attempts or not isinstance(error, retry.retry_on):
             return None
+        if any(reader.parts.position for reader in self._readers):
+            return None  # what it has read from a stream is gone, and another attempt would silently miss it
         pause = retry.pause_seconds(attempt)
-        deadline = self._frame.deadline
+        deadline = self.frame.deadline
         if deadline is not None and self._worker.crew.loop.time() + pause >= deadline:
             return None  # the deadline would pass meanwhile: the error now says more than a timeout later
         return pause
 
     async def _fall_back(self, error: Exception) -> Any:
-        fallback = self._actor.policy.fallback
+        fallback = self.actor.policy.fallback
         assert fallback is not None
         value: Any = fallback(error)
         if inspect.isawaitable(value):
@@ -216,7 +239,7 @@ def in_process(pool_of: Callable[[], ProcessPool], target: str) -> "Body":
     return run_in_process
 
 
-async def _returned(worker: "Worker") -> None:
+async def _returned(worker: Runner) -> None:
     call = worker.thread_call
     if call is not None and call.abandon():
         waiter = worker.crew.loop.create_future()
@@ -224,7 +247,7 @@ async def _returned(worker: "Worker") -> None:
         await waiter
 
 
-def _abandon_thread(worker: "Worker", actor: "Actor") -> None:
+def _abandon_thread(worker: Runner, actor: "Actor") -> None:
     """Leave a thread that is still running to itself: it keeps the node's place until it returns."""
     call, worker.thread_call = worker.thread_call, None
     if call is not None and call.abandon():

@@ -6,7 +6,7 @@ on a deque. The producer holds `Parts`, the reader a `Reader`: so a reader that 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -28,9 +28,10 @@ class Parts(Generic[T]):
         ended: no more parts will come.
         abandoned: the reader has left, or read to the end: parts are of no use any more.
         on_abandoned: called once when the reader leaves before it has read to the end.
+        waiter: what the reader waits with; it is resolved when there is a part, or the end.
     """
 
-    __slots__ = ("_error", "_getter", "_putter", "abandoned", "capacity", "ended", "held", "on_abandoned", "position")
+    __slots__ = ("_error", "_putter", "abandoned", "capacity", "ended", "held", "on_abandoned", "position", "waiter")
 
     def __init__(self, capacity: int = DEFAULT_PARTS) -> None:
         if capacity < 1:
@@ -42,7 +43,7 @@ class Parts(Generic[T]):
         self.abandoned = False
         self.on_abandoned: Callable[[], None] | None = None
         self._error: BaseException | None = None
-        self._getter: asyncio.Future[None] | None = None
+        self.waiter: asyncio.Future[None] | None = None
         self._putter: asyncio.Future[None] | None = None
 
     @property
@@ -56,7 +57,7 @@ class Parts(Generic[T]):
         if len(held) >= self.capacity or self.ended or self.abandoned:
             return False
         held.append(part)
-        if self._getter is not None:
+        if self.waiter is not None:
             self._wake_reader()
         return True
 
@@ -124,13 +125,13 @@ class Parts(Generic[T]):
         Raises:
             RuntimeError: somebody else waits already.
         """
-        if self._getter is not None:
+        if self.waiter is not None:
             raise RuntimeError("this stream is being read by another task; a stream has one reader")
-        getter = self._getter = asyncio.get_running_loop().create_future()
+        waiter = self.waiter = asyncio.get_running_loop().create_future()
         try:
-            await getter
+            await waiter
         finally:
-            self._getter = None
+            self.waiter = None
 
     def abandon(self) -> None:
         """The reader has left: what is there is dropped, and the producer is told."""
@@ -144,8 +145,8 @@ class Parts(Generic[T]):
             self.on_abandoned()
 
     def _wake_reader(self) -> None:
-        if self._getter is not None and not self._getter.done():
-            self._getter.set_result(None)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
     def _wake_producer(self) -> None:
         if self._putter is not None and not self._putter.done():
@@ -187,3 +188,10 @@ class Reader(Generic[T]):
         if parts is not None and not parts.abandoned and not self._loop.is_closed():
             # Perhaps in another thread: the garbage collector chooses where it runs.
             self._loop.call_soon_threadsafe(parts.abandon)
+
+
+async def close_stream(iterator: Any) -> None:
+    """Close an async iterator, if it has something to close."""
+    aclose: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
+    if aclose is not None:
+        await aclose()

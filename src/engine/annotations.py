@@ -1,13 +1,17 @@
 """Annotations: what the types of a function say about values that are not known yet."""
 
 import inspect
+import re
 import typing
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from typing import Any, cast
 
 from .template import Access
 
 Hint = Callable[[], Any]  # annotations are resolved when they are asked for: few of them ever are
+
+_STREAMS = (AsyncIterator, AsyncIterable, AsyncGenerator)
+_STREAM_TEXT = re.compile(r"[\w.]*\bAsync(Iterator|Iterable|Generator)\b")
 
 
 def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -28,6 +32,15 @@ def parameter_of_body(fn: Callable[..., Any]) -> tuple[str, Hint]:
 def result_hint(fn: Callable[..., Any]) -> Any:
     """Return the annotation of the result of a function, node or graph."""
     return hints_of(inspect.unwrap(fn)).get("return")
+
+
+def is_stream_parameter(fn: Callable[..., Any], name: str) -> bool:
+    """Whether a parameter of a function is annotated as an async iterator, also where that cannot be resolved."""
+    hints = hints_of(fn)
+    if name in hints:
+        return (typing.get_origin(hints[name]) or hints[name]) in _STREAMS
+    text = getattr(fn, "__annotations__", {}).get(name)
+    return isinstance(text, str) and _STREAM_TEXT.match(text) is not None
 
 
 def members_of(hint: Any) -> list[Any] | None:

@@ -4,11 +4,12 @@ Called outside a trace they are plain Python. While a graph is traced, each beco
 graphs of their own: an iteration never enters an inbox of the outer graph.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, overload
 
 from .._errors import IterationLimitError
+from ..actors.parts import close_stream
 from .annotations import result_hint
 from .tracer import Trace, active
 
@@ -31,11 +32,13 @@ class Control:
         kind: which construct.
         limit: iterations of a `while_loop`, items in flight of a `map_each`.
         result_of: the body whose annotation is that of the result; None if there is none.
+        over_stream: a `map_each` that takes a stream, and gives one.
     """
 
     kind: Kind
     limit: int = 0
     result_of: Callable[..., Any] | None = None
+    over_stream: bool = False
 
     @property
     def name(self) -> str:
@@ -44,8 +47,18 @@ class Control:
 
     @property
     def is_async(self) -> bool:
-        """Control flow is always awaited."""
-        return True
+        """Control flow is awaited, unless it gives a stream."""
+        return not self.over_stream
+
+    @property
+    def gives_stream(self) -> bool:
+        """Whether its value is a stream."""
+        return self.over_stream
+
+    @property
+    def reads_streams(self) -> bool:
+        """Whether its operand may be a stream."""
+        return self.over_stream
 
     def result_annotation(self) -> Any:
         """Return the annotation of the result; bodies of one construct have the same."""
@@ -135,29 +148,40 @@ def while_loop(
 
 @overload
 def map_each(
+    fn: Callable[[T], Awaitable[U]], items: AsyncIterable[T], /, *, concurrency: int = ...
+) -> AsyncIterator[U]: ...
+@overload
+def map_each(fn: Callable[[T], U], items: AsyncIterable[T], /, *, concurrency: int = ...) -> AsyncIterator[U]: ...
+@overload
+def map_each(
     fn: Callable[[T], Awaitable[U]], items: Iterable[T], /, *, concurrency: int = ...
 ) -> Awaitable[list[U]]: ...
 @overload
 def map_each(fn: Callable[[T], U], items: Iterable[T], /, *, concurrency: int = ...) -> Awaitable[list[U]]: ...
 def map_each(
-    fn: Callable[[Any], Any], items: Iterable[Any], /, *, concurrency: int = DEFAULT_MAP_CONCURRENCY
-) -> Awaitable[list[Any]]:
-    """Run a body for each item of a list.
+    fn: Callable[[Any], Any],
+    items: Iterable[Any] | AsyncIterable[Any],
+    /,
+    *,
+    concurrency: int = DEFAULT_MAP_CONCURRENCY,
+) -> Awaitable[list[Any]] | AsyncIterator[Any]:
+    """Run a body for each item of a list, or of a stream.
 
     Args:
         fn: node, graph or function of one item.
-        items: the items.
-        concurrency: the most items in flight at a time.
+        items: the items; those of a stream are asked for as there is room.
+        concurrency: the most items in flight at a time; of a stream, an item counts until its result is taken.
 
     Returns:
-        The results, in the order of the items.
+        The results, in the order of the items: for a list a list, to be awaited; for a stream a stream.
     """
     if concurrency < 1:
         raise ValueError(f"map_each(concurrency={concurrency}): at least 1")
     tracer = active()
     if tracer is None:
-        return _map(fn, items)
-    return cast("Awaitable[list[Any]]", _record(Control("map_each", concurrency), (items,), (("each", fn),)))
+        return _map_stream(fn, items) if isinstance(items, AsyncIterable) else _map(fn, items)
+    control = Control("map_each", concurrency, over_stream=tracer.is_stream(items))
+    return cast("Awaitable[list[Any]] | AsyncIterator[Any]", _record(control, (items,), (("each", fn),)))
 
 
 def checked_branch(index: int, count: int) -> int:
@@ -201,3 +225,12 @@ async def _loop(predicate: Callable[[Any], Any], body: Callable[[Any], Any], val
 
 async def _map(fn: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     return [await _await(fn, item) for item in items]
+
+
+async def _map_stream(fn: Callable[[Any], Any], items: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+    iterator = aiter(items)
+    try:
+        async for item in iterator:
+            yield await _await(fn, item)
+    finally:
+        await close_stream(iterator)

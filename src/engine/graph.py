@@ -8,7 +8,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
 from .._errors import GraphTraceError
-from .annotations import hints_of
+from .annotations import hints_of, is_stream_parameter
 from .call_site import call_location, definition_location, is_users
 from .control import Control
 from .node import Node
@@ -138,7 +138,12 @@ class Graph(Generic[P, R_co]):
 
     def _traced(self) -> Trace:
         tracer = Tracer(self.name)
-        parameters = tuple([tracer.parameter(name, _hint_of(self.fn, name)) for name in self._signature.parameters])
+        parameters = tuple(
+            [
+                tracer.parameter(name, _hint_of(self.fn, name), is_stream=is_stream_parameter(self.fn, name))
+                for name in self._signature.parameters
+            ]
+        )
         try:
             result = tracer.run(self.fn, self._start, parameters)
             hints = hints_of(self.fn)
@@ -225,7 +230,7 @@ def _decorated(fn: Any) -> Graph[..., Any]:
     if not inspect.iscoroutinefunction(fn):
         remedy = "write `async def`"
         if inspect.isasyncgenfunction(fn):
-            remedy = "a graph returns one value: take the `yield` out"
+            remedy = "a graph has no `yield`: let a node yield, an async generator, and return the call of that"
         elif isinstance(fn, Node | Graph):
             remedy = "it is a node or a graph already"
         raise GraphTraceError(

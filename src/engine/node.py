@@ -41,6 +41,8 @@ class Node(Generic[P, Ret_co]):
         origin: the node that this one is a copy of, or itself; copies share its limits.
         template: for an instance of a stateful node, the instance that the user made.
         bound_to: for a method, the instance that it was taken from.
+        is_async: a call of it is awaited.
+        gives_stream: a call of it gives a stream of values, which is read and not awaited.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Node(Generic[P, Ret_co]):
         self.template = template
         self.bound_to = bound_to
         self.is_async = is_async(fn)
+        self.gives_stream = is_generator(fn)
         self.replacement: Callable[..., Any] | None = None
         # What a function takes along besides its arguments could be a symbolic value.
         self._takes_along = not isinstance(fn, types.FunctionType) or fn.__closure__ is not None
@@ -94,6 +97,11 @@ class Node(Generic[P, Ret_co]):
             return self
         bound = types.MethodType(self.fn, instance)
         return Node(bound, self.policy, name=self.name, origin=self.origin, bound_to=instance)
+
+    @property
+    def reads_streams(self) -> bool:
+        """Whether its function can read a stream that it is given: only what suspends can."""
+        return self.is_async or self.gives_stream
 
     @property
     def target(self) -> Callable[..., Any]:
@@ -263,14 +271,27 @@ def is_async(fn: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
+def is_generator(fn: Callable[..., Any]) -> bool:
+    """Whether a call of `fn` gives an async generator: many values, one after the other."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__)
+
+
 def check_policy(name: str, fn: Callable[..., Any], policy: Policy, *, is_stateful: bool) -> None:
     """Refuse what a function cannot be, and what does not fit it.
 
     Raises:
-        TypeError: it is a generator, or cannot run where the policy says.
+        TypeError: it is a plain generator, or cannot run where the policy says.
     """
-    if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
-        raise TypeError(f"node {name!r} is a generator; a node returns one value for one call")
+    if inspect.isgeneratorfunction(fn):
+        raise TypeError(
+            f"node {name!r} is a `def` with `yield`; write `async def` with `yield`, which makes it a stream of "
+            "values, or return a list"
+        )
+    if is_generator(fn):
+        _check_generator(name, policy)
+        return
     if is_async(fn) and policy.runs_on != "loop":
         raise TypeError(
             f"node {name!r} is an `async def`, which runs on the event loop; "
@@ -283,3 +304,14 @@ def check_policy(name: str, fn: Callable[..., Any], policy: Policy, *, is_statef
         )
     if policy.runs_on == "process" and is_stateful:
         raise TypeError(f'stateful node {name!r} cannot run with runs_on="process": its state would stay there')
+
+
+def _check_generator(name: str, policy: Policy) -> None:
+    reasons = {
+        f'runs_on="{policy.runs_on}"': policy.runs_on != "loop" and "its body runs on the event loop, step by step",
+        "pure=True": policy.pure and "equal calls would be merged, and a stream has one reader",
+        "max_bytes=": policy.max_bytes is not None and "its stream is bounded by capacity=, in values",
+    }
+    for option, reason in reasons.items():
+        if reason:
+            raise TypeError(f"node {name!r} is an async generator, to which {option} does not apply: {reason}")

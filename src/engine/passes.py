@@ -79,11 +79,20 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
 
 
 def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:
-    """Drop the steps whose value nobody reads; effectful and stateful nodes stay."""
+    """Drop the steps whose value nobody reads; effectful and stateful nodes stay.
+
+    Raises:
+        PlanError: such a node gives a stream: it would do nothing, because nobody asks it for values.
+    """
     live = {read.source for read in reads(draft.result)}
     kept: list[Step] = []
     dropped: list[str] = []
     for step in reversed(list(_all_steps(draft))):
+        if step.source not in live and step.callee.gives_stream and _has_effect(step):
+            raise PlanError(
+                f"{step.location}: nobody reads the stream that {step.callee.name!r} gives, so its effect would not "
+                "come about; read it in a node, or return it"
+            )
         if step.source in live or _has_effect(step):
             kept.append(step)
             live.update(read.source for read in step.reads())
@@ -187,6 +196,7 @@ def _is_inline(step: Step) -> bool:
     return (
         isinstance(callee, Node)
         and not callee.is_async
+        and not callee.gives_stream
         and callee.policy.is_plain
         and callee.template is None
         and callee.policy.concurrency is None

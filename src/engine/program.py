@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .template import Read, Values, arguments_builder, builder, keywords_builder, reads
 
@@ -22,22 +22,29 @@ class Unit:
 
     Attributes:
         index: its number; inputs have smaller ones.
-        step: the step; None for the barrier between two waves.
+        step: the step; None for what a program adds.
+        role: "step", the "barrier" between two waves, the opening of a stream that came as an "input", or the handing
+            over of the "result" that is a stream.
         slot: the slot of the only argument, -1 if there are more or it is only part of a value.
         args_of, kwargs_of: builders of the arguments.
         out: the slot of its value.
         reads: slots that it gives up when it is done.
+        streams: slots of the streams that it reads.
         consumers: units that wait for it.
         countdown: units that it waits for.
     """
 
     index: int
     step: "PlannedStep | None"
+    role: Literal["step", "barrier", "input", "result"] = "step"
+    source: int | None = None
+    sources: tuple[int, ...] = ()
     slot: int = -1
     args_of: Callable[[Values], tuple[Any, ...]] = field(default=lambda values: ())
     kwargs_of: Callable[[Values], dict[str, Any]] | None = None
     out: int = 0
     reads: tuple[int, ...] = ()
+    streams: tuple[int, ...] = ()
     consumers: list[int] = field(default_factory=list[int])
     countdown: int = 0
 
@@ -61,8 +68,8 @@ class Program:
         self.name = plan.name
         self.plan = plan
         self.scheduler: ChosenScheduler = scheduler
-        self.units = [Unit(index, step) for index, step in enumerate(plan.steps)]
-        edges = _data_edges(plan)
+        self.units = _units(plan)
+        edges = _data_edges(self.units)
         if scheduler == "sequential":
             for index in range(1, len(self.units)):
                 edges[index].add(index - 1)
@@ -78,10 +85,15 @@ class Program:
         self.blank = (None,) * (len(self.readers) - len(plan.parameter_sources))
         self.countdown = [unit.countdown for unit in self.units]
         self.sinks = sum(not unit.consumers for unit in self.units)
-        # One end and nowhere two inputs: then there is one beginning, too.
-        self.is_line = self.sinks == 1 and all(unit.countdown <= 1 and not unit.reads for unit in self.units)
+        # One end and nowhere two inputs: then there is one beginning, too. A stream goes on beside the steps.
+        self.is_line = (
+            self.sinks == 1
+            and not plan.has_streams
+            and all(unit.countdown <= 1 and not unit.reads for unit in self.units)
+        )
         self.entries = tuple(unit.index for unit in self.units if not unit.countdown)
-        self.result: Callable[[Values], Any] = builder(plan.result, self._slots)
+        # A result that is a stream is handed over by its unit, long before the frame ends.
+        self.result: Callable[[Values], Any] = _nothing if plan.gives_stream else builder(plan.result, self._slots)
 
     def _lay_out(self) -> None:
         """Give every value a slot.
@@ -91,23 +103,38 @@ class Program:
         """
         plan = self.plan
         counts: dict[int, int] = defaultdict(int)
-        for step in plan.steps:
-            for source in _sources(step):
+        for unit in self.units:
+            for source in unit.sources:
                 counts[source] += 1
-        for source in {read.source for read in reads(plan.result)}:
-            counts[source] += 1
+        if not plan.gives_stream:
+            for source in {read.source for read in reads(plan.result)}:
+                counts[source] += 1
         for source in plan.parameter_sources:
             self._new_slot(source, counts[source])
         for unit in self.units:
-            if unit.step is None:
+            if unit.step is not None:
+                self._place(unit, unit.step, counts)
+            elif unit.role == "input":
+                self._place_input(unit, counts)
+            elif unit.role == "result":
+                unit.slot = unit.out = self._slots[unit.sources[0]]
+                unit.reads = (unit.out,)
+            else:
                 unit.out = self._new_slot(-1 - unit.index, 1)  # a barrier's value is nothing, given up at once
                 unit.reads = (unit.out,)
-                continue
-            self._place(unit, unit.step, counts)
+
+    def _place_input(self, unit: Unit, counts: dict[int, int]) -> None:
+        """Put the reader of a stream that came as an argument where the argument was."""
+        assert unit.source is not None
+        unit.slot = unit.out = self._slots[unit.source]
+        if not counts[unit.source]:  # nobody reads it: it is closed at once
+            self.readers[unit.slot] = 1
+            unit.reads = (unit.slot,)
 
     def _place(self, unit: Unit, step: "PlannedStep", counts: dict[int, int]) -> None:
-        sources = _sources(step)
+        sources = unit.sources
         head = step.head
+        unit.streams = tuple(self._slots[source] for source in sources if source in self.plan.trace.streams)
         only = head.args[0] if len(head.args) == 1 and not head.kwargs else None
         if isinstance(only, Read) and not only.path:
             unit.slot = self._slots[only.source]
@@ -135,18 +162,29 @@ class Program:
         return self._slots[source]
 
 
-def _sources(step: "PlannedStep") -> list[int]:
-    """Return the numbers of the values that a step reads, each once, in order."""
-    return list(dict.fromkeys(read.source for read in step.head.reads()))
+def _units(plan: "Plan") -> list[Unit]:
+    """Return the units of a plan, in topological order."""
+    units: list[Unit] = []
+    for source in plan.parameter_sources:
+        if source in plan.trace.streams:
+            units.append(Unit(len(units), None, "input", source))
+    for step in plan.steps:
+        sources = tuple(dict.fromkeys(read.source for read in step.head.reads()))
+        units.append(Unit(len(units), step, "step", step.source, sources))
+    if plan.gives_stream:
+        sources = tuple(read.source for read in reads(plan.result))
+        units.append(Unit(len(units), None, "result", None, sources))
+    return units
 
 
-def _data_edges(plan: "Plan") -> dict[int, set[int]]:
-    """Return for each step the steps whose values it reads."""
-    producer = {step.source: index for index, step in enumerate(plan.steps)}
-    return {
-        index: {producer[source] for source in _sources(step) if source in producer}
-        for index, step in enumerate(plan.steps)
-    }
+def _data_edges(units: list[Unit]) -> dict[int, set[int]]:
+    """Return for each unit those whose values it reads."""
+    producer = {unit.source: unit.index for unit in units}
+    return {unit.index: {producer[source] for source in unit.sources if source in producer} for unit in units}
+
+
+def _nothing(values: Values) -> None:
+    return None
 
 
 def _add_barriers(units: list[Unit], edges: dict[int, set[int]]) -> None:
@@ -159,7 +197,7 @@ def _add_barriers(units: list[Unit], edges: dict[int, set[int]]) -> None:
             levels.append([])
         levels[level_of[index]].append(index)
     for before, after in pairwise(levels):
-        barrier = Unit(len(units), None)
+        barrier = Unit(len(units), None, "barrier")
         units.append(barrier)
         edges[barrier.index] = set(before)
         for index in after:

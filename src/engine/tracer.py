@@ -1,7 +1,7 @@
 """Tracer: runs a graph function once with symbolic values and records what it calls."""
 
 import types
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from .driving import drive
 from .hidden import hidden_ref
 from .outside import Outside
 from .ref import PendingRef, Ref, Unawaited, read_of
+from .stream_values import StreamValues
 from .template import Constant, Read, Template, capture, reads
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class Trace:
         captures: for a body, templates in the enclosing graph of the values that it takes from outside.
         functions: every function whose body was traced: what its names mean must not change.
         annotations: annotations of the parameters, None where unknown.
+        streams: the numbers of the values that are streams.
+        gives_stream: whether the result is one.
     """
 
     name: str
@@ -76,6 +79,8 @@ class Trace:
     captures: tuple[Template, ...] = ()
     functions: tuple[Callable[..., Any], ...] = ()
     annotations: tuple[Any, ...] = ()
+    streams: frozenset[int] = frozenset()
+    gives_stream: bool = False
 
 
 _active: ContextVar["Tracer | None"] = ContextVar("penstock_tracer", default=None)
@@ -100,6 +105,7 @@ class Tracer:
         parent: for a body, the tracer of the graph around it.
         functions: every function whose body was traced.
         pending: what was called and is not awaited yet, with the place of the call.
+        streams: which of the values are streams.
         closed: whether the trace is finished.
     """
 
@@ -109,6 +115,7 @@ class Tracer:
         self.functions: list[Callable[..., Any]] = []
         self.pending: dict[object, str] = {}
         self.closed = False
+        self.streams = StreamValues()
         self._steps: list[Step] = []
         self._parameters: list[str] = []
         self._parameter_sources: list[int] = []
@@ -119,9 +126,12 @@ class Tracer:
         self._shown: set[str] = set() if parent is None else parent._shown
         self._checked_callees: set[int] = set()
 
-    def parameter(self, name: str, annotation: Hint | None = None) -> Ref:
+    def parameter(self, name: str, annotation: Hint | None = None, *, is_stream: bool = False) -> Ref:
         """Add a parameter."""
-        return Ref(self, self._new_parameter(name), name, annotation=annotation)
+        source = self._new_parameter(name)
+        if is_stream:
+            self.streams.add(source, name)
+        return Ref(self, source, name, annotation=annotation)
 
     def record(
         self,
@@ -135,8 +145,12 @@ class Tracer:
         templates = [self.template(arg, location, callee.name) for arg in args]
         named = {name: self.template(arg, location, callee.name) for name, arg in kwargs.items()} if kwargs else {}
         # What a body takes from outside is read by the step that drives it.
-        templates += [template for body in bodies for template in body.captures]
+        captured = tuple([template for body in bodies for template in body.captures])
+        self.streams.read_by_step(callee, (*templates, *named.values()), captured, location)
+        templates += captured
         source = self._new_source()
+        if callee.gives_stream:
+            self.streams.add(source, callee.name)
         self._steps.append(Step(callee, source, tuple(templates), named, bodies, location))
         ref = Ref(self, source, callee.name, annotation=callee.result_annotation)
         return PendingRef(ref, location, self.pending) if callee.is_async else ref
@@ -157,6 +171,12 @@ class Tracer:
         if type(value) is Ref and value._penstock_tracer is self:
             return read_of(value)
         return capture(value, lambda leaf: self._leaf(leaf, location, reader), self._outside)
+
+    def is_stream(self, value: object) -> bool:
+        """Whether a value is symbolic and stands for a stream, of this graph or of one around it."""
+        if not isinstance(value, Ref):
+            return False
+        return not value._penstock_path and value._penstock_source in value._penstock_tracer.streams.sources
 
     def adopt(self, ref: Ref) -> Read:
         """Return what a Ref reads, in this trace; a body takes values of the graphs around it from outside."""
@@ -203,7 +223,9 @@ class Tracer:
 
     def finish(self, result: Any, fn: Callable[..., Any], annotations: tuple[Any, ...] = ()) -> Trace:
         """Close the trace of `fn`, which returned `result`."""
-        template = self.template(result, definition_location(fn), f"the result of {self.name}")
+        location = definition_location(fn)
+        template = self.template(result, location, f"the result of {self.name}")
+        gives_stream = self.streams.result(template, location)
         for where in self.pending.values():
             raise GraphTraceError(
                 f"{where}: the result of this call in {self.name!r} is never awaited; write `await` before it"
@@ -218,6 +240,8 @@ class Tracer:
             tuple(self._captures),
             tuple(self.functions),
             annotations,
+            frozenset(self.streams.sources),
+            gives_stream,
         )
 
     def body(self, name: str, fn: Callable[..., Any]) -> "Trace":
@@ -225,7 +249,13 @@ class Tracer:
         inner = Tracer(name, parent=self)
         try:
             result = inner.run(fn, lambda args: fn(*args), (inner.parameter(*parameter_of_body(fn)),))
-            return inner.finish(result, fn)
+            trace = inner.finish(result, fn)
+            if trace.gives_stream:
+                raise GraphTraceError(
+                    f"{call_location()}: the body {getattr(fn, '__name__', name)!r} gives a stream, and a body gives "
+                    "one value for one operand; read the stream inside the body, in an `async def` node"
+                )
+            return trace
         finally:
             inner.closed = True
             self.functions.extend(inner.functions)
@@ -251,11 +281,11 @@ class Tracer:
             raise GraphTraceError(
                 f"{location}: {value!r} is passed to {reader!r} before it is awaited; write `await` before its call"
             )
-        elif isinstance(value, Iterator) and value not in self._outside:
+        elif isinstance(value, Iterator | AsyncIterator) and value not in self._outside:
             kind = type(cast("object", value)).__name__
+            remedy = "make a list of it" if isinstance(value, Iterator) else "make its function a node, and call that"
             raise GraphTraceError(
-                f"{location}: {kind} object is passed to {reader!r}: it would be used up by the first "
-                "item; make a list of it"
+                f"{location}: {kind} object is passed to {reader!r}: it would be used up by the first item; {remedy}"
             )
         elif (hidden := hidden_ref(cast("object", value))) is not None:
             kind = type(cast("object", value)).__name__

@@ -9,7 +9,9 @@ from ..actors import invocation
 from ..actors.actor import ASYNC, GENERAL, INLINE, Actor
 from ..actors.chain import Link, compose
 from ..actors.channel import Channel
+from ..actors.driver import reading
 from ..actors.frame import Frame
+from ..actors.parts import DEFAULT_PARTS
 from ..actors.places import UNLIMITED, Places
 from ..actors.policy import Policy
 from ..actors.process_target import process_target
@@ -19,6 +21,7 @@ from .control import Control
 from .node import Node
 from .planning import Plan, PlannedStep
 from .program import Program, Unit
+from .stream_steps import hand_over, input_of, mapping, opening
 from .template import Read
 from .tracer import Step
 
@@ -111,18 +114,19 @@ class Wiring:
     def _actor(self, program: Program, unit: Unit) -> Actor:
         step = unit.step
         if step is None:
-            actor = Actor("(wave)", program.name, unit.index, _PLAIN, Places(), Channel(None))
-            actor.mode, actor.fn, actor.body = INLINE, _nothing, invocation.run_inline
-            actor.links = (Link(actor.name, _nothing),)
+            actor = _added_actor(program, unit)
         elif isinstance(step.head.callee, Node):
             actor = self._node_actor(program, unit, step, step.head.callee)
         else:
             assert isinstance(step.head.callee, Control)
-            actor = Actor(
-                step.label, program.name, unit.index, _PLAIN, self._own_places(UNLIMITED), self._inbox(_PLAIN)
-            )
+            # The place of a stream is held until it has ended, so it cannot be one of those that come and go.
+            places = Places() if step.head.callee.over_stream else self._own_places(UNLIMITED)
+            actor = Actor(step.label, program.name, unit.index, _PLAIN, places, self._inbox())
             bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
-            actor.body = body_of(step.head.callee, bodies)
+            if step.head.callee.over_stream:
+                actor.invoke = mapping(step.head.callee.limit, bodies[0])
+            else:
+                actor.body = body_of(step.head.callee, bodies)
         actor.slot = unit.slot
         actor.args_of = unit.args_of
         actor.kwargs_of = unit.kwargs_of
@@ -135,11 +139,17 @@ class Wiring:
     def _node_actor(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any]) -> Actor:
         policy = node.policy
         fake = node.origin.replacement is not None
-        actor = Actor(step.label, program.name, unit.index, policy, self._places(node), self._inbox(policy, unit))
+        inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
+        actor = Actor(step.label, program.name, unit.index, policy, self._places(node), inbox)
         actor.fn = node.target if node.template is None or fake else self._instance_handler(node)
+        if node.gives_stream:
+            actor.invoke = opening(policy.capacity or DEFAULT_PARTS, unit.streams)
+            return actor
         if not node.is_async:
             further = zip(step.tail_labels, step.chain[1:], strict=True)
             actor.links = (Link(step.label, actor.fn), *(Link(label, _target(link)) for label, link in further))
+        if unit.streams:
+            actor.invoke = reading(unit.streams)
         if policy.runs_on == "process" and not fake:
             actor.body = invocation.in_process(self._pools.processes, process_target(node.fn))
         elif policy.runs_on != "loop":  # a fake of a process node need not be importable: it runs in a thread
@@ -150,7 +160,7 @@ class Wiring:
             actor.body = invocation.run_async
         else:
             actor.body = invocation.run_inline
-        if policy.is_plain and actor.body is not invocation.run_task_starter:
+        if policy.is_plain and not unit.streams and actor.body is not invocation.run_task_starter:
             actor.mode = ASYNC if node.is_async else INLINE
         else:
             actor.mode = GENERAL
@@ -173,12 +183,14 @@ class Wiring:
             return Places(min(self._pools.max_threads, self._max_workers or self._pools.max_threads))
         if policy.runs_on == "process":
             return Places(self._pools.max_processes)
+        if node.gives_stream:  # a place is held until the stream has ended, and waiting streams would wait for others
+            return Places()
         return self._own_places(UNLIMITED if node.is_async else 1)
 
     def _own_places(self, limit: int) -> Places:
         return Places(UNLIMITED if self._max_workers is None else min(limit, self._max_workers))
 
-    def _inbox(self, policy: Policy, unit: Unit | None = None) -> "Channel[Frame]":
+    def _inbox(self, policy: Policy = _PLAIN, unit: Unit | None = None) -> "Channel[Frame]":
         default = max(DEFAULT_CAPACITY, policy.concurrency or 0)
         capacity = None if self._max_workers is None else policy.capacity or default
         if policy.max_bytes is None or capacity is None or unit is None:
@@ -193,6 +205,22 @@ class Wiring:
             self._bodies = Wiring(self._pools, self._instances, None)
             self._bodies._instance_places = self._instance_places
         return self._bodies
+
+
+def _added_actor(program: Program, unit: Unit) -> Actor:
+    """Return the actor of what is no step of the user's; it waits for no place, and nobody sees it."""
+    actor = Actor(f"({unit.role})", program.name, unit.index, _PLAIN, Places(), Channel(None))
+    if unit.role == "input":
+        names = dict(zip(program.plan.parameter_sources, program.plan.parameters, strict=True))
+        assert unit.source is not None
+        actor.name = names[unit.source]
+        actor.invoke = input_of(actor.name)
+    elif unit.role == "result":
+        actor.invoke = hand_over
+    else:
+        actor.mode, actor.fn, actor.body = INLINE, _nothing, invocation.run_inline
+        actor.links = (Link(actor.name, _nothing),)
+    return actor
 
 
 def _target(step: Step) -> Callable[..., Any]:
