@@ -121,7 +121,7 @@ class Driver:
     def _reader_left(self) -> None:
         if self.position.frame is not None:
             self._stop()
-        elif (error := self._parts.error) is not None:
+        elif isinstance(error := self._parts.error, Exception):  # and not the cancellation of an item that has ended
             self._log_unread(error)
 
     def _stop(self) -> None:

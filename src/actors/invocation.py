@@ -56,9 +56,7 @@ class Invocation:
 
     __slots__ = ("_args", "_cancelling", "_kwargs", "_readers", "_worker", "actor", "frame")
 
-    def __init__(
-        self, worker: Runner, actor: "Actor", frame: "Frame", readers: "Iterable[Reader[Any]]" = ()
-    ) -> None:
+    def __init__(self, worker: Runner, actor: "Actor", frame: "Frame", readers: "Iterable[Reader[Any]]" = ()) -> None:
         self._worker = worker
         self.actor = actor
         self.frame = frame

@@ -1,7 +1,7 @@
 """Running graphs: `run` for one call, `stream` for many, `deploy` for servers, `plan` to look at what will happen."""
 
-from collections.abc import AsyncIterable, Iterable
-from typing import ParamSpec, TypeVar, Unpack
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from ..actors.actor import ActorStatistics as ActorStatistics
 from ..actors.channel import ChannelStatistics as ChannelStatistics
@@ -38,23 +38,31 @@ async def run(call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -
         Exception: that of the node that failed first, with a note that names graph, node, item and attempt.
         TimeoutError: the call did not finish within `timeout_seconds`.
         GraphTraceError: the graph does something that a trace cannot represent.
+        PlanError: the graph returns a stream of values: read it with `engine.stream(call)`.
         OptionsError: an option is unknown or does not apply.
     """
     return await _default_engine().run(call, **options)
 
 
-def stream(calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, **options: Unpack[CallOptions]) -> Stream[R]:
-    """Run many calls as a pipeline, and yield their results in input order.
+@overload
+def stream(call: Call[AsyncIterator[R]], /, **options: Unpack[CallOptions]) -> Stream[R]: ...
+@overload
+def stream(calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, **options: Unpack[CallOptions]) -> Stream[R]: ...
+def stream(calls: Any, /, **options: Unpack[CallOptions]) -> Stream[Any]:
+    """Run many calls as a pipeline, and yield their results in input order; or yield the values that one call gives.
 
     Args:
-        calls: the calls, from any iterable or async iterable; they are asked for as there is room.
-        **options: `scheduler`, `max_in_flight`, `max_workers`, `ordered`, `on_error`, `timeout_seconds`.
+        calls: the calls, from any iterable or async iterable; they are asked for as there is room. Or one call, of a
+            graph that returns an `AsyncIterator`.
+        **options: `scheduler`, `timeout_seconds`; of many calls also `max_in_flight`, `max_workers`, `ordered`,
+            `on_error`.
 
     Returns:
         A `Stream`, an async iterator and async context manager.
 
     Raises:
-        TypeError: the argument is no iterable of calls.
+        TypeError: the argument is neither a call nor an iterable of calls.
+        PlanError: the only call is one of a graph that returns one value: use `engine.run`.
         OptionsError: an option is unknown or does not apply.
         EngineLoopError: no event loop is running.
     """

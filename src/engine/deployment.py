@@ -3,11 +3,12 @@
 import asyncio
 from typing import TYPE_CHECKING, Any, Literal
 
-from .._errors import EngineClosedError, EngineLoopError, ReentrantCallError
+from .._errors import EngineClosedError, EngineLoopError, PlanError, ReentrantCallError
 from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
 from .admission import Admission
-from .graph import Graph
+from .flow import gives_one_value, gives_stream
+from .graph import Call, Graph
 from .options import ExecutionOptions
 from .scope import Scope
 from .uninterrupted import uninterrupted
@@ -28,8 +29,10 @@ class Deployment:
         state: "starting", "ready", "draining" or "stopped".
         scope: where its calls run; None before it is entered.
         admission: its places; None before it is entered.
-        wired: the actors of each graph. A running deployment keeps its plans, whatever is rebound meanwhile.
+        wired: the actors of each graph whose calls give one value. A running deployment keeps its plans, whatever is rebound meanwhile.
+        wired_streams: those of the graphs whose calls give streams.
         live: the calls in flight.
+        items: calls that were admitted; the number of the next one.
         counts: the calls that have ended, by how.
     """
 
@@ -42,7 +45,9 @@ class Deployment:
         self.scope: Scope | None = None
         self.admission: Admission | None = None
         self.wired: dict[Graph[..., Any], Wired] = {}
+        self.wired_streams: dict[Graph[..., Any], Wired] = {}
         self.live: set[Frame] = set()
+        self.items = 0
         self.counts = {"done": 0, "failed": 0, "cancelled": 0, "running": 0}
         self._streams: set[Pipeline] = set()
         self._started = False
@@ -69,7 +74,8 @@ class Deployment:
         self.admission = Admission(self.scope.loop, options.max_in_flight, options.max_queue)
         try:
             for graph in self._graphs:
-                self.wired[graph] = await self.scope.prepare(graph._planned())
+                plan = graph._planned()
+                (self.wired_streams if plan.gives_stream else self.wired)[graph] = await self.scope.prepare(plan)
             if self._is_stopped():
                 raise self._stopped_error()
         except BaseException:
@@ -179,6 +185,63 @@ class Deployment:
         if self.state == "stopped":
             admission.release()
             raise self._stopped_error()
+
+    def one_value(self, graph: Graph[..., Any], verb: str) -> Wired:
+        """Return the actors of a graph whose calls give one value.
+
+        Raises:
+            PlanError: it is not part of this deployment, or gives streams.
+        """
+        if graph in self.wired_streams:
+            raise gives_stream(graph, verb)
+        if graph not in self.wired:
+            raise self._not_deployed(graph)
+        return self.wired[graph]
+
+    def values(self, graph: Graph[..., Any]) -> Wired:
+        """Return the actors of a graph whose calls give streams.
+
+        Raises:
+            PlanError: it is not part of this deployment, or gives one value.
+        """
+        if graph in self.wired:
+            raise gives_one_value(graph, "service")
+        if graph not in self.wired_streams:
+            raise self._not_deployed(graph)
+        return self.wired_streams[graph]
+
+    def _not_deployed(self, graph: Graph[..., Any]) -> PlanError:
+        return PlanError(
+            f"graph {graph.name!r} is not part of this deployment of {self.names}; deploy them together: "
+            f"engine.deploy({self.names}, {graph.name})"
+        )
+
+    @property
+    def runtime(self) -> "Runtime":
+        """The inside of its Engine."""
+        return self._runtime
+
+    @property
+    def service(self) -> "Deployment":
+        """What its calls belong to: itself."""
+        return self
+
+    async def admit(self, call: Call[Any], priority: int) -> tuple[Scope, Wired, int]:
+        """Wait for a place for a call that gives a stream; returns the scope, the actors and the call's number."""
+        scope, admission = self.check_callable()
+        wired = self.values(call.graph)
+        if not admission.reserve_nowait():
+            await admission.reserve(priority, call.graph.name)
+            self.check_admitted(admission)
+        self.items += 1
+        return scope, wired, self.items - 1
+
+    def begun(self, frame: Frame) -> None:
+        """A call is in flight."""
+        self.live.add(frame)
+
+    async def call_ended(self) -> None:
+        """A call that gave a stream has ended; the scope goes on."""
 
     def frame_settled(self, frame: Frame) -> None:
         """Nothing runs for a call any more."""

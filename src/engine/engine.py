@@ -1,22 +1,25 @@
 """Engine: owns threads, processes and the limits of nodes; `run`, `stream` and `deploy` are its verbs."""
 
 import asyncio
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from functools import partial
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
 from ..actors.actor import ActorStatistics
 from ..actors.processes import ProcessPoolStatistics
 from ..actors.threads import ThreadPoolStatistics
+from .flow import Flow, OwnScope, values
 from .graph import Call, Graph, as_call
-from .options import DEFAULTS, CallOptions, checked, resolve
+from .options import DEFAULTS, CallOptions, ExecutionOptions, checked, resolve
 from .planning import Plan
 from .running import run_call
 from .runtime import Runtime, running_loop
 from .service import Service
-from .streaming import Stream
+from .streaming import CallsStream, Stream
 from .uninterrupted import uninterrupted
+from .values_stream import ValuesStream
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,9 +79,23 @@ class Engine:
         result: R = await run_call(self._runtime, as_call(call, "engine.run"), resolve("run", options, self._options))
         return result
 
-    def stream(self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, **options: Unpack[CallOptions]) -> Stream[R]:
-        """Run many calls as a pipeline; see `penstock.engine.stream`."""
-        return Stream(self._runtime, calls, resolve("stream", options, self._options))
+    @overload
+    def stream(self, call: Call[AsyncIterator[R]], /, **options: Unpack[CallOptions]) -> Stream[R]: ...
+    @overload
+    def stream(
+        self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, **options: Unpack[CallOptions]
+    ) -> Stream[R]: ...
+    def stream(self, calls: Any, /, **options: Unpack[CallOptions]) -> Stream[Any]:
+        """Run many calls as a pipeline, or one call that gives a stream; see `penstock.engine.stream`."""
+        if isinstance(calls, Call):
+            call: Call[Any] = calls
+            values(call.graph)
+            return ValuesStream(partial(self._flow, call, resolve("stream(call)", options, self._options)))
+        return CallsStream(self._runtime, calls, resolve("stream", options, self._options))
+
+    def _flow(self, call: Call[Any], options: ExecutionOptions) -> Flow:
+        self._runtime.check_loop()
+        return Flow(OwnScope(self._runtime, options), call, options)
 
     def deploy(self, graph: Graph[P, R], /, *more: Graph[..., Any], **options: Unpack[CallOptions]) -> Service[P, R]:
         """Make graphs resident, for servers; see `penstock.engine.deploy`."""

@@ -88,8 +88,10 @@ APPLICABLE: Mapping[str, frozenset[str]] = {
     "run": frozenset({"scheduler", "timeout_seconds"}),
     "stream": NAMES - {"max_queue", "priority"},
     "deploy": NAMES - {"ordered", "on_error", "priority"},
+    "stream(call)": frozenset({"scheduler", "timeout_seconds"}),
     "service.run": frozenset({"timeout_seconds", "priority"}),
     "service.stream": frozenset({"timeout_seconds", "priority", "ordered", "on_error", "max_in_flight"}),
+    "service.stream(call)": frozenset({"timeout_seconds", "priority"}),
     "Engine": NAMES,
 }
 

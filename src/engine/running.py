@@ -9,6 +9,7 @@ from ..actors.crew import Crew
 from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
 from ..telemetry import spans
+from .flow import one_value
 from .graph import Call
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 async def run_call(runtime: "Runtime", call: Call[Any], options: ExecutionOptions) -> Any:
     """Run one call from start to end; nothing of it is left when this returns or raises."""
-    plan = call.graph._planned()
+    plan = one_value(call.graph, "engine.run")
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
     wired = runtime.shared_wiring(plan, scheduler)
     if wired is not None:

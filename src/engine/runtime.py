@@ -14,6 +14,7 @@ from .wiring import Wired, Wiring
 
 if TYPE_CHECKING:
     from .deployment import Deployment
+    from .flow import Flow
     from .pipeline import Pipeline
 
 
@@ -36,7 +37,7 @@ class Runtime:
     def __init__(self, max_threads: int, *, is_default: bool) -> None:
         self.pools = Pools(max_threads, ends_with_loop=is_default)
         self.frames: set[Frame] = set()
-        self.pipelines: set[Pipeline] = set()
+        self.pipelines: set[Pipeline | Flow] = set()
         self.deployments: set[Deployment] = set()
         self.scopes = 0
         self.closed = False

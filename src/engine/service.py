@@ -1,23 +1,26 @@
 """Service: resident graphs that many callers share."""
 
 import asyncio
-from collections.abc import AsyncIterable, Coroutine, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
-from .._errors import DeadlineExceeded, PlanError
+from .._errors import DeadlineExceeded
 from ..actors.actor import ActorStatistics
 from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
 from .admission import Admission, AdmissionStatistics
 from .deployment import Deployment, Flight, ServiceState
+from .flow import Flow
 from .graph import Call, Graph, as_call
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .pipeline import Pipeline
 from .scope import end_span, start_span
 from .source import Calls
-from .streaming import Stream
+from .streaming import CallsStream, Stream
+from .values_stream import ValuesStream
 from .wiring import Wired
 
 if TYPE_CHECKING:
@@ -61,7 +64,6 @@ class Service(Generic[P, R]):
         self._graphs = graphs
         self._options = options
         self._deployment = Deployment(runtime, graphs, options)
-        self._items = 0
 
     @property
     def state(self) -> ServiceState:
@@ -104,16 +106,32 @@ class Service(Generic[P, R]):
         result: T = await self._run(as_call(call, "service.run"), merged.timeout_seconds, merged.priority)
         return result
 
-    def stream(self, calls: Iterable[Call[T]] | AsyncIterable[Call[T]], /, **options: Unpack[CallOptions]) -> Stream[T]:
-        """Run many calls of deployed graphs, and yield their results in input order.
+    @overload
+    def stream(self, call: Call[AsyncIterator[T]], /, **options: Unpack[CallOptions]) -> Stream[T]: ...
+    @overload
+    def stream(
+        self, calls: Iterable[Call[T]] | AsyncIterable[Call[T]], /, **options: Unpack[CallOptions]
+    ) -> Stream[T]: ...
+    def stream(self, calls: Any, /, **options: Unpack[CallOptions]) -> Stream[Any]:
+        """Run many calls of deployed graphs, and yield their results in input order; or yield the values of one call.
 
         Args:
-            calls: the calls.
-            **options: `timeout_seconds`, `priority`, `ordered`, `on_error`, and `max_in_flight` of this stream.
+            calls: the calls; or one call, of a graph that returns an `AsyncIterator`.
+            **options: `timeout_seconds`, `priority`; of many calls also `ordered`, `on_error`, and `max_in_flight` of
+                this stream.
+
+        Raises:
+            OptionsError: an option is unknown or does not apply.
+            PlanError: the graph is not part of the deployment, or the only call gives one value.
         """
         self._deployment.check_callable()
+        if isinstance(calls, Call):
+            call: Call[Any] = calls
+            self._deployment.values(call.graph)
+            merged = resolve("service.stream(call)", options, self._inherited())
+            return ValuesStream(partial(Flow, self._deployment, call, merged))
         merged = resolve("service.stream", options, self._inherited())
-        return Stream(self._runtime, calls, merged, self._pipeline)
+        return CallsStream(self._runtime, calls, merged, self._pipeline)
 
     async def map(self, calls: Iterable[Call[T]], /, **options: Unpack[CallOptions]) -> list[T]:
         """Run many calls of deployed graphs; returns their results in input order."""
@@ -158,7 +176,7 @@ class Service(Generic[P, R]):
     async def _run(self, call: Call[Any], timeout_seconds: float | None, priority: int) -> Any:
         deployment = self._deployment
         scope, admission = deployment.check_callable()
-        wired = deployment.wired.get(call.graph) or await self._deployed(call.graph)
+        wired = deployment.wired.get(call.graph) or await self._deployed(call.graph, "service.run")
         deadline = None if timeout_seconds is None else scope.loop.time() + timeout_seconds
         if not admission.reserve_nowait():
             await self._reserve(admission, call, priority, deadline)
@@ -166,10 +184,10 @@ class Service(Generic[P, R]):
         span, traced = start_span(call, context)
         flight = Flight(deployment, scope.loop.create_future())
         crew = scope.crew(context, traced=traced, deadline=deadline)
-        frame = Frame(wired.program, call.arguments, crew, flight, self._items, enclosing_frame())
+        frame = Frame(wired.program, call.arguments, crew, flight, deployment.items, enclosing_frame())
         frame.priority = priority
         deployment.live.add(frame)
-        self._items += 1
+        deployment.items += 1
         frame.span = span if traced else None
         if deadline is not None and timeout_seconds is not None:
             frame.expire_at(deadline, timeout_seconds)
@@ -185,15 +203,8 @@ class Service(Generic[P, R]):
                 end_span(span, frame)
         return frame.outcome()
 
-    async def _deployed(self, graph: Graph[..., Any]) -> Wired:
-        wired = self._deployment.wired.get(graph)
-        if wired is None:
-            deployed = self._deployment.names
-            raise PlanError(
-                f"graph {graph.name!r} is not part of this deployment of {deployed}; deploy them together: "
-                f"engine.deploy({deployed}, {graph.name})"
-            )
-        return wired
+    async def _deployed(self, graph: Graph[..., Any], verb: str = "service.stream of many calls") -> Wired:
+        return self._deployment.one_value(graph, verb)
 
     async def _reserve(self, admission: Admission, call: Call[Any], priority: int, deadline: float | None) -> None:
         """Wait for a place; the deadline covers it, and a deployment that stops meanwhile says so."""

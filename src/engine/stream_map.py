@@ -22,9 +22,7 @@ class StreamMap:
     A value counts from before it is taken until its result is given on, in its turn: so no node waits for the window.
     """
 
-    def __init__(
-        self, wired: "Wired", parent: Frame, items: Parts[Any], outside: tuple[Any, ...], limit: int
-    ) -> None:
+    def __init__(self, wired: "Wired", parent: Frame, items: Parts[Any], outside: tuple[Any, ...], limit: int) -> None:
         self._wired = wired
         self._parent = parent
         self._items = items

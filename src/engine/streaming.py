@@ -1,6 +1,7 @@
-"""Stream: many calls as a pipeline, read in input order."""
+"""Stream: results as they come; and the results of many calls, as a pipeline read in input order."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
@@ -8,9 +9,9 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from .._errors import EngineClosedError
 from ..actors.actor import ActorStatistics
 from ..actors.frame import Frame
-from .graph import Call
 from .options import ExecutionOptions
 from .pipeline import Pipeline, log_skipped
+from .flow import one_value
 from .scope import Scope
 from .source import Calls
 from .window import Window
@@ -59,12 +60,69 @@ class StreamStatistics:
     actors: tuple[ActorStatistics, ...]
 
 
-class Stream(Generic[T_co]):
-    """The results of many calls, as an async iterator and an async context manager; made by `engine.stream`.
+class Stream(ABC, Generic[T_co]):
+    """Results as an async iterator and an async context manager; made by `engine.stream`.
 
-    It starts with `async with`, or with the first item that is asked for. `async with` ends it deterministically;
-    without it, everything is cancelled when the object is dropped.
+    They are those of many calls, in input order, or the values that one call gives whose graph returns an
+    `AsyncIterator`. It starts with `async with`, or with the first item that is asked for. `async with` ends it
+    deterministically; without it, everything is cancelled when the object is dropped.
     """
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __aenter__(self) -> Self:
+        self._start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    @abstractmethod
+    async def __anext__(self) -> T_co:
+        """Return the next item.
+
+        Raises:
+            Exception: the error of this item, with on_error="raise", or what the only call failed with; the stream is
+                closed then.
+        """
+
+    @abstractmethod
+    def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
+        """Iterate over one `Outcome` for each item; an item's error is in its outcome and never raised."""
+
+    @abstractmethod
+    async def started(self) -> None:
+        """Wait for the first item, and leave it there; for a server, before it sends its headers.
+
+        Raises:
+            Exception: the error of the first item, or what ended the stream before it, a refusal (`Overloaded`)
+                included.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """End the stream: cancel what is in flight, close the source, wait until nothing is left. Idempotent."""
+
+    @property
+    @abstractmethod
+    def position(self) -> int:
+        """How many items were taken out, skipped ones included.
+
+        With `ordered=True` it is the index of the next item: after a restart, where to go on in the input. With
+        `ordered=False` it is only a number: which items they were, `outcomes()` tells.
+        """
+
+    @abstractmethod
+    def statistics(self) -> StreamStatistics:
+        """Return a snapshot of the counters; of one call, those of its values."""
+
+    @abstractmethod
+    def _start(self) -> object: ...
+
+
+class CallsStream(Stream[T_co]):
+    """The results of many calls."""
 
     def __init__(
         self,
@@ -73,8 +131,6 @@ class Stream(Generic[T_co]):
         options: ExecutionOptions,
         make_pipeline: Callable[[Calls, ExecutionOptions], Pipeline] | None = None,
     ) -> None:
-        if isinstance(calls, Call):
-            raise TypeError(f"engine.stream takes an iterable of calls; for one call, use engine.run: got {calls!r}")
         if not hasattr(calls, "__iter__") and not hasattr(calls, "__aiter__"):
             raise TypeError(
                 f"engine.stream takes an iterable of calls, such as (search(u) for u in urls), got {calls!r}"
@@ -92,10 +148,7 @@ class Stream(Generic[T_co]):
     def _own_pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
         scope = Scope(self._runtime, options, scheduler)
-        return Pipeline(scope, calls, options, prepare=lambda graph: scope.prepare(graph._planned()), owns_scope=True)
-
-    def __aiter__(self) -> Self:
-        return self
+        return Pipeline(scope, calls, options, prepare=lambda graph: scope.prepare(one_value(graph)), owns_scope=True)
 
     async def __anext__(self) -> T_co:
         """Return the next result.
@@ -146,13 +199,6 @@ class Stream(Generic[T_co]):
         if frame is not None and frame.state != "done" and self._options.on_error == "raise":
             await self.aclose()
             frame.outcome()
-
-    async def __aenter__(self) -> Self:
-        self._start()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """End the stream: cancel what is in flight, close the source, wait until nothing is left. Idempotent."""

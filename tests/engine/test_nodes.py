@@ -4,7 +4,7 @@ import asyncio
 import copy
 import inspect
 import pickle
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -354,14 +354,23 @@ async def test_a_dataclass_with_slots() -> None:
 
 
 def test_what_cannot_be_a_node() -> None:
+    def plain_generator() -> Iterator[int]:
+        yield 1
+
     async def stream() -> AsyncIterator[int]:
         yield 1
 
     class NoCall:
         pass
 
-    with pytest.raises(TypeError, match="generator"):
-        ps.node(stream)
+    with pytest.raises(TypeError, match="write `async def` with `yield`"):
+        ps.node(plain_generator)
+    with pytest.raises(TypeError, match='runs_on="thread" does not apply: its body runs on the event loop'):
+        ps.node(runs_on="thread")(stream)
+    with pytest.raises(TypeError, match="pure=True does not apply: equal calls would be merged"):
+        ps.node(pure=True)(stream)
+    with pytest.raises(TypeError, match="max_bytes= does not apply: its stream is bounded by capacity="):
+        ps.node(max_bytes=10)(stream)
     with pytest.raises(TypeError, match="__call__"):
         ps.node(NoCall)
     with pytest.raises(TypeError, match="function or a class"):

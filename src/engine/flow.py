@@ -1,0 +1,314 @@
+"""Flow: the running part of a stream that one call gives: from its admission until nothing of it is left."""
+
+import asyncio
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Protocol
+
+from opentelemetry.trace import Span
+
+from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError, PlanError, ReentrantCallError
+from ..actors.actor import Actor
+from ..actors.frame import Deployment, Frame
+from ..actors.parts import Reader
+from .graph import Call, Graph
+from .options import ExecutionOptions
+from .planning import ChosenScheduler, Plan
+from .scope import Scope, enclosing_frame, end_span, start_span
+from .uninterrupted import uninterrupted
+from .wiring import Wired
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+
+class Host(Protocol):
+    """Where a call runs: in a scope of its own, or in a deployment."""
+
+    @property
+    def runtime(self) -> "Runtime":
+        """The inside of the Engine."""
+        ...
+
+    @property
+    def service(self) -> Deployment | None:
+        """The deployment; None for a scope of its own."""
+        ...
+
+    async def admit(self, call: Call[Any], priority: int) -> tuple[Scope, Wired, int]:
+        """Wait for a place; returns the scope, the actors of the graph, and the number of the call."""
+        ...
+
+    def begun(self, frame: Frame, /) -> None:
+        """The call is in flight."""
+        ...
+
+    def frame_settled(self, frame: Frame, /) -> None:
+        """Nothing runs for the call any more."""
+        ...
+
+    def abort_soon(self) -> object:
+        """KeyboardInterrupt or SystemExit ends everything."""
+        ...
+
+    async def call_ended(self) -> None:
+        """The call has ended, or was not admitted."""
+        ...
+
+
+class Flow:
+    """One call that gives a stream. It listens to the call's frame.
+
+    It does not know the `Stream` object, so a stream that is dropped can end it.
+
+    Attributes:
+        loop: its event loop.
+        reader: what the call gives; None until it is opened.
+    """
+
+    def __init__(self, host: Host, call: Call[Any], options: ExecutionOptions) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.reader: Reader[Any] | None = None
+        self._host = host
+        self._call = call
+        self._options = options
+        self._context = copy_context()
+        self._parent = enclosing_frame()
+        seconds = options.timeout_seconds
+        self._deadline = None if seconds is None else self.loop.time() + seconds
+        self._scope: Scope | None = None
+        self._frame: Frame | None = None
+        self._span: Span | None = None
+        self._error: BaseException | None = None
+        self._was_read = False
+        self._begun = False
+        self._opened = asyncio.Event()  # there is a reader, or there will never be one
+        self._settled = asyncio.Event()
+        # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
+        host.runtime.pipelines.add(self)
+        self._task = self.loop.create_task(self._run(), context=self._context.copy(), name="penstock-stream")
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the call has ended with an error."""
+        return self._frame is not None and self._frame.state == "failed"
+
+    def actors(self) -> list[Actor]:
+        """Return the actors that it goes through."""
+        return [] if self._scope is None else self._scope.wiring.actors()
+
+    async def opened(self) -> Reader[Any]:
+        """Wait until there is something to read.
+
+        Raises:
+            BaseException: what ended the call before: a refusal, the deadline, a failed node.
+        """
+        await self._opened.wait()
+        if self.reader is None:
+            await self.ended()
+            raise EngineClosedError("this stream was closed")
+        return self.reader
+
+    def was_read(self, error: BaseException | None) -> None:
+        """The reader has come to the end, or to the error: that is the call's outcome, unless it has one already."""
+        frame = self._frame
+        if self._was_read or frame is None:
+            return
+        self._was_read = True
+        if error is None:
+            frame.let_go()
+        else:
+            frame.fail(error)
+
+    async def ended(self) -> None:
+        """Wait until the call has ended and nothing of it is left.
+
+        Raises:
+            BaseException: what the call ended with, if that was an error.
+        """
+        await asyncio.wait([self._task])
+        if self._frame is not None and self._frame.state == "failed" and self._frame.error is not None:
+            self._frame.outcome()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """Begin to end everything; `aclose` waits for it."""
+        if self._task.done():
+            return
+        if self._error is None:
+            self._error = error if error is not None else EngineClosedError("this stream was closed")
+        if self._frame is None:
+            if self._begun:  # before its first step, a task would just be thrown away
+                self._task.cancel()
+        elif error is None:
+            self._frame.cancel()
+        else:
+            self._frame.fail(error)
+
+    async def aclose(self) -> None:
+        """End everything: cancel what runs, wait until nothing is left."""
+        frame = enclosing_frame()
+        while frame is not None:
+            if frame is self._frame:
+                raise ReentrantCallError(
+                    "a stream was closed from inside one of its own nodes, which would wait for itself for ever; let "
+                    "its reader close it"
+                )
+            frame = frame.parent
+        self.abort()
+        await uninterrupted(asyncio.wait([self._task]))
+
+    @property
+    def service(self) -> Deployment | None:
+        """The deployment that the call belongs to."""
+        return self._host.service
+
+    def frame_done(self, frame: Frame) -> None:
+        """The outcome is known: an error is raised at the reader, at once."""
+        frame.crew.close()
+        if frame.state != "done" and self.reader is not None and not self.reader.parts.abandoned:
+            error = frame.error or self._error or NodeCancelledError("the call was cancelled")
+            self.reader.parts.fail(error)
+        self._opened.set()
+        if frame.error is not None and not isinstance(frame.error, Exception):
+            self._host.abort_soon()
+        if frame.settled:
+            self.frame_settled(frame)
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Give the place back, now that nothing runs for the call any more."""
+        end_span(self._span, frame)
+        self._host.frame_settled(frame)
+        self._settled.set()
+
+    async def _run(self) -> None:
+        """Its only task, from first to last: admission, the call, the end of the scope."""
+        self._begun = True
+        try:
+            if self._error is None:
+                self._launch(*await self._admitted())
+                await uninterrupted(self._settled.wait())
+        except asyncio.CancelledError as error:
+            self._cancelled(error)
+        except BaseException as error:  # noqa: BLE001 - whoever reads the stream raises it
+            self._error = error
+        try:
+            await uninterrupted(self._host.call_ended())
+        except asyncio.CancelledError as error:
+            self._cancelled(error)
+        except BaseException as error:  # noqa: BLE001 - as above: a stateful node did not end well
+            self._error = self._error or error
+        finally:
+            self._opened.set()
+            self._host.runtime.pipelines.discard(self)
+
+    def _cancelled(self, cause: BaseException) -> None:
+        """Its task was cancelled: by `abort`, or else by whoever shuts the loop down."""
+        if self._error is None:
+            self._error = NodeCancelledError("the task of this stream was cancelled")
+            self._error.__cause__ = cause
+
+    async def _admitted(self) -> tuple[Scope, Wired, int]:
+        timer = asyncio.timeout_at(self._deadline)
+        try:
+            async with timer:
+                return await self._host.admit(self._call, self._options.priority)
+        except TimeoutError as error:
+            if not timer.expired():
+                raise
+            name = self._call.graph.name
+            raise DeadlineExceeded(
+                f"the call of graph {name!r} got no place, or its nodes did not start, within "
+                f"{self._options.timeout_seconds:g} s"
+            ) from error
+
+    def _launch(self, scope: Scope, wired: Wired, item: int) -> None:
+        self._scope = scope
+        context = self._context.copy()
+        self._span, traced = start_span(self._call, context)
+        crew = scope.crew(context, traced=traced, deadline=self._deadline)
+        frame = Frame(wired.program, self._call.arguments, crew, self, item, self._parent)
+        frame.priority = self._options.priority
+        frame.span = self._span if traced else None
+        frame.on_result_stream = self._open
+        self._frame = frame
+        self._host.begun(frame)
+        if self._deadline is not None and self._options.timeout_seconds is not None:
+            frame.expire_at(self._deadline, self._options.timeout_seconds)
+        if frame.state == "running":
+            crew.launch(frame, wired.entries)
+
+    def _open(self, reader: Reader[Any]) -> None:
+        self.reader = reader
+        self._opened.set()
+
+
+class OwnScope:
+    """A scope for one call alone."""
+
+    service = None
+
+    def __init__(self, runtime: "Runtime", options: ExecutionOptions) -> None:
+        self.runtime = runtime
+        self._options = options
+        self._scope: Scope | None = None
+
+    async def admit(self, call: Call[Any], priority: int) -> tuple[Scope, Wired, int]:
+        """Start the stateful nodes of the graph."""
+        scheduler: ChosenScheduler = "parallel" if self._options.scheduler == "auto" else self._options.scheduler
+        self._scope = Scope(self.runtime, self._options, scheduler)
+        return self._scope, await self._scope.prepare(call.graph._planned()), 0
+
+    def begun(self, frame: Frame) -> None:
+        """Nothing counts calls here."""
+
+    def frame_settled(self, frame: Frame) -> None:
+        """As above."""
+
+    def abort_soon(self) -> None:
+        """The frame has ended, and there is nothing else."""
+
+    async def call_ended(self) -> None:
+        """End the scope."""
+        if self._scope is not None:
+            await self._scope.close()
+
+
+def one_value(graph: Graph[..., Any], verb: str = "engine.stream of many calls") -> Plan:
+    """Return the plan of a graph whose calls give one value each.
+
+    Raises:
+        PlanError: they give streams.
+    """
+    plan = graph._planned()
+    if plan.gives_stream:
+        raise gives_stream(graph, verb)
+    return plan
+
+
+def values(graph: Graph[..., Any]) -> None:
+    """Check that the calls of a graph give streams.
+
+    Raises:
+        PlanError: they give one value.
+    """
+    if not graph._planned().gives_stream:
+        raise gives_one_value(graph, "engine")
+
+
+def gives_one_value(graph: Graph[..., Any], owner: str) -> PlanError:
+    """Return the error of a call that gives one value where a stream of values is asked for."""
+    return PlanError(
+        f"{owner}.stream takes an iterable of calls, or one call of a graph that returns an AsyncIterator; graph "
+        f"{graph.name!r} returns one value: for one call, use {owner}.run"
+    )
+
+
+def gives_stream(graph: Graph[..., Any], verb: str) -> PlanError:
+    """Return the error of a call that gives a stream where one value is asked for."""
+    owner = verb.partition(".")[0]
+    return PlanError(
+        f"graph {graph.name!r} returns a stream of values, and {verb} takes calls that give one value; read it with "
+        f"`async with {owner}.stream({graph.name}(...)) as values`"
+    )

@@ -1,0 +1,121 @@
+"""ValuesStream: the values that one call gives, for graphs that return an `AsyncIterator`."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from .._errors import EngineClosedError
+from ..actors.parts import Parts
+from .flow import Flow
+from .streaming import Outcome, Stream, StreamStatistics
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ValuesStream(Stream[T_co]):
+    """The values of one call.
+
+    Args:
+        start: starts the call.
+    """
+
+    def __init__(self, start: Callable[[], Flow]) -> None:
+        # Not its own method: a stream that is dropped has to go at once, and not when cycles are collected.
+        self._start_flow = start
+        self._flow: Flow | None = None
+        self._parts: Parts[Any] | None = None
+        self._closed = False
+
+    async def __anext__(self) -> T_co:
+        """Return the next value.
+
+        Raises:
+            Exception: what the call failed with; the stream is closed then.
+        """
+        parts = self._parts or await self._open()
+        if parts.held:
+            value: T_co = parts.take()
+            return value
+        return await self._next(parts)
+
+    async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
+        """Iterate over one `Outcome` for each value; an error of the call is in the last one and never raised."""
+        while True:
+            try:
+                value = await self.__anext__()
+            except StopAsyncIteration:
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the last outcome
+                yield Outcome(self.position, None, error)
+                return
+            yield Outcome(self.position - 1, value, None)
+
+    async def started(self) -> None:
+        """Wait for the first value, and leave it there; for a server, before it sends its headers.
+
+        Raises:
+            Exception: what the call failed with before, a refusal (`Overloaded`) included.
+        """
+        parts = self._parts or await self._open()
+        while not parts.held and not parts.ended:
+            await parts.wait()
+        if not parts.held and parts.error is not None:
+            await self._next(parts)  # raises it
+
+    async def aclose(self) -> None:
+        """End the stream: cancel what runs for the call, wait until nothing is left. Idempotent."""
+        self._closed = True
+        if self._flow is not None:
+            await self._flow.aclose()
+
+    @property
+    def position(self) -> int:
+        """How many values were taken out."""
+        return 0 if self._parts is None else self._parts.position
+
+    def statistics(self) -> StreamStatistics:
+        """Return a snapshot of the counters."""
+        if self._flow is None:
+            return StreamStatistics(0, 0, 0, 0, 0, 0, ())
+        held = 0 if self._parts is None else len(self._parts.held)
+        given = self.position + held
+        actors = tuple(actor.statistics() for actor in self._flow.actors())
+        return StreamStatistics(given, given, int(self._flow.has_failed), 0, self.position, held, actors)
+
+    def _start(self) -> Flow:
+        if self._flow is None:
+            if self._closed:
+                raise EngineClosedError("this stream was closed; a stream is read once: make a new one")
+            self._flow = self._start_flow()
+        return self._flow
+
+    async def _open(self) -> Parts[Any]:
+        flow = self._start()
+        self._parts = (await flow.opened()).parts
+        return self._parts
+
+    async def _next(self, parts: Parts[Any]) -> T_co:
+        if self._closed:
+            raise StopAsyncIteration
+        error: BaseException | None = None
+        try:
+            value: T_co = await parts.get()
+            return value
+        except StopAsyncIteration:
+            pass
+        except BaseException as failure:
+            if not parts.abandoned:
+                raise  # the reader was cancelled, which does not end the stream
+            error = failure
+        flow = self._start()
+        flow.was_read(error)
+        try:
+            await flow.ended()
+        finally:
+            del error  # its traceback refers to this very call
+        raise StopAsyncIteration
+
+    def __del__(self) -> None:
+        flow = getattr(self, "_flow", None)
+        if flow is not None and not self._closed and not flow.loop.is_closed():
+            # Perhaps in another thread: the garbage collector chooses where it runs.
+            flow.loop.call_soon_threadsafe(flow.abort)
