@@ -179,7 +179,7 @@ class Driver:
             parts.end(error)
 
     def _log_unread(self, error: BaseException) -> None:
-        """The reader had left before it came to the error: it would not have come up, had values been made one by one."""
+        """The reader had left before it came to the error: without values in advance it would not have come up."""
         logs.warning(
             "stream.unread_error", graph=self._frame.layout.name, node=self._actor.name, item=self._frame.item,
             error=repr(error),

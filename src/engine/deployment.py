@@ -29,7 +29,8 @@ class Deployment:
         state: "starting", "ready", "draining" or "stopped".
         scope: where its calls run; None before it is entered.
         admission: its places; None before it is entered.
-        wired: the actors of each graph whose calls give one value. A running deployment keeps its plans, whatever is rebound meanwhile.
+        wired: the actors of each graph whose calls give one value. A running deployment keeps its plans, whatever is
+            rebound meanwhile.
         wired_streams: those of the graphs whose calls give streams.
         live: the calls in flight.
         items: calls that were admitted; the number of the next one.
@@ -75,7 +76,7 @@ class Deployment:
         try:
             for graph in self._graphs:
                 plan = graph._planned()
-                (self.wired_streams if plan.gives_stream else self.wired)[graph] = await self.scope.prepare(plan)
+                (self.wired_streams if plan._gives_stream else self.wired)[graph] = await self.scope.prepare(plan)
             if self._is_stopped():
                 raise self._stopped_error()
         except BaseException:

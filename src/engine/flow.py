@@ -282,7 +282,7 @@ def one_value(graph: Graph[..., Any], verb: str = "engine.stream of many calls")
         PlanError: they give streams.
     """
     plan = graph._planned()
-    if plan.gives_stream:
+    if plan._gives_stream:
         raise gives_stream(graph, verb)
     return plan
 
@@ -293,7 +293,7 @@ def values(graph: Graph[..., Any]) -> None:
     Raises:
         PlanError: they give one value.
     """
-    if not graph._planned().gives_stream:
+    if not graph._planned()._gives_stream:
         raise gives_one_value(graph, "engine")
 
 

@@ -88,12 +88,12 @@ class Plan:
         return self._programs[scheduler]
 
     @property
-    def gives_stream(self) -> bool:
+    def _gives_stream(self) -> bool:
         """Whether the result is a stream of values."""
         return self.trace.gives_stream
 
     @cached_property
-    def has_streams(self) -> bool:
+    def _has_streams(self) -> bool:
         """Whether a frame has streams that go on beside its steps."""
         sources = {*self.parameter_sources, *(step.source for step in self.steps)}
         return not self.trace.streams.isdisjoint(sources)

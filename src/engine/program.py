@@ -88,12 +88,12 @@ class Program:
         # One end and nowhere two inputs: then there is one beginning, too. A stream goes on beside the steps.
         self.is_line = (
             self.sinks == 1
-            and not plan.has_streams
+            and not plan._has_streams
             and all(unit.countdown <= 1 and not unit.reads for unit in self.units)
         )
         self.entries = tuple(unit.index for unit in self.units if not unit.countdown)
         # A result that is a stream is handed over by its unit, long before the frame ends.
-        self.result: Callable[[Values], Any] = _nothing if plan.gives_stream else builder(plan.result, self._slots)
+        self.result: Callable[[Values], Any] = _nothing if plan._gives_stream else builder(plan.result, self._slots)
 
     def _lay_out(self) -> None:
         """Give every value a slot.
@@ -106,7 +106,7 @@ class Program:
         for unit in self.units:
             for source in unit.sources:
                 counts[source] += 1
-        if not plan.gives_stream:
+        if not plan._gives_stream:
             for source in {read.source for read in reads(plan.result)}:
                 counts[source] += 1
         for source in plan.parameter_sources:
@@ -171,7 +171,7 @@ def _units(plan: "Plan") -> list[Unit]:
     for step in plan.steps:
         sources = tuple(dict.fromkeys(read.source for read in step.head.reads()))
         units.append(Unit(len(units), step, "step", step.source, sources))
-    if plan.gives_stream:
+    if plan._gives_stream:
         sources = tuple(read.source for read in reads(plan.result))
         units.append(Unit(len(units), None, "result", None, sources))
     return units

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from .._errors import EngineClosedError
 from ..actors.actor import ActorStatistics
 from ..actors.frame import Frame
+from .flow import one_value
 from .options import ExecutionOptions
 from .pipeline import Pipeline, log_skipped
-from .flow import one_value
 from .scope import Scope
 from .source import Calls
 from .window import Window
