@@ -71,7 +71,7 @@ class Driver:
     """
 
     __slots__ = (
-        "_actor", "_begun", "_frame", "_given", "_parts", "_readers", "cancels", "crew", "position", "start", "task",
+        "_actor", "_begun", "_error", "_frame", "_given", "_parts", "_readers", "cancels", "crew", "position", "start", "task",
         "thread_call",
     )  # fmt: skip
 
@@ -97,6 +97,7 @@ class Driver:
         self._readers = readers
         self._given = given
         self._begun = False
+        self._error: BaseException | None = None  # that of the generator, for its reader
 
     def open(self) -> Reader[Any]:
         """Start the task; returns the reader."""
@@ -121,8 +122,8 @@ class Driver:
     def _reader_left(self) -> None:
         if self.position.frame is not None:
             self._stop()
-        elif isinstance(error := self._parts.error, Exception):  # and not the cancellation of an item that has ended
-            self._log_unread(error)
+        elif self._error is not None and self._parts.error is self._error:
+            self._log_unread(self._error)
 
     def _stop(self) -> None:
         # Before its first step a task could only be thrown away, and with it what has to be closed.
@@ -176,6 +177,7 @@ class Driver:
         if parts.abandoned:
             self._log_unread(error)
         else:
+            self._error = error
             parts.end(error)
 
     def _log_unread(self, error: BaseException) -> None:

@@ -1,0 +1,470 @@
+"""Streams as values: what they give, under every scheduler, and what is refused."""
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from typing import Any, Literal
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+SCHEDULERS: list[Literal["actors", "parallel", "wave", "sequential"]] = ["actors", "parallel", "wave", "sequential"]
+Chosen = Literal["actors", "parallel", "wave", "sequential"]
+
+
+@ps.node
+async def count(limit: int) -> AsyncIterator[int]:
+    for number in range(limit):
+        yield number
+
+
+@ps.node
+async def pairs(numbers: AsyncIterator[int]) -> AsyncIterator[list[int]]:
+    held: list[int] = []
+    async for number in numbers:
+        held.append(number)
+        if len(held) == 2:
+            yield held
+            held = []
+    if held:
+        yield held
+
+
+@ps.node
+async def spread(lists: AsyncIterator[list[int]]) -> AsyncIterator[int]:
+    async for numbers in lists:
+        for number in numbers:
+            yield number
+
+
+@ps.node
+async def zipped(left: AsyncIterator[int], right: AsyncIterator[int]) -> AsyncIterator[tuple[int, int]]:
+    async for number in left:
+        yield number, await anext(right)
+
+
+@ps.node
+async def collect(values: AsyncIterator[Any]) -> list[Any]:
+    return [value async for value in values]
+
+
+@ps.node
+async def first(values: AsyncIterator[int]) -> int:
+    return await anext(values)
+
+
+@ps.node
+async def double(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+@ps.node
+def negative(number: int) -> int:
+    return -number
+
+
+@ps.graph
+async def doubled(limit: int) -> AsyncIterator[int]:
+    return ps.map_each(double, count(limit))
+
+
+@ps.graph
+async def batched(limit: int) -> AsyncIterator[int]:
+    return ps.map_each(negative, spread(pairs(ps.map_each(double, count(limit), concurrency=3))))
+
+
+@ps.graph
+async def joined(limit: int) -> AsyncIterator[tuple[int, int]]:
+    return zipped(count(limit), ps.map_each(double, count(limit)))
+
+
+@ps.graph
+async def collected(limit: int) -> list[int]:
+    values: list[int] = await collect(spread(pairs(count(limit))))
+    return values
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_a_call_gives_the_values_of_its_generator(scheduler: Chosen) -> None:
+    async with engine.stream(doubled(50), scheduler=scheduler) as values:
+        assert [value async for value in values] == [2 * number for number in range(50)]
+    async with engine.stream(doubled(0), scheduler=scheduler) as values:
+        await values.started()
+        assert [value async for value in values] == []
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_many_to_one_and_one_to_many(scheduler: Chosen) -> None:
+    async with engine.stream(batched(51), scheduler=scheduler) as values:
+        assert [value async for value in values] == [-2 * number for number in range(51)]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_two_generators_are_joined(scheduler: Chosen) -> None:
+    async with engine.stream(joined(100), scheduler=scheduler) as values:
+        assert [value async for value in values] == [(number, 2 * number) for number in range(100)]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_a_pipeline_of_calls_with_streams_inside_and_fewer_places_than_items(scheduler: Chosen) -> None:
+    calls = (collected(index) for index in range(30))
+    async with engine.stream(calls, scheduler=scheduler, max_in_flight=2) as results:
+        assert [len(result) async for result in results] == list(range(30))
+    assert await engine.run(collected(40), scheduler=scheduler) == list(range(40))
+
+
+async def test_a_deployment_streams() -> None:
+    async with engine.deploy(doubled, collected, max_in_flight=2) as service:
+
+        async def client(limit: int) -> list[int]:
+            async with service.stream(doubled(limit), priority=limit % 2) as values:
+                return [value async for value in values]
+
+        assert await asyncio.gather(*map(client, range(20))) == [
+            [2 * number for number in range(limit)] for limit in range(20)
+        ]
+        assert await service.run(collected(3)) == [0, 1, 2]
+        statistics = service.statistics()
+        assert (statistics.completed, statistics.admission.in_flight) == (21, 0)
+
+
+async def test_an_argument_may_be_a_stream() -> None:
+    closed: list[str] = []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            for number in range(10):
+                yield number
+        finally:
+            closed.append("numbers")
+
+    @ps.graph
+    async def total(values: AsyncIterator[int]) -> list[int]:
+        result: list[int] = await collect(ps.map_each(double, values))
+        return result
+
+    @ps.graph
+    async def passed(values: AsyncIterable[int]) -> AsyncIterator[int]:
+        return ps.map_each(double, values)
+
+    @ps.graph
+    async def returned(values: AsyncIterator[int]) -> AsyncIterator[int]:
+        return values
+
+    @ps.graph
+    async def leaves(values: AsyncIterator[int]) -> int:
+        return await first(values)
+
+    assert await engine.run(total(numbers())) == [2 * number for number in range(10)]
+    for graph in (passed, returned):
+        async with engine.stream(graph(numbers())) as given:
+            assert len([value async for value in given]) == 10
+    assert closed == ["numbers"] * 3
+    assert await engine.run(leaves(numbers())) == 0
+    assert closed == ["numbers"] * 4
+    async with engine.stream(doubled(5)) as inner, engine.stream(passed(inner)) as outer:
+        assert [value async for value in outer] == [0, 4, 8, 12, 16]
+    with pytest.raises(TypeError, match=r"parameter 'values' of graph 'total' is a stream: pass an async iterator, got"):
+        await engine.run(total([1, 2]))  # type: ignore[arg-type]
+
+
+async def test_an_argument_that_nobody_reads_is_closed() -> None:
+    closed: list[str] = []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            yield 0
+            yield 1
+        finally:
+            closed.append("numbers")
+
+    @ps.graph
+    async def other(values: AsyncIterator[int], number: int) -> int:
+        return await double(number)
+
+    given = numbers()
+    assert await anext(given) == 0
+    assert await engine.run(other(given, 2)) == 4
+    assert closed == ["numbers"]
+
+
+async def test_without_an_engine_it_is_plain_python() -> None:
+    values = await batched(5)
+    assert [value async for value in values] == [0, -2, -4, -6, -8]
+    assert await collected(3) == [0, 1, 2]
+    assert [number async for number in count(3)] == [0, 1, 2]
+
+
+async def test_without_an_engine_the_end_of_a_map_closes_what_it_reads() -> None:
+    closed: list[str] = []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.append("numbers")
+
+    mapped: Any = ps.map_each(negative, numbers())
+    assert await anext(mapped) == -1
+    await mapped.aclose()
+    assert closed == ["numbers"]
+
+
+async def test_graphs_with_streams_are_inlined() -> None:
+    @ps.graph
+    async def outer(limit: int) -> list[int]:
+        result: list[int] = await collect(ps.map_each(negative, await doubled(limit)))
+        return result
+
+    assert await engine.run(outer(4)) == [0, -2, -4, -6]
+
+
+async def test_a_body_may_have_streams_inside() -> None:
+    @ps.graph
+    async def outer(limits: list[int]) -> list[list[int]]:
+        return await ps.map_each(collected, limits)
+
+    assert await engine.run(outer([1, 0, 3])) == [[0], [], [0, 1, 2]]
+
+
+async def test_current_is_known_in_a_generator() -> None:
+    @ps.node
+    async def whereabouts() -> AsyncIterator[ps.FrameInfo]:
+        yield ps.current()
+        await asyncio.sleep(0)
+        yield ps.current()
+
+    @ps.graph
+    async def graph() -> AsyncIterator[ps.FrameInfo]:
+        return whereabouts()
+
+    async with engine.stream(graph(), timeout_seconds=60) as values:
+        infos = [value async for value in values]
+    assert [(info.graph, info.node, info.item, info.attempt) for info in infos] == [("graph", "whereabouts", 0, 1)] * 2
+    assert all(info.remaining_seconds() for info in infos)
+
+
+async def test_a_stateful_generator_holds_its_instance_until_it_has_ended() -> None:
+    open_now = 0
+
+    @ps.node
+    class Numbered:
+        async def __call__(self, limit: int) -> AsyncIterator[int]:
+            nonlocal open_now
+            open_now += 1
+            for number in range(limit):
+                assert open_now == 1
+                await asyncio.sleep(0)
+                yield number
+            open_now -= 1
+
+    numbered = Numbered()
+
+    @ps.graph
+    async def graph(limit: int) -> AsyncIterator[int]:
+        return numbered(limit)
+
+    async with engine.deploy(graph) as service:
+
+        async def client(limit: int) -> int:
+            async with service.stream(graph(limit)) as values:
+                return len([value async for value in values])
+
+        assert await asyncio.gather(*map(client, range(5))) == [0, 1, 2, 3, 4]
+
+
+async def test_concurrency_holds_the_place_until_the_generator_has_ended() -> None:
+    peak = open_now = 0
+
+    @ps.node(concurrency=2)
+    async def limited(limit: int) -> AsyncIterator[int]:
+        nonlocal peak, open_now
+        open_now += 1
+        peak = max(peak, open_now)
+        try:
+            for number in range(limit):
+                await asyncio.sleep(0)
+                yield number
+        finally:
+            open_now -= 1
+
+    @ps.graph
+    async def graph(limit: int) -> list[int]:
+        result: list[int] = await collect(limited(limit))
+        return result
+
+    async with engine.stream(graph(20) for _ in range(20)) as results:
+        assert [len(result) async for result in results] == [20] * 20
+    assert (peak, open_now) == (2, 0)
+
+
+async def test_a_fake_generator_takes_the_place_of_a_node() -> None:
+    async def fake(limit: int) -> AsyncIterator[int]:
+        yield 7
+
+    with testing.replace(count, fake):
+        async with engine.stream(doubled(3)) as values:
+            assert [value async for value in values] == [14]
+
+
+async def test_outcomes_position_and_statistics() -> None:
+    @ps.node
+    async def two_then_error() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+        raise ValueError("third")
+
+    @ps.graph
+    async def graph() -> AsyncIterator[int]:
+        return two_then_error()
+
+    async with engine.stream(graph()) as values:
+        outcomes = [outcome async for outcome in values.outcomes()]
+    assert [(one.index, one.value, type(one.error)) for one in outcomes] == [
+        (0, 1, type(None)),
+        (1, 2, type(None)),
+        (2, None, ValueError),
+    ]
+    statistics = values.statistics()
+    assert (values.position, statistics.yielded, statistics.failed, statistics.in_flight) == (2, 2, 1, 0)
+    assert [one.node for one in statistics.actors] == ["two_then_error"]
+
+
+async def test_one_value_where_a_stream_is_asked_for_and_the_other_way_round() -> None:
+    with pytest.raises(ps.PlanError, match=r"graph 'doubled' returns a stream of values, and engine.run .*stream\(dou"):
+        await engine.run(doubled(3))
+    with pytest.raises(ps.PlanError, match="'collected' returns one value: for one call, use engine.run"):
+        engine.stream(collected(3))  # type: ignore[call-overload]
+    with pytest.raises(ps.PlanError, match="engine.stream of many calls takes calls that give one value"):
+        async with engine.stream([doubled(3)]) as results:
+            await anext(results)
+    async with engine.deploy(doubled, collected) as service:
+        with pytest.raises(ps.PlanError, match="service.run takes calls that give one value"):
+            await service(3)
+        with pytest.raises(ps.PlanError, match="for one call, use service.run"):
+            service.stream(collected(3))  # type: ignore[call-overload]
+        with pytest.raises(ps.PlanError, match="service.stream of many calls"):
+            await service.map([doubled(3)])
+        with pytest.raises(ps.PlanError, match="is not part of this deployment"):
+            service.stream(joined(3))
+
+
+async def test_options_that_do_not_apply_to_one_call() -> None:
+    with pytest.raises(ps.OptionsError, match=r"'ordered' does not apply to stream\(call\); .*timeout_seconds"):
+        engine.stream(doubled(3), ordered=False)
+    async with engine.deploy(doubled) as service:
+        with pytest.raises(ps.OptionsError, match="'max_in_flight' does not apply.* priority, timeout_seconds"):
+            service.stream(doubled(3), max_in_flight=3)
+
+
+async def _twice(limit: int) -> tuple[list[int], int]:
+    numbers = count(limit)
+    return await collect(numbers), await first(numbers)
+
+
+async def _read_and_returned(limit: int) -> AsyncIterator[int]:
+    numbers = count(limit)
+    await first(numbers)
+    return numbers
+
+
+async def _twice_in_a_list(limit: int) -> list[int]:
+    numbers = count(limit)
+    values: list[int] = await collect([numbers, numbers])  # type: ignore[arg-type]
+    return values
+
+
+async def _parameter_twice(values: AsyncIterator[int]) -> tuple[int, int]:
+    return await first(values), await first(values)
+
+
+async def _mapped_twice(limit: int) -> tuple[list[int], int]:
+    numbers = count(limit)
+    return await collect(ps.map_each(double, numbers)), await first(numbers)
+
+
+async def _plain_reader(limit: int) -> int:
+    return negative(count(limit))  # type: ignore[arg-type]
+
+
+async def _operand(limit: int) -> Any:
+    return await ps.cond(True, collect, collect, count(limit))
+
+
+async def _captured(limit: int) -> Any:
+    numbers = count(limit)
+
+    async def body(number: int) -> int:
+        return await first(numbers)
+
+    return await ps.map_each(body, [1, 2])
+
+
+async def _body_gives_a_stream(limits: list[int]) -> Any:
+    return await ps.map_each(count, limits)  # type: ignore[misc]
+
+
+async def _inside_a_tuple(limit: int) -> Any:
+    return count(limit), limit
+
+
+async def _attribute(limit: int) -> Any:
+    return await collect(count(limit).closed)  # type: ignore[attr-defined]
+
+
+async def _iterator_made_in_the_graph(limit: int) -> Any:
+    return await collect(count.fn(3))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (_twice, "stream 'count' is read by 'first' and was read before by 'collect' .*one reader: call the node once"),
+        (_read_and_returned, "is read by the result and was read before by 'first'"),
+        (_twice_in_a_list, "is read by 'collect' and was read before by 'collect'"),
+        (_parameter_twice, "stream 'values' is read by 'first' and was read before"),
+        (_mapped_twice, "is read by 'first' and was read before by 'map_each'"),
+        (_plain_reader, "passed to 'negative', which cannot read it: only an `async def`"),
+        (_operand, "passed to 'cond', which cannot read it"),
+        (_captured, "the body of map_each takes stream 'count' from outside"),
+        (_body_gives_a_stream, "the body 'count' gives a stream.*read the stream inside the body"),
+        (_inside_a_tuple, "stream 'count' is returned inside a tuple; return the stream alone"),
+        (_attribute, "an attribute or item of stream 'count'"),
+        (_iterator_made_in_the_graph, "used up by the first item; make its function a node"),
+    ],
+)
+def test_what_a_trace_refuses(source: Callable[..., Any], message: str) -> None:
+    with pytest.raises(ps.GraphTraceError, match=message) as caught:
+        engine.plan(ps.graph(source))
+    assert f"{__file__}:" in str(caught.value)
+
+
+def test_a_stream_that_nobody_reads() -> None:
+    @ps.node(effectful=True)
+    async def ticks() -> AsyncIterator[int]:
+        yield 1
+
+    @ps.graph
+    async def unread(limit: int) -> int:
+        count(limit)
+        return negative(limit)
+
+    @ps.graph
+    async def effect(limit: int) -> int:
+        ticks()
+        return negative(limit)
+
+    assert [step.label for step in engine.plan(unread).steps] == ["negative"]
+    with pytest.raises(ps.PlanError, match="nobody reads the stream that 'ticks' gives"):
+        engine.plan(effect)
+
+
+def test_annotations_of_parameters_that_cannot_be_resolved() -> None:
+    async def later(values: "AsyncIterator[NotHere]") -> Any:  # type: ignore[name-defined] # noqa: F821
+        return await first(values), await first(values)
+
+    with pytest.raises(ps.GraphTraceError, match="one reader"):
+        engine.plan(ps.graph(later))
