@@ -120,9 +120,9 @@ class Driver:
             self._stop()
 
     def _reader_left(self) -> None:
-        if self.position.frame is not None:
+        if self._error is None:
             self._stop()
-        elif self._error is not None and self._parts.error is self._error:
+        elif self._parts.error is self._error:  # and not what the frame has ended with meanwhile
             self._log_unread(self._error)
 
     def _stop(self) -> None:

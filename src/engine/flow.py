@@ -148,6 +148,16 @@ class Flow:
 
     async def aclose(self) -> None:
         """End everything: cancel what runs, wait until nothing is left."""
+        self.refuse_from_inside()
+        self.abort()
+        await uninterrupted(asyncio.wait([self._task]))
+
+    def refuse_from_inside(self) -> None:
+        """Refuse what waits for this call in one of its own nodes.
+
+        Raises:
+            ReentrantCallError: that is where it is called.
+        """
         frame = enclosing_frame()
         while frame is not None:
             if frame is self._frame:
@@ -156,8 +166,6 @@ class Flow:
                     "its reader close it"
                 )
             frame = frame.parent
-        self.abort()
-        await uninterrupted(asyncio.wait([self._task]))
 
     @property
     def service(self) -> Deployment | None:

@@ -1,5 +1,6 @@
 """ValuesStream: the values that one call gives, for graphs that return an `AsyncIterator`."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
@@ -63,6 +64,8 @@ class ValuesStream(Stream[T_co]):
 
     async def aclose(self) -> None:
         """End the stream: cancel what runs for the call, wait until nothing is left. Idempotent."""
+        if self._flow is not None:
+            self._flow.refuse_from_inside()
         self._closed = True
         if self._flow is not None:
             await self._flow.aclose()
@@ -89,8 +92,16 @@ class ValuesStream(Stream[T_co]):
         return self._flow
 
     async def _open(self) -> Parts[Any]:
+        if self._closed and self._flow is not None:
+            raise StopAsyncIteration
         flow = self._start()
-        self._parts = (await flow.opened()).parts
+        try:
+            self._parts = (await flow.opened()).parts
+        except asyncio.CancelledError:
+            raise  # the reader was cancelled, which does not end the stream
+        except BaseException:
+            await self.aclose()
+            raise
         return self._parts
 
     async def _next(self, parts: Parts[Any]) -> T_co:

@@ -166,7 +166,9 @@ async def test_an_argument_may_be_a_stream() -> None:
     assert closed == ["numbers"] * 4
     async with engine.stream(doubled(5)) as inner, engine.stream(passed(inner)) as outer:
         assert [value async for value in outer] == [0, 4, 8, 12, 16]
-    with pytest.raises(TypeError, match=r"parameter 'values' of graph 'total' is a stream: pass an async iterator, got"):
+    with pytest.raises(
+        TypeError, match=r"parameter 'values' of graph 'total' is a stream: pass an async iterator, got"
+    ):
         await engine.run(total([1, 2]))  # type: ignore[arg-type]
 
 

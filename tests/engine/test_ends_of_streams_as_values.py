@@ -1,0 +1,679 @@
+"""How streams of values end: bounded, closed by their readers, retried only before the first value, never left open."""
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import pytest
+from structlog.testing import capture_logs
+
+import penstock as ps
+from penstock import engine, testing
+
+Chosen = Literal["actors", "parallel", "wave", "sequential"]
+SCHEDULERS: list[Chosen] = ["actors", "parallel", "wave", "sequential"]
+
+
+class Source:
+    """An endless generator that counts what it gives, and how it is opened and closed."""
+
+    def __init__(self, **policy: Any) -> None:
+        self.given = 0
+        self.opened = 0
+        self.closed = 0
+        self.fails_at: dict[int, BaseException] = {}
+        self.hangs_at = -1
+
+        @ps.node(name="numbers", **policy)
+        async def numbers() -> AsyncIterator[int]:
+            self.opened += 1
+            try:
+                while True:
+                    if self.given in self.fails_at:
+                        raise self.fails_at.pop(self.given)
+                    if self.given == self.hangs_at:
+                        await asyncio.Event().wait()
+                    self.given += 1
+                    yield self.given - 1
+            finally:
+                self.closed += 1
+
+        self.node = numbers
+
+        @ps.graph
+        async def graph() -> AsyncIterator[int]:
+            return numbers()
+
+        self.graph = graph
+
+
+@ps.node
+async def same(number: int) -> int:
+    return number
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_a_slow_reader_holds_its_producer_back(scheduler: Chosen) -> None:
+    source = Source(capacity=4)
+    async with engine.stream(source.graph(), scheduler=scheduler) as values:
+        for number in range(20):
+            assert await anext(values) == number
+            await testing.wait_quiescent()
+            assert source.given <= number + 1 + 4 + 1  # those that are held, and the one that waits for room
+            assert values.statistics().in_flight == 4
+    assert source.closed == 1
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_backpressure_passes_through_a_map_and_batches(scheduler: Chosen) -> None:
+    source = Source(capacity=2)
+
+    @ps.node(capacity=2)
+    async def pairs(numbers: AsyncIterator[int]) -> AsyncIterator[tuple[int, int]]:
+        async for number in numbers:
+            yield number, await anext(numbers)
+
+    running = peak = 0
+
+    @ps.node
+    async def counted(number: int) -> int:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return number
+
+    @ps.graph
+    async def graph() -> AsyncIterator[tuple[int, int]]:
+        return pairs(ps.map_each(counted, source.node(), concurrency=3))
+
+    async with engine.stream(graph(), scheduler=scheduler) as values:
+        assert await anext(values) == (0, 1)
+        await testing.wait_quiescent()
+        first = source.given
+        await testing.wait_quiescent()
+        assert source.given == first <= 40
+        assert [await anext(values) for _ in range(50)] == [(2 * n, 2 * n + 1) for n in range(1, 51)]
+    assert 1 < peak <= 3
+    assert source.closed == 1
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("how", ["returns", "raises"])
+async def test_a_reader_that_ends_early_closes_the_generator(scheduler: Chosen, how: str) -> None:
+    source = Source()
+    kept: list[object] = []
+
+    @ps.node
+    async def some(numbers: AsyncIterator[int]) -> int:
+        kept.append(numbers)  # so it is its end that closes the stream, and not that it is dropped
+        total = await anext(numbers) + await anext(numbers)
+        if how == "raises":
+            raise LookupError("enough")
+        return total
+
+    @ps.graph
+    async def graph() -> int:
+        return await some(source.node())
+
+    if how == "returns":
+        assert await engine.run(graph(), scheduler=scheduler) == 1
+    else:
+        with pytest.raises(LookupError) as caught:
+            await engine.run(graph(), scheduler=scheduler)
+        assert caught.value.__notes__ == ["in node 'some' of graph 'graph', item 0, attempt 1"]
+    assert source.closed == 1
+
+
+async def test_a_generator_that_ends_closes_the_one_that_it_reads() -> None:
+    source = Source()
+
+    @ps.node
+    async def three(numbers: AsyncIterator[int]) -> AsyncIterator[int]:
+        for _ in range(3):
+            yield await anext(numbers)
+
+    @ps.graph
+    async def graph() -> AsyncIterator[int]:
+        return ps.map_each(same, three(source.node()))
+
+    async with engine.stream(graph()) as values:
+        assert [value async for value in values] == [0, 1, 2]
+        assert source.closed == 1
+    async with engine.stream(graph()) as values:
+        await anext(values)
+    assert source.closed == 2
+
+
+async def test_the_generator_is_closed_within_its_next_step() -> None:
+    source = Source()
+    source.hangs_at = 3
+    async with engine.stream(source.graph()) as values:
+        await anext(values)
+        await testing.wait_quiescent()
+        assert source.closed == 0
+    assert source.closed == 1
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_an_error_is_raised_at_the_reader_in_its_turn(scheduler: Chosen) -> None:
+    source = Source()
+    source.fails_at = {3: ValueError("fourth")}
+    got: list[int] = []
+    with pytest.raises(ValueError, match="fourth") as caught:
+        async with engine.stream(source.graph(), scheduler=scheduler) as values:
+            async for value in values:
+                got.append(value)  # noqa: PERF401 - what came before the error counts
+    assert got == [0, 1, 2]
+    assert caught.value.__notes__ == ["in node 'numbers' of graph 'graph', item 0, attempt 1"]
+    assert [value async for value in values] == []
+
+
+async def test_a_reader_may_catch_the_error_of_what_it_reads() -> None:
+    source = Source()
+    source.fails_at = {2: ValueError("third")}
+
+    @ps.node
+    async def sturdy(numbers: AsyncIterator[int]) -> list[int]:
+        got: list[int] = []
+        try:
+            async for number in numbers:
+                got.append(number)  # noqa: PERF401 - as above
+        except ValueError:
+            got.append(-1)
+        return got
+
+    @ps.graph
+    async def graph() -> list[int]:
+        return await sturdy(source.node())
+
+    assert await engine.run(graph()) == [0, 1, -1]
+
+
+async def test_an_error_that_no_reader_comes_to_is_logged() -> None:
+    source = Source()
+    source.fails_at = {2: ValueError("third")}
+
+    @ps.node
+    async def one(numbers: AsyncIterator[int]) -> int:
+        await testing.wait_quiescent()
+        return await anext(numbers)
+
+    @ps.graph
+    async def graph() -> int:
+        return await one(source.node())
+
+    with capture_logs() as logs:
+        assert await engine.run(graph()) == 0
+    assert [(log["event"], log["node"]) for log in logs] == [("stream.unread_error", "numbers")]
+
+
+async def test_retry_only_before_the_first_value() -> None:
+    source = Source(retry=ps.Retry(attempts=3))
+    source.fails_at = {0: OSError("first"), 2: OSError("third")}
+    with pytest.raises(OSError, match="third") as caught:
+        async with engine.stream(source.graph()) as values:
+            assert [await anext(values), await anext(values)] == [0, 1]
+            await anext(values)
+    assert caught.value.__notes__ == ["in node 'numbers' of graph 'graph', item 0, attempt 2"]
+    assert (source.opened, source.closed) == (2, 2)
+
+
+async def test_fallback_only_before_the_first_value() -> None:
+    def listed(error: Exception) -> list[int]:
+        return [10, 11]
+
+    async def generated(error: Exception) -> AsyncIterator[int]:
+        yield 20
+
+    for fallback, expected in ((listed, [10, 11]), (generated, [20])):
+        source = Source(fallback=fallback)
+        source.fails_at = {0: OSError("first")}
+        async with engine.stream(source.graph()) as values:
+            assert [value async for value in values] == expected
+        source = Source(fallback=fallback)
+        source.fails_at = {1: OSError("second")}
+        with pytest.raises(OSError, match="second"):
+            async with engine.stream(source.graph()) as values:
+                assert await anext(values) == 0
+                await anext(values)
+    source = Source(fallback=str)
+    source.fails_at = {0: OSError("first")}
+    with pytest.raises(TypeError, match="fallback of 'numbers', which gives a stream, returned 'first'"):
+        async with engine.stream(source.graph()) as values:
+            await anext(values)
+
+
+def test_the_timeout_of_a_generator_is_until_its_first_value() -> None:
+    async def main() -> None:
+        source = Source(timeout_seconds=5, retry=ps.Retry(attempts=2))
+        source.hangs_at = 0
+        with pytest.raises(ps.NodeTimeoutError, match="longer than 5 s"):
+            async with engine.stream(source.graph()) as values:
+                await values.started()
+        assert (source.opened, asyncio.get_running_loop().time() >= 10) == (2, True)
+
+        @ps.node(timeout_seconds=5)
+        async def slow() -> AsyncIterator[int]:
+            for number in range(5):
+                yield number
+                await asyncio.sleep(4)
+
+        @ps.graph
+        async def graph() -> AsyncIterator[int]:
+            return slow()
+
+        async with engine.stream(graph()) as values:
+            assert [value async for value in values] == [0, 1, 2, 3, 4]
+
+    testing.run_virtual(main)
+
+
+async def test_an_attempt_that_has_read_from_a_stream_is_not_repeated() -> None:
+    source = Source()
+    tried = 0
+
+    @ps.node(retry=ps.Retry(attempts=3))
+    async def fragile(numbers: AsyncIterator[int]) -> int:
+        nonlocal tried
+        tried += 1
+        if tried == 1:
+            raise OSError("before it read")
+        await anext(numbers)
+        raise OSError("after it read")
+
+    @ps.graph
+    async def graph() -> int:
+        return await fragile(source.node())
+
+    with pytest.raises(OSError, match="after it read"):
+        await engine.run(graph())
+    assert (tried, source.opened, source.closed) == (2, 1, 1)
+
+
+def test_the_deadline_covers_the_whole_stream() -> None:
+    async def main() -> None:
+        source = Source()
+        source.hangs_at = 2
+        with pytest.raises(ps.DeadlineExceeded):
+            async with engine.stream(source.graph(), timeout_seconds=3) as values:
+                async for _ in values:
+                    pass
+        assert source.closed == 1
+        source = Source()
+        values = engine.stream(source.graph(), timeout_seconds=3)
+        assert await anext(values) == 0
+        await asyncio.sleep(4)  # a slow reader: what it has not read when the time is over is dropped
+        with pytest.raises(ps.DeadlineExceeded):
+            await anext(values)
+        assert source.closed == 1
+        async with engine.deploy(source.graph, max_in_flight=1) as service:
+            async with service.stream(source.graph()) as held:
+                await held.started()
+                with pytest.raises(ps.DeadlineExceeded, match="got no place"):
+                    await service.stream(source.graph(), timeout_seconds=3).started()
+            assert service.statistics().admission.in_flight == 0
+
+    testing.run_virtual(main)
+
+
+async def test_a_stream_is_refused_before_it_has_begun() -> None:
+    source = Source()
+    async with engine.deploy(source.graph, max_in_flight=1, max_queue=0) as service:
+        async with service.stream(source.graph()) as held:
+            await held.started()
+            refused = service.stream(source.graph())
+            with pytest.raises(ps.Overloaded):
+                await refused.started()
+            with pytest.raises(StopAsyncIteration):
+                await anext(refused)
+        async with service.stream(source.graph()) as again:
+            await again.started()
+        assert service.statistics().admission.refused == 1
+
+
+async def test_a_dropped_stream_frees_its_place() -> None:
+    source = Source()
+    async with engine.deploy(source.graph, max_in_flight=1) as service:
+        values = service.stream(source.graph())
+        assert await anext(values) == 0
+        del values
+        async with service.stream(source.graph()) as others:
+            await others.started()  # which waits for the place
+        assert source.closed == 2
+        statistics = service.statistics()
+        assert (statistics.cancelled, statistics.admission.in_flight) == (2, 0)
+    values = engine.stream(source.graph())
+    await values.started()
+    del values
+    gc.collect()
+    await testing.wait_quiescent()
+    assert (source.closed, len(asyncio.all_tasks())) == (3, 1)
+
+
+async def test_a_server_whose_client_leaves_cancels_the_task_and_closes_nothing() -> None:
+    source = Source()
+    sent: list[int] = []
+    async with engine.deploy(source.graph, max_in_flight=1) as service:
+
+        async def respond() -> None:
+            """What Starlette does: the task that iterates is cancelled, `aclose` is never called."""
+            tokens = service.stream(source.graph())
+            await tokens.started()
+            async for token in tokens:
+                sent.append(token)
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(respond())
+        while len(sent) < 5:
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        del task
+        await testing.wait_quiescent()
+        assert (source.closed, service.statistics().admission.in_flight) == (1, 0)
+
+
+async def test_a_cancelled_reader_may_go_on() -> None:
+    source = Source()
+    source.hangs_at = 0
+    async with engine.stream(source.graph()) as values:
+        await testing.wait_quiescent()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await anext(values)
+        assert source.closed == 0
+        source.hangs_at = -1
+    assert source.closed == 1
+
+
+async def test_a_stream_has_one_reader() -> None:
+    source = Source()
+    source.hangs_at = 0
+    async with engine.stream(source.graph()) as values:
+        reader = asyncio.ensure_future(anext(values))
+        await testing.wait_quiescent()
+        with pytest.raises(RuntimeError, match="one reader"):
+            await anext(values)
+        reader.cancel()
+        await asyncio.wait([reader])
+
+
+async def test_a_drain_waits_for_open_streams() -> None:
+    @ps.node
+    async def few() -> AsyncIterator[int]:
+        for number in range(40):
+            yield number
+
+    @ps.graph
+    async def graph() -> AsyncIterator[int]:
+        return few()
+
+    async with engine.deploy(graph) as service:
+        values = service.stream(graph())
+        assert await anext(values) == 0
+        drained = asyncio.create_task(service.drain())
+        await testing.wait_quiescent()
+        assert not drained.done()
+        with pytest.raises(ps.EngineClosedError, match="draining"):
+            service.stream(graph())
+        assert [value async for value in values] == list(range(1, 40))
+        await drained
+
+
+async def test_an_abort_ends_open_streams() -> None:
+    source = Source()
+    async with engine.deploy(source.graph) as service:
+        values = service.stream(source.graph())
+        assert await anext(values) == 0
+        await service.abort()
+        with pytest.raises(ps.EngineClosedError, match="stopped while the call was in flight"):
+            await anext(values)
+    async with engine.Engine() as own:
+        values = own.stream(source.graph())
+        await values.started()
+    with pytest.raises(ps.EngineClosedError, match="Engine was closed"):
+        await anext(values)
+    assert source.closed == 2
+
+
+async def test_a_closed_stream_stays_closed() -> None:
+    source = Source()
+    values = engine.stream(source.graph())
+    await values.aclose()
+    with pytest.raises(ps.EngineClosedError, match="read once"):
+        await values.started()
+    async with engine.stream(source.graph()) as values:
+        await anext(values)
+    assert [value async for value in values] == []
+    await values.aclose()
+
+
+async def test_closing_a_stream_from_one_of_its_own_nodes() -> None:
+    holder: list[engine.Stream[int]] = []
+
+    @ps.node
+    async def closes() -> AsyncIterator[int]:
+        yield 1
+        await holder[0].aclose()
+
+    @ps.graph
+    async def graph() -> AsyncIterator[int]:
+        return closes()
+
+    with pytest.raises(ps.ReentrantCallError, match="closed from inside one of its own nodes"):
+        async with engine.stream(graph()) as values:
+            holder.append(values)
+            assert [value async for value in values] == [1]
+    holder.clear()
+
+
+async def test_the_stream_ends_when_all_steps_have() -> None:
+    stored = asyncio.Event()
+    go_on = asyncio.Event()
+
+    @ps.node(effectful=True)
+    async def store(fails: bool) -> None:
+        await go_on.wait()
+        stored.set()
+        if fails:
+            raise OSError("disk full")
+
+    @ps.node
+    async def one() -> AsyncIterator[int]:
+        yield 1
+
+    @ps.graph
+    async def graph(fails: bool) -> AsyncIterator[int]:
+        await store(fails)
+        return one()
+
+    async with engine.stream(graph(False)) as values:
+        assert await anext(values) == 1
+        asyncio.get_running_loop().call_soon(go_on.set)
+        assert [value async for value in values] == []
+        assert stored.is_set()
+    with pytest.raises(OSError, match="disk full"):
+        async with engine.stream(graph(True)) as values:
+            [value async for value in values]
+
+
+async def test_the_failure_of_another_step_ends_the_stream_at_once() -> None:
+    source = Source()
+    source.hangs_at = 5
+
+    @ps.node(effectful=True)
+    async def fails() -> None:
+        await testing.wait_quiescent()
+        raise OSError("beside")
+
+    @ps.graph
+    async def graph() -> AsyncIterator[int]:
+        await fails()
+        return source.node()
+
+    with pytest.raises(OSError, match="beside"):
+        async with engine.stream(graph(), scheduler="parallel") as values:
+            assert await anext(values) == 0
+            async for _ in values:
+                pass
+    assert source.closed == 1
+
+
+async def test_a_map_ends_with_its_first_error_in_its_turn() -> None:
+    source = Source()
+    asked: list[int] = []
+
+    @ps.node
+    async def picky(number: int) -> int:
+        asked.append(number)
+        await asyncio.sleep(0 if number > 3 else 0.001)
+        if number in (3, 5):
+            raise ValueError(f"not {number}")
+        return number
+
+    @ps.graph
+    async def graph() -> AsyncIterator[int]:
+        return ps.map_each(picky, source.node(), concurrency=4)
+
+    got: list[int] = []
+    with pytest.raises(ValueError, match="not 3") as caught:
+        async with engine.stream(graph()) as values:
+            async for value in values:
+                got.append(value)  # noqa: PERF401 - what came before the error counts
+    assert got == [0, 1, 2]
+    assert len(asked) <= 3 + 4
+    assert caught.value.__notes__[0] == "in node 'picky' of graph 'each', item 3, attempt 1"
+    assert source.closed == 1
+
+
+async def test_a_map_over_a_stream_that_fails_gives_what_came_before() -> None:
+    source = Source()
+    source.fails_at = {7: ValueError("eighth")}
+
+    @ps.graph
+    async def graph() -> AsyncIterator[int]:
+        return ps.map_each(same, source.node(), concurrency=3)
+
+    async with engine.stream(graph()) as values:
+        outcomes = [outcome async for outcome in values.outcomes()]
+    assert [one.value for one in outcomes[:-1]] == list(range(7))
+    assert isinstance(outcomes[-1].error, ValueError)
+
+
+async def test_leaving_waits_for_a_generator_that_takes_its_time_to_close() -> None:
+    steps: list[str] = []
+
+    @ps.node
+    async def careful() -> AsyncIterator[int]:
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            steps.append("closed")
+
+    @ps.graph
+    async def graph() -> AsyncIterator[int]:
+        return careful()
+
+    async with engine.stream(graph()) as values:
+        await anext(values)
+    assert steps == ["closed"]
+
+
+async def test_an_error_in_closing_is_logged() -> None:
+    @ps.node
+    async def clumsy() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            raise OSError("not closed")
+
+    @ps.node
+    async def one(numbers: AsyncIterator[int]) -> int:
+        return await anext(numbers)
+
+    @ps.graph
+    async def graph() -> int:
+        return await one(clumsy())
+
+    with capture_logs() as logs:
+        assert await engine.run(graph()) == 1
+    assert [log["event"] for log in logs] == ["stream.unread_error"]
+
+
+async def test_a_generator_that_is_cancelled_by_something_that_it_awaits() -> None:
+    @ps.node
+    async def awaits_cancelled() -> AsyncIterator[int]:
+        yield 1
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    @ps.graph
+    async def graph() -> AsyncIterator[int]:
+        return awaits_cancelled()
+
+    with pytest.raises(ps.NodeCancelledError):
+        async with engine.stream(graph()) as values:
+            [value async for value in values]
+
+
+async def _read_some(limit: int) -> list[int]:
+    source = Source()
+
+    @ps.node
+    async def passed(numbers: AsyncIterator[int]) -> AsyncIterator[int]:
+        async for number in numbers:
+            await asyncio.sleep(0)
+            yield number
+
+    @ps.graph
+    async def graph() -> AsyncIterator[int]:
+        return passed(ps.map_each(same, source.node(), concurrency=2))
+
+    try:
+        async with engine.deploy(graph, max_in_flight=1) as service:
+            values = service.stream(graph())
+            got = [await anext(values) for _ in range(limit)]
+            await values.aclose()
+            async with engine.stream(graph()) as others:
+                got.append(await anext(others))
+            return got
+    finally:
+        assert source.closed == source.opened
+
+
+def test_cancelled_at_every_step() -> None:
+    for outcome in testing.cancel_at_every_step(lambda: _read_some(3)):
+        assert not outcome.tasks_left, outcome
+        assert not outcome.loop_errors, outcome
+        assert outcome.cancelled == isinstance(outcome.error, asyncio.CancelledError), outcome
+
+
+def test_under_many_interleavings(effort: int) -> None:
+    for got in testing.interleavings(lambda: _read_some(3), count=100 * effort):
+        assert got[:3] == [0, 1, 2]
+
+
+def test_a_dropped_stream_under_many_interleavings(effort: int) -> None:
+    async def main() -> None:
+        source = Source()
+        async with engine.deploy(source.graph, max_in_flight=2) as service:
+            for number in range(6):
+                values = service.stream(source.graph())
+                for _ in range(number):
+                    await anext(values)
+                del values
+            await testing.wait_quiescent()
+            assert service.statistics().admission.in_flight == 0
+        assert source.opened == source.closed
+
+    testing.interleavings(main, count=50 * effort)
