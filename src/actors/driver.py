@@ -71,8 +71,8 @@ class Driver:
     """
 
     __slots__ = (
-        "_actor", "_begun", "_error", "_frame", "_given", "_parts", "_readers", "cancels", "crew", "position", "start", "task",
-        "thread_call",
+        "_actor", "_begun", "_error", "_frame", "_given", "_parts", "_readers", "_start", "cancels", "crew",
+        "position", "task", "thread_call",
     )  # fmt: skip
 
     def __init__(
@@ -90,7 +90,7 @@ class Driver:
         self.position.frame, self.position.actor = frame, actor
         self.cancels = 0
         self.thread_call: ThreadCall | None = None
-        self.start = start
+        self._start = start
         self._actor = actor
         self._frame = frame
         self._parts = parts
@@ -112,6 +112,10 @@ class Driver:
         # Not at the end of the task itself: one that is cancelled before its first step would never come there.
         self.task.add_done_callback(self._ended)
         return self._parts.reader()
+
+    def begin(self) -> Any:
+        """Return the iterator of one attempt."""
+        return self._start()
 
     def cancel_if_in(self, frame: "Frame") -> None:
         """The frame has ended: what was not read is dropped, and the iterator is closed."""
@@ -193,7 +197,7 @@ class Driver:
         self._parts.end(NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled before it began"))
         for reader in self._readers:
             reader.leave()
-        self._readers, self.start, self._given = (), _nothing, None
+        self._readers, self._start, self._given = (), _nothing, None
         self._actor.places.release()
         crew.workers.discard(self)
         if frame.state == "running":
@@ -227,7 +231,7 @@ class _FirstItem(Invocation):
 
     def _run_body(self) -> Awaitable[Any]:
         self._attempt_number = self._driver.position.attempt
-        return _begin(aiter(self._driver.start()))
+        return _begin(aiter(self._driver.begin()))
 
     async def _fall_back(self, error: Exception) -> Any:
         return await _begin(_iterated(await super()._fall_back(error), self.actor.name))

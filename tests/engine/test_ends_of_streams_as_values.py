@@ -54,6 +54,15 @@ async def same(number: int) -> int:
     return number
 
 
+async def read(stream: engine.Stream[int], got: list[int] | None = None) -> list[int]:
+    """Reads a stream to its end; `got` has what came before an error."""
+    got = [] if got is None else got
+    async with stream as values:
+        async for value in values:
+            got.append(value)
+    return got
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_a_slow_reader_holds_its_producer_back(scheduler: Chosen) -> None:
     source = Source(capacity=4)
@@ -163,10 +172,9 @@ async def test_an_error_is_raised_at_the_reader_in_its_turn(scheduler: Chosen) -
     source = Source()
     source.fails_at = {3: ValueError("fourth")}
     got: list[int] = []
+    values = engine.stream(source.graph(), scheduler=scheduler)
     with pytest.raises(ValueError, match="fourth") as caught:
-        async with engine.stream(source.graph(), scheduler=scheduler) as values:
-            async for value in values:
-                got.append(value)  # noqa: PERF401 - what came before the error counts
+        await read(values, got)
     assert got == [0, 1, 2]
     assert caught.value.__notes__ == ["in node 'numbers' of graph 'graph', item 0, attempt 1"]
     assert [value async for value in values] == []
@@ -214,10 +222,10 @@ async def test_an_error_that_no_reader_comes_to_is_logged() -> None:
 async def test_retry_only_before_the_first_value() -> None:
     source = Source(retry=ps.Retry(attempts=3))
     source.fails_at = {0: OSError("first"), 2: OSError("third")}
+    got: list[int] = []
     with pytest.raises(OSError, match="third") as caught:
-        async with engine.stream(source.graph()) as values:
-            assert [await anext(values), await anext(values)] == [0, 1]
-            await anext(values)
+        await read(engine.stream(source.graph()), got)
+    assert got == [0, 1]
     assert caught.value.__notes__ == ["in node 'numbers' of graph 'graph', item 0, attempt 2"]
     assert (source.opened, source.closed) == (2, 2)
 
@@ -232,19 +240,17 @@ async def test_fallback_only_before_the_first_value() -> None:
     for fallback, expected in ((listed, [10, 11]), (generated, [20])):
         source = Source(fallback=fallback)
         source.fails_at = {0: OSError("first")}
-        async with engine.stream(source.graph()) as values:
-            assert [value async for value in values] == expected
+        assert await read(engine.stream(source.graph())) == expected
         source = Source(fallback=fallback)
         source.fails_at = {1: OSError("second")}
+        got: list[int] = []
         with pytest.raises(OSError, match="second"):
-            async with engine.stream(source.graph()) as values:
-                assert await anext(values) == 0
-                await anext(values)
+            await read(engine.stream(source.graph()), got)
+        assert got == [0]
     source = Source(fallback=str)
     source.fails_at = {0: OSError("first")}
     with pytest.raises(TypeError, match="fallback of 'numbers', which gives a stream, returned 'first'"):
-        async with engine.stream(source.graph()) as values:
-            await anext(values)
+        await read(engine.stream(source.graph()))
 
 
 def test_the_timeout_of_a_generator_is_until_its_first_value() -> None:
@@ -299,9 +305,7 @@ def test_the_deadline_covers_the_whole_stream() -> None:
         source = Source()
         source.hangs_at = 2
         with pytest.raises(ps.DeadlineExceeded):
-            async with engine.stream(source.graph(), timeout_seconds=3) as values:
-                async for _ in values:
-                    pass
+            await read(engine.stream(source.graph(), timeout_seconds=3))
         assert source.closed == 1
         source = Source()
         values = engine.stream(source.graph(), timeout_seconds=3)
@@ -465,10 +469,10 @@ async def test_closing_a_stream_from_one_of_its_own_nodes() -> None:
     async def graph() -> AsyncIterator[int]:
         return closes()
 
+    values = engine.stream(graph())
+    holder.append(values)
     with pytest.raises(ps.ReentrantCallError, match="closed from inside one of its own nodes"):
-        async with engine.stream(graph()) as values:
-            holder.append(values)
-            assert [value async for value in values] == [1]
+        await read(values)
     holder.clear()
 
 
@@ -498,8 +502,7 @@ async def test_the_stream_ends_when_all_steps_have() -> None:
         assert [value async for value in values] == []
         assert stored.is_set()
     with pytest.raises(OSError, match="disk full"):
-        async with engine.stream(graph(True)) as values:
-            [value async for value in values]
+        await read(engine.stream(graph(True)))
 
 
 async def test_the_failure_of_another_step_ends_the_stream_at_once() -> None:
@@ -517,10 +520,7 @@ async def test_the_failure_of_another_step_ends_the_stream_at_once() -> None:
         return source.node()
 
     with pytest.raises(OSError, match="beside"):
-        async with engine.stream(graph(), scheduler="parallel") as values:
-            assert await anext(values) == 0
-            async for _ in values:
-                pass
+        await read(engine.stream(graph(), scheduler="parallel"))
     assert source.closed == 1
 
 
@@ -542,9 +542,7 @@ async def test_a_map_ends_with_its_first_error_in_its_turn() -> None:
 
     got: list[int] = []
     with pytest.raises(ValueError, match="not 3") as caught:
-        async with engine.stream(graph()) as values:
-            async for value in values:
-                got.append(value)  # noqa: PERF401 - what came before the error counts
+        await read(engine.stream(graph()), got)
     assert got == [0, 1, 2]
     assert len(asked) <= 3 + 4
     assert caught.value.__notes__[0] == "in node 'picky' of graph 'each', item 3, attempt 1"
@@ -622,8 +620,7 @@ async def test_a_generator_that_is_cancelled_by_something_that_it_awaits() -> No
         return awaits_cancelled()
 
     with pytest.raises(ps.NodeCancelledError):
-        async with engine.stream(graph()) as values:
-            [value async for value in values]
+        await read(engine.stream(graph()))
 
 
 async def _read_some(limit: int) -> list[int]:
