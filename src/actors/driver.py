@@ -5,7 +5,7 @@ the frame's workers, so whatever ends the frame cancels it, and nothing ends bef
 """
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .._errors import NodeCancelledError
@@ -247,8 +247,9 @@ async def _begin(iterator: AsyncIterator[Any]) -> tuple[AsyncIterator[Any], Any]
 
 def _iterated(value: Any, name: str) -> AsyncIterator[Any]:
     """Return the values that a fallback gives."""
-    if isinstance(value, AsyncIterable):
-        return aiter(value)  # pyright: ignore[reportUnknownArgumentType]
+    if hasattr(value, "__aiter__"):
+        iterator: AsyncIterator[Any] = aiter(value)
+        return iterator
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray):
         return _each(value)  # pyright: ignore[reportUnknownArgumentType]
     raise TypeError(

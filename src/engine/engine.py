@@ -88,7 +88,7 @@ class Engine:
     def stream(self, calls: Any, /, **options: Unpack[CallOptions]) -> Stream[Any]:
         """Run many calls as a pipeline, or one call that gives a stream; see `penstock.engine.stream`."""
         if isinstance(calls, Call):
-            call: Call[Any] = calls
+            call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             values(call.graph)
             return ValuesStream(partial(self._flow, call, resolve("stream(call)", options, self._options)))
         return CallsStream(self._runtime, calls, resolve("stream", options, self._options))

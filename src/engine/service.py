@@ -126,7 +126,7 @@ class Service(Generic[P, R]):
         """
         self._deployment.check_callable()
         if isinstance(calls, Call):
-            call: Call[Any] = calls
+            call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             self._deployment.values(call.graph)
             merged = resolve("service.stream(call)", options, self._inherited())
             return ValuesStream(partial(Flow, self._deployment, call, merged))

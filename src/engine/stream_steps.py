@@ -1,6 +1,5 @@
 """What the actors of streams do: each opens its stream, and is done with that."""
 
-from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, Any
 
 from ..actors.actor import Actor, Invoke
@@ -46,7 +45,7 @@ def input_of(parameter: str) -> Invoke:
 
     async def open_input(worker: Worker, actor: Actor, frame: Frame) -> Reader[Any]:
         given = frame.values[actor.slot]
-        if not isinstance(given, AsyncIterable):
+        if not hasattr(given, "__aiter__"):
             raise TypeError(
                 f"parameter {parameter!r} of graph {actor.graph!r} is a stream: pass an async iterator, got {given!r}"
             )

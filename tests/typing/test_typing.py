@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from tests.typing import correct
+from tests.typing import correct, streams
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,3 +28,15 @@ def test_a_type_checker_has_nothing_to_add(command: list[str]) -> None:
 )
 def test_what_type_checks_can_be_planned(graph: ps.Graph[..., object]) -> None:
     assert engine.plan(graph).name == graph.name
+
+
+async def test_an_answer_is_streamed() -> None:
+    expected = ["wiki\n", "docs\n", "mail\n", "code\n", "web\n"]
+    assert await streams.answers("q") == expected
+    assert await streams.without_an_engine("q") == expected
+
+
+async def test_batches_are_made_in_a_graph() -> None:
+    folder = Path(streams.__file__).parent
+    files = len([path async for path in streams.files(folder)])
+    assert await streams.losses(folder) == [(step + 1) / 4 for step in range(files // 4)]

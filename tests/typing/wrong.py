@@ -88,7 +88,7 @@ def policies() -> None:
 async def options(urls: list[str]) -> None:
     await engine.run(search("a"), timeout=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await engine.run(search("a"), scheduler="wavy")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    engine.stream([search("a")], max_inflight=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    engine.stream([search("a")], max_inflight=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     engine.deploy(search, max_queues=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     engine.Engine(threads=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     ps.execution_options(on_error="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -98,8 +98,8 @@ async def options(urls: list[str]) -> None:
 async def verbs() -> None:
     await engine.run(search)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await engine.run("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    engine.stream(search("a"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    engine.stream(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    engine.stream(search("a"))  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    engine.stream(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     engine.deploy(search("a"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     async with engine.deploy(search) as service:
         await service(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,124 @@
+"""Streams as values, as mypy and pyright must see them: an answer that is streamed, and batches made in a graph."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TypedDict, assert_type
+
+import penstock as ps
+from penstock import engine, testing
+
+
+class Document(TypedDict):
+    title: str
+    text: str
+
+
+@ps.node(timeout_seconds=2, retry=ps.Retry(attempts=2), concurrency=32)
+async def fetch(source: str, query: str) -> list[Document]:
+    await asyncio.sleep(0)
+    return [{"title": source, "text": query}]
+
+
+def nothing(error: Exception) -> list[Document]:
+    return []
+
+
+fetch_optional = fetch.with_policy(name="fetch_optional", fallback=nothing)
+
+
+@ps.node
+async def rerank(query: str, documents: list[list[Document]]) -> list[Document]:
+    return sorted((d for found in documents for d in found), key=lambda d: -d["text"].count(query))
+
+
+@ps.node
+async def answer(query: str, documents: list[Document]) -> AsyncIterator[str]:
+    for document in documents:
+        yield document["title"] + "\n"
+
+
+@ps.graph
+async def rag(query: str) -> AsyncIterator[str]:
+    found = [await fetch(source, query) for source in ("wiki", "docs", "mail", "code")]
+    return answer(query, await rerank(query, [*found, await fetch_optional("web", query)]))
+
+
+@ps.node(concurrency=64, runs_on="thread")
+def read(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+@ps.node(runs_on="process")
+def decode(raw: bytes) -> list[int]:
+    return list(raw[:16])
+
+
+@ps.node(runs_on="thread")
+def augment(image: list[int]) -> list[int]:
+    return image[::-1]
+
+
+@ps.node(capacity=2)
+async def batches(images: AsyncIterator[list[int]]) -> AsyncIterator[list[list[int]]]:
+    held: list[list[int]] = []
+    async for image in images:
+        held.append(image)
+        if len(held) == 4:
+            yield held
+            held = []
+
+
+@ps.node
+class Train:
+    async def __aenter__(self) -> "Train":
+        self.steps = 0
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        del self.steps
+
+    async def __call__(self, batch: list[list[int]]) -> float:
+        self.steps += 1
+        return self.steps / len(batch)
+
+
+train = Train()
+
+
+@ps.graph
+async def epoch(paths: AsyncIterator[Path]) -> AsyncIterator[float]:
+    images = ps.map_each(augment, ps.map_each(decode, ps.map_each(read, paths)))
+    assert_type(images, AsyncIterator[list[int]])
+    return ps.map_each(train, batches(images), concurrency=2)
+
+
+async def files(folder: Path) -> AsyncIterator[Path]:
+    for path in await asyncio.to_thread(lambda: sorted(folder.glob("*.py"))):
+        yield path
+
+
+async def losses(folder: Path) -> list[float]:
+    async with engine.stream(epoch(files(folder))) as stream:
+        assert_type(stream, engine.Stream[float])
+        return [loss async for loss in stream]
+
+
+async def answers(query: str) -> list[str]:
+    async def fake(source: str, query: str) -> list[Document]:
+        return [{"title": source, "text": query}]
+
+    with testing.replace(fetch, fake):
+        async with engine.deploy(rag, max_in_flight=64) as service, service.stream(rag(query), priority=1) as tokens:
+            assert_type(tokens, engine.Stream[str])
+            await tokens.started()
+            return [token async for token in tokens]
+
+
+async def without_an_engine(query: str) -> list[str]:
+    return [token async for token in await rag(query)]
+
+
+if __name__ == "__main__":
+    print(asyncio.run(losses(Path(sys.argv[1]))))
