@@ -11,10 +11,12 @@ from .planning import PLANNING
 from .random_graph import RANDOM_GRAPH
 from .scaling import CHAIN_LENGTH, DEPLOYMENTS, FRAMES_AT_ONCE, STREAM_LENGTH
 from .threads import THREADS
+from .tokens import TOKENS
 
 WORKLOADS: tuple[Workload, ...] = (
     CHAIN,
     DEPLOYMENT,
+    TOKENS,
     FAN_OUT,
     IO,
     THREADS,
