@@ -524,6 +524,37 @@ async def test_the_failure_of_another_step_ends_the_stream_at_once() -> None:
     assert source.closed == 1
 
 
+async def test_a_stream_that_was_cut_short_does_not_look_complete() -> None:
+    source = Source()
+    seen: list[str] = []
+
+    @ps.node
+    async def stubborn(numbers: AsyncIterator[int]) -> int:
+        await anext(numbers)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            try:
+                seen.append(repr(await anext(numbers, "the end")))
+            except asyncio.CancelledError as error:
+                seen.append(str(error))
+        return 0
+
+    @ps.node(effectful=True)
+    async def fails() -> None:
+        await testing.wait_quiescent()
+        raise OSError("beside")
+
+    @ps.graph
+    async def graph() -> int:
+        await fails()
+        return await stubborn(source.node())
+
+    with pytest.raises(OSError, match="beside"):
+        await engine.run(graph())
+    assert (seen, source.closed) == (["item 0 is not wanted any more"], 1)
+
+
 async def test_a_map_ends_with_its_first_error_in_its_turn() -> None:
     source = Source()
     asked: list[int] = []

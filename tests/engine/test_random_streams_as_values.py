@@ -1,0 +1,173 @@
+"""Random pipelines of generators, maps and batches give under every scheduler what plain Python gives without one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock import engine, testing
+
+Chosen = Literal["actors", "parallel", "wave", "sequential"]
+SCHEDULERS: list[Chosen] = ["actors", "parallel", "wave", "sequential"]
+Stage = tuple[str, int]
+
+
+class Failed(Exception):
+    """What a stage raises, with the value at which it does."""
+
+
+@ps.node(capacity=3)
+async def count(limit: int, fails_at: int) -> AsyncIterator[int]:
+    for number in range(limit):
+        if number == fails_at:
+            raise Failed("count", number)
+        if number % 3 == 0:
+            await asyncio.sleep(0)
+        yield number
+
+
+@ps.node(capacity=1)
+async def batched(size: int, values: AsyncIterator[int]) -> AsyncIterator[int]:
+    held: list[int] = []
+    async for value in values:
+        held.append(value)
+        if len(held) == size:
+            yield sum(held)
+            held = []
+    if held:
+        yield sum(held)
+
+
+@ps.node
+async def repeated(times: int, values: AsyncIterator[int]) -> AsyncIterator[int]:
+    async for value in values:
+        for _ in range(times):
+            yield value
+
+
+@ps.node
+async def taken(limit: int, values: AsyncIterator[int]) -> AsyncIterator[int]:
+    if not limit:
+        return
+    async for value in values:
+        yield value
+        limit -= 1
+        if not limit:
+            return
+
+
+@ps.node
+async def listed(values: AsyncIterator[int]) -> list[int]:
+    return [value async for value in values]
+
+
+@ps.node(capacity=2)
+async def generated(values: list[int]) -> AsyncIterator[int]:
+    for value in values:
+        yield value
+
+
+@ps.node
+async def checked(value: int, fails_at: int) -> int:
+    for _ in range(value % 4):
+        await asyncio.sleep(0)
+    if value == fails_at:
+        raise Failed("checked", value)
+    return value + 1
+
+
+@ps.node
+def tripled(value: int) -> int:
+    return 3 * value
+
+
+@ps.node
+async def merged(left: AsyncIterator[int], right: AsyncIterator[int]) -> AsyncIterator[int]:
+    async for value in left:
+        yield value
+        yield await anext(right, -1)
+
+
+def build(stages: list[Stage], other: list[Stage]) -> ps.Graph[[int, int], AsyncIterator[int]]:
+    """Makes the graph of a pipeline, or of two that are merged."""
+
+    async def pipeline(values: AsyncIterator[int], stages: list[Stage]) -> AsyncIterator[int]:
+        for kind, number in stages:
+            if kind == "listed":
+                values = generated(await ps.map_each(tripled, await listed(values)))
+            else:
+                values = _stage(kind, number, values)
+        return values
+
+    @ps.graph
+    async def graph(limit: int, fails_at: int) -> AsyncIterator[int]:
+        values = await pipeline(count(limit, fails_at), stages)
+        return merged(values, await pipeline(count(limit, -1), other)) if other else values
+
+    return graph
+
+
+def _stage(kind: str, number: int, values: AsyncIterator[int]) -> AsyncIterator[int]:
+    if kind == "checked":
+
+        async def check(value: int) -> int:
+            return await checked(value, number)
+
+        return ps.map_each(check, values, concurrency=number % 5 + 1)
+    if kind == "tripled":
+        return ps.map_each(tripled, values, concurrency=number)
+    sized = {"batched": batched, "repeated": repeated, "taken": taken}[kind]
+    return sized(number, values)
+
+
+async def outcome(values: Any) -> tuple[list[int], object]:
+    """Reads to the end; returns what came, and the arguments of the error that ended it."""
+    got: list[int] = []
+    try:
+        async for value in values:
+            got.append(value)  # noqa: PERF401 - what came before an error counts
+    except Failed as error:
+        return got, error.args
+    return got, None
+
+
+async def eager(call: ps.Call[AsyncIterator[int]]) -> tuple[list[int], object]:
+    try:
+        values = await call
+    except Failed as error:
+        return [], error.args
+    return await outcome(values)
+
+
+stages = st.lists(
+    st.one_of(
+        st.tuples(st.just("checked"), st.integers(0, 40)),
+        st.tuples(st.sampled_from(["tripled", "batched", "repeated", "taken", "listed"]), st.integers(1, 4)),
+    ),
+    max_size=4,
+)
+
+
+@given(stages, stages, st.integers(0, 30), st.integers(-1, 40), st.integers(0, 1 << 16))
+def test_random_pipelines(first: list[Stage], other: list[Stage], limit: int, fails_at: int, seed: int) -> None:
+    graph = build(first, other)
+
+    async def main() -> None:
+        expected = await eager(graph(limit, fails_at))
+        for scheduler in SCHEDULERS:
+            async with engine.stream(graph(limit, fails_at), scheduler=scheduler) as values:
+                assert await outcome(values) == expected, scheduler
+        async with engine.deploy(graph, max_in_flight=2) as service:
+
+            async def client() -> tuple[list[int], object]:
+                async with service.stream(graph(limit, fails_at)) as values:
+                    return await outcome(values)
+
+            assert await asyncio.gather(*(client() for _ in range(3))) == [expected] * 3
+        await testing.wait_quiescent()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    testing.run_seeded(main, seed=seed, timeout_seconds=3600)
