@@ -1,4 +1,4 @@
-"""Streams as values: 64 answers streamed token by token through a deployment, beside a queue for each written by hand."""
+"""Streams as values: 64 answers, token by token, through a deployment, beside a hand-written queue for each."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeGuard, cast, get_origin
 
 from .._errors import PlanError
 from .node import Node
+from .stream_limits import check_stream_limits
 from .template import Constant, Container, Read, Template, key, reads, renumber
 from .tracer import Step
 
@@ -60,11 +61,13 @@ Pass: TypeAlias = Callable[[Draft], tuple[Draft, PassReport]]
 def validate(draft: Draft) -> tuple[Draft, PassReport]:
     """Check that annotated values fit the annotated parameters that they are passed to.
 
-    Only what is certainly wrong is refused: two plain classes of which neither derives from the other.
+    Only what is certainly wrong is refused: two plain classes of which neither derives from the other. And streams
+    must not wait for each other.
 
     Raises:
-        PlanError: a value does not fit; the message names the line.
+        PlanError: a value does not fit, or streams of one limited node are open together; the message names the line.
     """
+    check_stream_limits(draft.name, _all_steps(draft))
     types: dict[int, Any] = dict(zip(draft.parameter_sources, draft.annotations, strict=False))
     classes: dict[Node[..., Any], dict[str, type]] = {}
     checked = 0

@@ -1,5 +1,7 @@
 """What is drawn of a trace."""
 
+from dataclasses import replace
+
 from .control import Control
 from .drawing import Drawing, DrawnNode, Edge
 from .node import Node
@@ -17,7 +19,10 @@ _ARGUMENTS = {
 def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
     """Return the drawing of a trace, with the bodies of its control flow."""
     names = dict(zip(trace.parameter_sources, trace.parameters, strict=True))
-    inputs = [DrawnNode(str(source), name, kind="input") for source, name in names.items()]
+    inputs = [
+        DrawnNode(str(source), name, "stream" if source in trace.streams else "", kind="input")
+        for source, name in names.items()
+    ]
     names.update({step.source: step.callee.name for step in trace.steps})
     steps = [
         DrawnNode(
@@ -25,22 +30,22 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
             step.callee.name,
             _detail(step.callee),
             "node" if isinstance(step.callee, Node) else "control",
-            _inputs(step, names),
+            _inputs(step, names, trace.streams),
         )
         for step in trace.steps
     ]
-    result = DrawnNode("result", "result", kind="output", inputs=tuple(_edges("", trace.result)))
+    result = DrawnNode("result", "result", kind="output", inputs=tuple(_edges("", trace.result, trace.streams)))
     bodies = tuple((str(step.source), drawing_of(body, body.name)) for step in trace.steps for body in step.bodies)
     return Drawing(title or trace.name, (*inputs, *steps, result), bodies)
 
 
-def _inputs(step: Step, names: dict[int, str]) -> tuple[Edge, ...]:
+def _inputs(step: Step, names: dict[int, str], streams: frozenset[int]) -> tuple[Edge, ...]:
     """Return what a step reads; where that is more than one value, with the parameters that they go to."""
-    edges = [edge for name, template in _arguments(step) for edge in _edges(name, template)]
+    edges = [edge for name, template in _arguments(step) for edge in _edges(name, template, streams)]
     several = len({edge.source_id for edge in edges}) > 1
     # A value that is called like its parameter says it already.
     return tuple(
-        edge if several and edge.label != names[int(edge.source_id)] else Edge(edge.source_id, _path_only(edge.label))
+        edge if several and edge.label != names[int(edge.source_id)] else replace(edge, label=_path_only(edge.label))
         for edge in edges
     )
 
@@ -51,11 +56,12 @@ def _arguments(step: Step) -> list[tuple[str, Template]]:
     return [*zip(padded, step.args, strict=False), *step.kwargs.items()]
 
 
-def _edges(name: str, template: Template) -> list[Edge]:
+def _edges(name: str, template: Template, streams: frozenset[int]) -> list[Edge]:
     return [
         Edge(
             str(read.source),
             "".join(f".{what}" if how == "attribute" else f"[{what!r}]" for how, what in read.path) or name,
+            read.source in streams,
         )
         for read in reads(template)
     ]
@@ -67,9 +73,10 @@ def _path_only(label: str) -> str:
 
 def _detail(callee: Node[..., object] | Control) -> str:
     if isinstance(callee, Control):
-        return ""
+        return "stream" if callee.over_stream else ""
     policy = callee.policy
     words = [
+        "stream" if callee.gives_stream else "",
         policy.runs_on if policy.runs_on != "loop" else "",
         "stateful" if callee.template is not None else "",
         f"{policy.concurrency} at once" if policy.concurrency else "",

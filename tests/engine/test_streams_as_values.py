@@ -468,3 +468,51 @@ def test_annotations_of_parameters_that_cannot_be_resolved() -> None:
 
     with pytest.raises(ps.GraphTraceError, match="one reader"):
         engine.plan(ps.graph(later))
+
+
+@ps.node(concurrency=4)
+async def limited(values: AsyncIterator[int]) -> AsyncIterator[int]:
+    async for value in values:
+        yield value
+
+
+async def _through_itself(limit: int) -> Any:
+    return limited(limited(count(limit)))
+
+
+async def _joined_with_itself(limit: int) -> Any:
+    return zipped(limited(count(limit)), limited(count(limit)))
+
+
+async def _around_its_own_body(limit: int) -> Any:
+    async def body(number: int) -> int:
+        return await first(limited(count(number)))
+
+    return ps.map_each(body, limited(count(limit)))
+
+
+@pytest.mark.parametrize("source", [_through_itself, _joined_with_itself, _around_its_own_body])
+def test_streams_that_would_wait_for_each_other(source: Callable[..., Any]) -> None:
+    with pytest.raises(ps.PlanError, match=r"two streams of node 'limited' are open together here.*max_in_flight"):
+        engine.plan(ps.graph(source))
+
+
+async def test_a_limited_node_may_be_called_again_once_its_stream_was_read() -> None:
+    @ps.node(concurrency=1)
+    async def once(limit: int) -> AsyncIterator[int]:
+        for number in range(limit):
+            yield number
+
+    @ps.graph
+    async def graph(limit: int) -> AsyncIterator[int]:
+        return once(await first(once(limit)))
+
+    async with engine.stream(graph(3)) as values:
+        assert [value async for value in values] == []
+
+
+def test_streams_are_drawn() -> None:
+    assert "count      stream" in str(doubled)
+    assert "n1 ==> n2" in doubled.to_mermaid()
+    assert "n1 -> n2 [style=bold];" in doubled.to_dot()
+    assert "n0 --> n1" in doubled.to_mermaid()

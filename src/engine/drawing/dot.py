@@ -15,7 +15,7 @@ _STYLES = {
 
 
 def to_dot(drawing: Drawing) -> str:
-    """Return a Graphviz digraph: every node and edge, bodies of control flow as clusters that dotted arrows point to.
+    """Return a Graphviz digraph: nodes, edges (bold for streams), bodies of control flow as dotted clusters.
 
     Args:
         drawing: The graph.
@@ -55,8 +55,10 @@ def _statements(block: Block) -> Iterator[str]:
         yield f'{block.names[node.id]} [label="{_escape(node.label)}{detail}", {_STYLES[node.kind]}];'
     for node in block.nodes:
         for edge in node.inputs:
-            label = f" [label={_quoted(edge.label)}]" if edge.label else ""
-            yield f"{block.names[edge.source_id]} -> {block.names[node.id]}{label};"
+            attributes = [f"label={_quoted(edge.label)}"] if edge.label else []
+            attributes += ["style=bold"] if edge.is_stream else []
+            shown = f" [{', '.join(attributes)}]" if attributes else ""
+            yield f"{block.names[edge.source_id]} -> {block.names[node.id]}{shown};"
 
 
 def _quoted(text: str) -> str:

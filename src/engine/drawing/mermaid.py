@@ -12,7 +12,7 @@ _SAFE = frozenset(" _.,:()=+/?!…×")
 
 
 def to_mermaid(drawing: Drawing) -> str:
-    """Return a Mermaid flowchart: every node and edge, bodies of control flow as subgraphs that dotted arrows point to.
+    """Return a Mermaid flowchart: nodes, edges (thick for streams), bodies of control flow as subgraphs.
 
     Args:
         drawing: The graph.
@@ -43,7 +43,8 @@ def _statements(block: Block) -> Iterator[str]:
     for node in block.nodes:
         for edge in node.inputs:
             label = f'|"{_escape(edge.label)}"|' if edge.label else ""
-            yield f"{block.names[edge.source_id]} -->{label} {block.names[node.id]}"
+            arrow = "==>" if edge.is_stream else "-->"
+            yield f"{block.names[edge.source_id]} {arrow}{label} {block.names[node.id]}"
 
 
 def _escape(text: str) -> str:

@@ -15,10 +15,12 @@ class Edge:
     Args:
         source_id: The `id` of the node that produces the value.
         label: What is read or where it goes, e.g. a parameter name, or a path such as `.text` or `[0]`.
+        is_stream: It is a stream of values.
     """
 
     source_id: str
     label: str = ""
+    is_stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
