@@ -49,6 +49,10 @@ class Member(Protocol):
     position: current.Position
     task: asyncio.Task[Any] | None
 
+    def is_in(self, frame: Frame, actor: Actor, /) -> bool:
+        """Whether it runs what `actor` does for `frame`, and holds its place."""
+        ...
+
     def cancel_if_in(self, frame: Frame, /) -> None:
         """Cancel the task, provided that it still works for `frame`."""
         ...

@@ -117,6 +117,10 @@ class Driver:
         """Return the iterator of one attempt."""
         return self._start()
 
+    def is_in(self, frame: "Frame", actor: "Actor") -> bool:
+        """Whether this is the stream of `actor` for `frame`."""
+        return self.position.frame is frame and self.position.actor is actor
+
     def cancel_if_in(self, frame: "Frame") -> None:
         """The frame has ended: what was not read is dropped, and the iterator is closed."""
         if self.position.frame is frame:
@@ -137,6 +141,8 @@ class Driver:
 
     async def _run(self) -> None:
         self._begun = True
+        self.position.task = self.task
+        self.position.remember()  # for the tasks that the generator starts
         try:
             span = None if self._given is not None else self._frame.span  # an argument is no node
             with spans.node(span, self._actor.name, self._actor.fn, item=self._frame.item):

@@ -16,6 +16,7 @@ from .threads import ThreadPool
 if TYPE_CHECKING:
     from .actor import Actor, Body
     from .crew import Crew
+    from .current import Position
     from .frame import Frame
     from .parts import Reader
     from .worker import Worker
@@ -26,7 +27,7 @@ class Runner(Protocol):
 
     crew: "Crew"
     task: "asyncio.Task[Any] | None"
-    position: current.Position
+    position: "Position"
     thread_call: "ThreadCall | None"
 
 

@@ -7,9 +7,9 @@ from .._errors import ReentrantCallError
 
 if TYPE_CHECKING:
     from .actor import Actor
+    from .crew import Member
     from .frame import Frame
     from .places import Places
-    from .worker import Worker
 
 
 def refuse_if_endless(actor: "Actor", frame: "Frame") -> None:
@@ -25,7 +25,7 @@ def refuse_if_endless(actor: "Actor", frame: "Frame") -> None:
     frames = [other for reference in places.nested or () if (other := reference()) is not None]
     waiting = [other for other in frames if other is not frame and _waits(other, places)] + [frame]
     places.nested = [ref(other) for other in waiting]
-    holders: set[Worker] = set()
+    holders: set[Member] = set()
     for other in waiting:
         holders |= _holders(other, places)
     if len(holders) >= places.limit:
@@ -37,9 +37,9 @@ def _waits(frame: "Frame", places: "Places") -> bool:
     return frame.state == "running" and any(actor.places is places for actor in frame.queues())
 
 
-def _holders(frame: "Frame", places: "Places") -> "set[Worker]":
+def _holders(frame: "Frame", places: "Places") -> "set[Member]":
     """Return the workers that hold one of the places in a handler around the frame."""
-    holders: set[Worker] = set()
+    holders: set[Member] = set()
     while frame.parent is not None:
         caller, frame = frame.crew.caller, frame.parent
         if caller is not None and caller.places is places:

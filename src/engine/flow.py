@@ -8,12 +8,13 @@ from opentelemetry.trace import Span
 
 from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError, PlanError, ReentrantCallError
 from ..actors.actor import Actor
+from ..actors.current import calling_actor, enclosing_frame
 from ..actors.frame import Deployment, Frame
 from ..actors.parts import Reader
 from .graph import Call, Graph
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
-from .scope import Scope, enclosing_frame, end_span, start_span
+from .scope import Scope, end_span, start_span
 from .uninterrupted import uninterrupted
 from .wiring import Wired
 
@@ -73,6 +74,7 @@ class Flow:
         self._options = options
         self._context = copy_context()
         self._parent = enclosing_frame()
+        self._caller = calling_actor()
         seconds = options.timeout_seconds
         self._deadline = None if seconds is None else self.loop.time() + seconds
         self._scope: Scope | None = None
@@ -236,6 +238,7 @@ class Flow:
         context = self._context.copy()
         self._span, traced = start_span(self._call, context)
         crew = scope.crew(context, traced=traced, deadline=self._deadline)
+        crew.caller = self._caller
         frame = Frame(wired.program, self._call.arguments, crew, self, item, self._parent)
         frame.priority = self._options.priority
         frame.span = self._span if traced else None

@@ -38,12 +38,15 @@ def check_stream_limits(graph: str, steps: Iterable[Step]) -> None:
 def _limited(step: Step) -> Iterator[Node[..., object]]:
     """Yield the nodes that a step opens streams of, and whose places are limited; with those of its bodies."""
     callee = step.callee
-    if isinstance(callee, Node) and callee.gives_stream:
-        if callee.policy.concurrency is not None or callee.template is not None:
-            yield callee
+    if isinstance(callee, Node) and callee.gives_stream and _is_limited(callee):
+        yield callee
     for body in step.bodies:
         for inner in body.steps:
             yield from _limited(inner)
+
+
+def _is_limited(node: Node[..., object]) -> bool:
+    return node.policy.concurrency is not None or node.template is not None
 
 
 def _key(node: Node[..., object]) -> int:
