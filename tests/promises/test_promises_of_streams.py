@@ -1,0 +1,143 @@
+"""The promises, for streams of values: bounds, order, exactly once, cancelled is cancelled, nothing is left open."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+CAPACITY = 3
+
+
+class Opened(Exception):
+    """What a generator raises before its first value."""
+
+
+class World:
+    """One random world: generators that fail, readers that leave, fail, are slow, or are cancelled."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.open = 0
+        self.ahead = 0
+        self.given: list[int] = []
+        self.attempts: list[int] = []
+
+    async def pause(self) -> None:
+        for _ in range(self.random.randrange(3)):
+            await asyncio.sleep(0)
+
+
+world: World
+
+
+@ps.node(capacity=CAPACITY, retry=ps.Retry(attempts=2))
+async def numbers(client: int) -> AsyncIterator[int]:
+    mine = world
+    mine.open += 1
+    mine.attempts[client] += 1
+    fails = mine.random.randrange(8)
+    try:
+        await mine.pause()
+        if not fails:
+            raise Opened
+        for number in range(mine.random.randrange(12)):
+            mine.given[client] = number + 1
+            yield number
+            await mine.pause()
+        if fails == 1:
+            raise ValueError("in the middle")
+    finally:
+        mine.open -= 1  # before it waits: that may be cancelled
+        await mine.pause()
+
+
+@ps.node
+async def same(number: int) -> int:
+    await world.pause()
+    return number
+
+
+@ps.graph
+async def plain(client: int) -> AsyncIterator[int]:
+    return numbers(client)
+
+
+@ps.graph
+async def mapped(client: int) -> AsyncIterator[int]:
+    return ps.map_each(same, numbers(client), concurrency=2)
+
+
+async def read(service: engine.Service[[int], AsyncIterator[int]], client: int) -> None:
+    """One client: whatever it does, it gets the values in order, once each, and not more than its error."""
+    mine = world
+    graph = mine.random.choice([plain, mapped])
+    leaves_at = mine.random.choice([0, 2, 5, 100])
+    got: list[int] = []
+    values = service.stream(graph(client))
+    try:
+        await values.started()
+        async for value in values:
+            got.append(value)
+            if graph is plain:
+                mine.ahead = max(mine.ahead, mine.given[client] - len(got))
+            if len(got) > leaves_at:
+                break
+            await mine.pause()
+    except (Opened, ValueError):
+        pass
+    except asyncio.CancelledError:
+        pass  # a task that ends as cancelled keeps its traceback, and with it the stream that it should have dropped
+    finally:
+        assert got == list(range(len(got)))
+        if mine.random.randrange(2):
+            await values.aclose()
+
+
+async def _world(seed: int, clients: int = 12) -> None:
+    global world  # noqa: PLW0603 - one world at a time, seen by the nodes
+    mine = world = World(seed)
+    mine.given = [0] * clients
+    mine.attempts = [0] * clients
+    async with engine.deploy(plain, mapped, max_in_flight=3) as service:
+        tasks = [asyncio.create_task(read(service, client)) for client in range(clients)]
+        for task in tasks:
+            if not mine.random.randrange(4):
+                await mine.pause()
+                task.cancel()
+        await asyncio.wait(tasks)
+        failures = [task.exception() for task in tasks if not task.cancelled()]
+        del task, tasks
+        await testing.wait_quiescent()
+        assert not any(failures), failures
+        # 2: a channel holds no more than its capacity; the generator has at most one more in its hand.
+        assert mine.ahead <= CAPACITY + 1
+        # 4: an attempt is repeated only before the first value.
+        assert max(mine.attempts) <= 2
+        # 5 and 6: whoever has left has freed its place, and every generator is closed.
+        statistics = service.statistics()
+        assert (statistics.admission.in_flight, statistics.admission.queued, mine.open) == (0, 0, 0)
+        # 1: every call that was admitted has one outcome, or was cancelled in the very moment.
+        ended = statistics.completed + statistics.failed + statistics.cancelled
+        assert ended <= statistics.admission.admitted <= clients
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_promises_hold_for_streams_under_every_interleaving(effort: int) -> None:
+    for seed in range(200 * effort):
+        testing.run_seeded(lambda seed=seed: _world(seed), seed=seed, timeout_seconds=3600)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_promises_hold_for_streams_on_real_loops(seed: int) -> None:
+    await _world(seed)
+
+
+def test_promises_hold_for_streams_cancelled_at_every_step() -> None:
+    for outcome in testing.cancel_at_every_step(lambda: _world(1, clients=3)):
+        assert not outcome.tasks_left, outcome
+        assert not outcome.loop_errors, outcome
+        assert world.open == 0, outcome
