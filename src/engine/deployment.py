@@ -132,7 +132,8 @@ class Deployment:
             return  # `start` sees that it was stopped, and ends what it has begun
         error = EngineClosedError("this deployment was stopped while the call was in flight")
         for frame in list(self.live):
-            frame.fail(EngineClosedError(str(error)))
+            if frame.state == "running":  # others have ended, and are unwinding
+                frame.fail(EngineClosedError(str(error)))
         for pipeline in list(self._streams):
             pipeline.abort(error)
             await pipeline.aclose()

@@ -247,6 +247,43 @@ async def test_current_is_known_in_a_generator() -> None:
     assert all(info.remaining_seconds() for info in infos)
 
 
+async def test_a_task_that_a_generator_starts_knows_its_item() -> None:
+    @ps.node
+    async def starts_tasks() -> AsyncIterator[str]:
+        async def inner() -> str:
+            await asyncio.sleep(0)
+            return ps.current().node
+
+        yield await asyncio.create_task(inner())
+
+    @ps.graph
+    async def graph() -> AsyncIterator[str]:
+        return starts_tasks()
+
+    async with engine.stream(graph()) as values:
+        assert [value async for value in values] == ["starts_tasks"]
+
+
+async def test_a_generator_that_waits_for_its_own_place_is_refused() -> None:
+    @ps.node(concurrency=1)
+    async def nested(depth: int) -> AsyncIterator[int]:
+        if depth:
+            async with engine.stream(graph(depth - 1)) as values:
+                async for value in values:
+                    yield value
+        yield depth
+
+    @ps.graph
+    async def graph(depth: int) -> AsyncIterator[int]:
+        return nested(depth)
+
+    async with engine.stream(graph(0)) as values:
+        assert [value async for value in values] == [0]
+    with pytest.raises(ps.ReentrantCallError, match="the only place is held"):
+        async with engine.stream(graph(1)) as values:
+            await values.started()
+
+
 async def test_a_stateful_generator_holds_its_instance_until_it_has_ended() -> None:
     open_now = 0
 

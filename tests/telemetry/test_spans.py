@@ -1,7 +1,7 @@
 """One span for each call, one for each node execution if the call is sampled, and none that stays open."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -310,4 +310,45 @@ async def test_no_span_stays_open_when_callers_and_readers_leave(
     run.cancel()
     await asyncio.wait([run])
     assert tracing.spans()
+    assert "detach" not in caplog.text
+
+
+async def test_a_streamed_call_has_a_span_until_it_has_been_read(tracing: Tracing) -> None:
+    @ps.node
+    async def tokens(count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            trace.get_current_span().set_attribute("seen", number)
+            yield number
+
+    @ps.graph
+    async def answer(count: int) -> AsyncIterator[int]:
+        return ps.map_each(fetch, tokens(count))
+
+    async with engine.stream(answer(3)) as values:
+        assert [value async for value in values] == [0, 1, 2]
+    run = tracing.one("penstock.run answer")
+    assert run.attributes is not None
+    assert run.attributes[names.OUTCOME] == "done"
+    assert [parent_of(span) for span in tracing.named("tokens")] == [id_of(run)]
+    assert (tracing.one("tokens").attributes or {})["seen"] == 2
+    assert len(tracing.named("fetch")) == 3
+
+
+async def test_leaving_a_stream_early_is_no_error_and_detaches_nothing(
+    tracing: Tracing, caplog: pytest.LogCaptureFixture
+) -> None:
+    @ps.node
+    async def endless() -> AsyncIterator[int]:
+        while True:
+            await asyncio.sleep(0)
+            yield 1
+
+    @ps.graph
+    async def answer() -> AsyncIterator[int]:
+        return endless()
+
+    async with engine.deploy(answer) as service, service.stream(answer()) as values:
+        await anext(values)
+    assert (tracing.one("penstock.run answer").attributes or {})[names.OUTCOME] == "cancelled"
+    assert tracing.one("endless").status.status_code is trace.StatusCode.UNSET
     assert "detach" not in caplog.text
