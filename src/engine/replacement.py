@@ -15,6 +15,12 @@ def epoch() -> int:
     return _epoch
 
 
+def outdate_traces() -> None:
+    """Have every graph traced, planned and wired again at its next call."""
+    global _epoch  # noqa: PLW0603 - the one number that all traces compare with
+    _epoch += 1
+
+
 @contextmanager
 def replaced(node: Node[..., Any], fake: Callable[..., Any]) -> Generator[None, None, None]:
     """Have `fake` run in place of a node, and of its copies with another policy, for a time."""
@@ -29,9 +35,8 @@ def replaced(node: Node[..., Any], fake: Callable[..., Any]) -> Generator[None, 
 
 
 def _replace(origin: Node[..., Any], fake: Callable[..., Any] | None) -> None:
-    global _epoch  # noqa: PLW0603 - the one number that all traces compare with
     origin.replacement = fake
-    _epoch += 1
+    outdate_traces()
 
 
 def _without_self(fake: Callable[..., Any]) -> Callable[..., Any]:

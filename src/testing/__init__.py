@@ -2,9 +2,10 @@
 
 Clocks that jump (`VirtualClockLoop`, `run_virtual`), interleavings that replay (`SeededLoop`, `run_seeded`,
 `interleavings`), a cancel at every point of a run (`cancel_at_every_step`), and waiting for rest instead of for time
-(`wait_quiescent`).
+(`wait_quiescent`), fakes (`replace`) and `faults`.
 """
 
+from . import faults as faults
 from ._cancellation import CancelOutcome as CancelOutcome
 from ._cancellation import cancel_at_every_step as cancel_at_every_step
 from ._quiescence import wait_quiescent as wait_quiescent

@@ -1,0 +1,193 @@
+"""Where faults are injected: the functions of the engine that stand there, replaced as long as there is a fault."""
+
+import functools
+import os
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from ..actors import current
+from ..actors.actor import Actor
+from ..actors.chain import Link
+from ..actors.frame import Frame
+from ..actors.processes import ProcessPool
+from ..engine import instances, replacement
+from ..engine.stateful import node_of
+from ..engine.wiring import Wiring
+
+if TYPE_CHECKING:
+    from .faults import Injections
+
+Point: TypeAlias = Literal["actor.start", "node.call", "channel.put", "worker.process"]
+# Makes what stands in place of a function, out of the function.
+Replace: TypeAlias = Callable[[Any], Any]
+
+_active: dict[Point, list["Injections"]] = {"actor.start": [], "node.call": [], "channel.put": [], "worker.process": []}
+_originals: dict[Point, list[tuple[Any, str, Any]]] = {}
+_held_up: dict[tuple[Actor, Frame], Any] = {}  # the fault that a frame meets before it enters an inbox; None: it has
+
+
+def install(point: Point, injections: "Injections") -> None:
+    """Have a fault happen at a point from now on."""
+    if not _active[point]:
+        _originals[point] = [(owner, name, vars(owner)[name]) for owner, name, _ in _REPLACED[point]]
+        for owner, name, replace in _REPLACED[point]:
+            setattr(owner, name, replace(vars(owner)[name]))
+    _active[point].append(injections)
+    replacement.outdate_traces()
+
+
+def remove(point: Point, injections: "Injections") -> None:
+    """Have it happen no more; after the last one, every function is what it was."""
+    _active[point].remove(injections)
+    if not _active[point]:
+        for owner, name, original in _originals.pop(point):
+            setattr(owner, name, original)
+    replacement.outdate_traces()
+
+
+async def _pass(point: Point, node: str) -> None:
+    for injections in tuple(_active[point]):
+        fault: Any = injections._take(node)
+        if fault is not None:
+            await fault._act()
+
+
+def _pass_blocking(point: Point, node: str) -> None:
+    for injections in tuple(_active[point]):
+        fault: Any = injections._take(node)
+        if fault is not None:
+            fault._act_blocking()
+
+
+def _fresh_instance(original: Any) -> Any:
+    def fresh_instance(template: Any) -> tuple[Any, Callable[..., Any]]:
+        instance, handler = original(template)
+        return _Starting(instance, node_of(template).name), handler
+
+    return fresh_instance
+
+
+class _Starting:
+    """An instance of a stateful node that meets the faults before it is entered."""
+
+    def __init__(self, instance: Any, name: str) -> None:
+        self._instance = instance
+        self._name = name
+
+    async def __aenter__(self) -> None:
+        await _pass("actor.start", self._name)
+        if hasattr(self._instance, "__aenter__"):
+            await self._instance.__aenter__()
+
+    async def __aexit__(self, *exc_info: object) -> Any:
+        if hasattr(self._instance, "__aexit__"):
+            return await self._instance.__aexit__(*exc_info)
+        return None
+
+
+def _node_actor(original: Any) -> Any:
+    def node_actor(self: Wiring, program: Any, unit: Any, step: Any, node: Any) -> Actor:
+        actor: Actor = original(self, program, unit, step, node)
+        if node.is_async:
+            actor.fn = _awaited(actor.fn, actor.name)
+        elif node.policy.runs_on == "process" and node.origin.replacement is None:
+            actor.body = _awaited(actor.body, actor.name)  # the function itself runs elsewhere
+        else:
+            actor.links = tuple(Link(link.name, _called(link.fn, link.name)) for link in actor.links)
+            actor.fn = actor.links[0].fn
+        return actor
+
+    return node_actor
+
+
+def _awaited(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        await _pass("node.call", name)
+        return await fn(*args, **kwargs)
+
+    return call
+
+
+def _called(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _pass_blocking("node.call", name)
+        return fn(*args, **kwargs)
+
+    return call
+
+
+def _offer(original: Any) -> Any:
+    def offer(self: Actor, frame: Frame) -> bool:
+        if (self, frame) not in _held_up:
+            for injections in tuple(_active["channel.put"]):
+                fault = injections._take(self.name)
+                if fault is not None:
+                    _held_up[self, frame] = fault
+                    return False  # as if the inbox were full: then the one who brings it waits in `queue`
+        entered: bool = original(self, frame)
+        return entered
+
+    return offer
+
+
+def _queue(original: Any) -> Any:
+    async def queue(self: Actor, frame: Frame) -> None:
+        fault = _held_up.get((self, frame))
+        try:
+            if fault is not None and frame.state == "running":
+                _held_up[self, frame] = None
+                try:
+                    await fault._act()
+                except Exception as error:  # noqa: BLE001 - the fault: an inbox has nobody to raise it to but the item
+                    frame.fail(error, self)
+                    return
+            await original(self, frame)
+        finally:
+            _held_up.pop((self, frame), None)
+
+    return queue
+
+
+def _run(original: Any) -> Any:
+    async def run(self: ProcessPool, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        caller = current.source.get()
+        actor = None if caller is None else caller.actor
+        for injections in tuple(_active["worker.process"]):
+            fault: Any = injections._take(target if actor is None else actor.name)
+            if hasattr(fault, "_act"):
+                await fault._act()
+            elif fault is not None:
+                target = _Doomed(target)
+        return await original(self, target, args, kwargs)
+
+    return run
+
+
+class _Doomed(str):
+    """The target of a call whose process is killed; to the process it is a plain string."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+
+def _assign(original: Any) -> Any:
+    def assign(self: ProcessPool, call: Any) -> Any:
+        worker = original(self, call)
+        if isinstance(call.target, _Doomed):
+            os.kill(worker._process.pid, signal.SIGKILL)
+        return worker
+
+    return assign
+
+
+_REPLACED: dict[Point, tuple[tuple[Any, str, Replace], ...]] = {
+    "actor.start": ((instances, "fresh_instance", _fresh_instance),),
+    "node.call": ((Wiring, "_node_actor", _node_actor),),
+    "channel.put": ((Actor, "offer", _offer), (Actor, "queue", _queue)),
+    "worker.process": ((ProcessPool, "run", _run), (ProcessPool, "_assign", _assign)),
+}

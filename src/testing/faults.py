@@ -1,0 +1,237 @@
+"""Faults for tests: raise, delay, cancel or kill at a named point of the engine.
+
+    with faults.inject("node.call", faults.Raise(OSError("down")), node=fetch, at=3) as injected:
+        ...
+    assert injected[0].node == "fetch"
+
+While nothing is injected, the engine does not know this module: a fault is put in by replacing functions of the
+engine for the time of the `with`.
+
+The points:
+
+- `"actor.start"`: a stateful node is entered, before its `__aenter__`.
+- `"node.call"`: a node is about to handle an item; each attempt and each item is a call.
+- `"channel.put"`: an item is about to enter the inbox of a node, because the node has no free place.
+- `"worker.process"`: a call of a node is about to be given to a worker process.
+"""
+
+import asyncio
+import copy
+import random
+import threading
+import time
+from collections.abc import Callable, Container, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias, get_args, overload
+
+from ..engine.node import Node
+from ..engine.stateful import is_stateful, node_of
+from ._fault_points import Point, install, remove
+
+
+@dataclass(frozen=True)
+class Raise:
+    """Raise an exception there, as if the node, or what stands there, had raised it.
+
+    Args:
+        error: the exception, of which every injection raises a copy, or its class.
+    """
+
+    error: BaseException | type[BaseException]
+
+    async def _act(self) -> None:
+        self._act_blocking()
+
+    def _act_blocking(self) -> None:
+        raise self._fresh()
+
+    def _fresh(self) -> BaseException:
+        if isinstance(self.error, type):
+            return self.error()
+        try:
+            return copy.copy(self.error)
+        except Exception:  # noqa: BLE001 - a constructor with other parameters than `args`: then it is the object itself
+            return self.error
+
+
+@dataclass(frozen=True)
+class Delay:
+    """Wait there before going on. A plain `def` cannot await: it blocks its thread, or the loop, in real time.
+
+    Args:
+        seconds: how long.
+    """
+
+    seconds: float
+
+    async def _act(self) -> None:
+        await asyncio.sleep(self.seconds)
+
+    def _act_blocking(self) -> None:
+        time.sleep(self.seconds)
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Raise CancelledError there although nobody cancelled the item, as when something awaited there is cancelled."""
+
+    async def _act(self) -> None:
+        self._act_blocking()
+
+    def _act_blocking(self) -> None:
+        raise asyncio.CancelledError("penstock.testing.faults: cancelled here")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End the worker process that was given the call, by SIGKILL; only at `"worker.process"`."""
+
+
+Fault: TypeAlias = Raise | Delay | Cancel | Kill
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One fault that was injected.
+
+    Attributes:
+        point: where.
+        node: the node, as the plan names it: "fetch", "fetch#2".
+        number: which pass of the point it was, from 1; passes of other nodes do not count if one was named.
+    """
+
+    point: Point
+    node: str
+    number: int
+
+
+class Injections(Sequence[Injection]):
+    """What was injected so far, in order; grows inside the `with`.
+
+    Attributes:
+        passes: how often the point was passed, with or without a fault.
+    """
+
+    def __init__(self, point: Point, fault: Fault, node: str | None, chosen: Callable[[int], bool]) -> None:
+        self.passes = 0
+        self._point: Point = point
+        self._fault = fault
+        self._node = node
+        self._chosen = chosen
+        self._injections: list[Injection] = []
+        self._lock = threading.Lock()  # nodes run in threads, too
+
+    @overload
+    def __getitem__(self, index: int, /) -> Injection: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> Sequence[Injection]: ...
+    def __getitem__(self, index: int | slice, /) -> Injection | Sequence[Injection]:
+        return self._injections[index]
+
+    def __len__(self) -> int:
+        return len(self._injections)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} of {self.passes} passes of {self._place()}: {self._fault}>"
+
+    def _take(self, name: str) -> Fault | None:
+        """The point is passed; returns the fault if it is to happen now."""
+        if self._node is not None and self._node not in (name, name.partition("#")[0]):
+            return None
+        with self._lock:
+            self.passes += 1
+            if not self._chosen(self.passes):
+                return None
+            self._injections.append(Injection(self._point, name, self.passes))
+            return self._fault
+
+    def _place(self) -> str:
+        return repr(self._point) + ("" if self._node is None else f" of node {self._node!r}")
+
+
+def inject(
+    point: Point,
+    fault: Fault,
+    /,
+    *,
+    node: Callable[..., Any] | str | None = None,
+    at: int | Container[int] | None = None,
+    every: int | None = None,
+    probability: float | None = None,
+    seed: int = 0,
+    optional: bool = False,
+) -> AbstractContextManager[Injections]:
+    """Inject a fault at a point of the engine, inside the `with`; every time it is passed, if nothing else is said.
+
+    Graphs are traced again, as by `replace`; streams and deployments that run already are left alone, except at
+    `"worker.process"`. Nodes that are called without an engine have no points.
+
+    Args:
+        point: where: `"actor.start"`, `"node.call"`, `"channel.put"` or `"worker.process"`.
+        fault: what: `Raise`, `Delay`, `Cancel` or `Kill`.
+        node: only for this node, or for nodes of this name; "fetch#2" is its second call site in a graph.
+        at: only at this pass, counted from 1, or at these: `at=3`, `at=range(1, 3)`.
+        every: only at each pass whose number it divides.
+        probability: at each pass with this probability, from 0 to 1, drawn from `seed`.
+        seed: the seed.
+        optional: whether the `with` may end without any injection.
+
+    Returns:
+        A context manager that gives the `Injections`.
+
+    Raises:
+        ValueError: the arguments contradict each other, or the point or the fault.
+        AssertionError: at the end of the `with`, if the fault never happened and is not `optional`.
+    """
+    if point not in get_args(Point):
+        raise ValueError(f"{point!r} is no point; there are {', '.join(map(repr, get_args(Point)))}")
+    if isinstance(fault, Kill) and point != "worker.process":
+        raise ValueError(f'faults.Kill() ends a worker process, so its point is "worker.process", not {point!r}')
+    name = None if node is None else _name_of(node)
+    injections = Injections(point, fault, name, _choice(at, every, probability, seed))
+    return _injected(injections, point, optional=optional)
+
+
+@contextmanager
+def _injected(injections: Injections, point: Point, *, optional: bool) -> Generator[Injections]:
+    install(point, injections)
+    try:
+        yield injections
+    finally:
+        remove(point, injections)
+    if not injections and not optional:
+        raise AssertionError(
+            f"no fault was injected: {injections._place()} was passed {injections.passes} times. Inject before the "
+            "stream or deployment begins; optional=True if it need not happen"
+        )
+
+
+def _choice(
+    at: int | Container[int] | None, every: int | None, probability: float | None, seed: int
+) -> Callable[[int], bool]:
+    if sum(given is not None for given in (at, every, probability)) > 1:
+        raise ValueError("at=, every= and probability= say when a fault happens; give one of them, or none for always")
+    if every is not None:
+        if every < 1:
+            raise ValueError(f"every={every}: at least 1")
+        return lambda number: number % every == 0
+    if probability is not None:
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability={probability}: from 0 to 1")
+        draw = random.Random(seed)
+        return lambda number: draw.random() < probability
+    if at is None:
+        return lambda number: True
+    numbers = (at,) if isinstance(at, int) else at
+    return lambda number: number in numbers
+
+
+def _name_of(node: Callable[..., Any] | str) -> str:
+    if isinstance(node, str):
+        return node
+    if isinstance(node, Node):
+        return node.name
+    if is_stateful(node) and not isinstance(node, type):
+        return node_of(node).name
+    raise TypeError(f"node= takes a node, an instance of a stateful one, or a name, got {node!r}")

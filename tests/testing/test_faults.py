@@ -1,0 +1,345 @@
+"""`penstock.testing.faults`: what each fault does at each point, when it happens, and that nothing of it stays."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+from penstock.actors.actor import Actor
+from penstock.actors.processes import ProcessPool
+from penstock.engine import instances
+from penstock.engine.wiring import Wiring
+from penstock.testing import faults
+from tests.bad_days.process_nodes import square
+
+POINTS: tuple[faults.Point, ...] = ("actor.start", "node.call", "channel.put", "worker.process")
+
+
+@ps.node
+async def fetch(x: int) -> int:
+    return x
+
+
+@ps.node
+def double(x: int) -> int:
+    return 2 * x
+
+
+@ps.node
+def negate(x: int) -> int:
+    return -x
+
+
+@ps.node(runs_on="thread")
+def in_thread(x: int) -> int:
+    return x + 1
+
+
+@ps.node
+class Store:
+    async def __aenter__(self) -> "Store":
+        self.entered = True
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.entered = False
+
+    async def __call__(self, x: int) -> int:
+        assert self.entered
+        return x
+
+
+store = Store()
+
+
+@ps.graph
+async def line(x: int) -> int:
+    return negate(double(await fetch(x)))
+
+
+@ps.graph
+async def stored(x: int) -> int:
+    return await store(x)
+
+
+@ps.graph
+async def squared(x: int) -> int:
+    return square(x)
+
+
+@ps.graph
+async def threaded(x: int) -> int:
+    return in_thread(x)
+
+
+@pytest.mark.parametrize("node", ["fetch", "double", "negate"])
+async def test_an_injected_error_is_the_outcome_of_that_item(node: str) -> None:
+    with faults.inject("node.call", faults.Raise(OSError("down")), node=node, at=3) as injected:
+        async with engine.stream(line(x) for x in range(5)) as results:
+            outcomes = [outcome async for outcome in results.outcomes()]
+    assert [outcome.value if outcome.error is None else repr(outcome.error) for outcome in outcomes] == [
+        0, -2, "OSError('down')", -6, -8,
+    ]  # fmt: skip
+    assert f"in node {node!r} of graph 'line', item 2" in outcomes[2].error.__notes__[0]  # type: ignore[union-attr]
+    assert list(injected) == [faults.Injection("node.call", node, 3)]
+    assert injected.passes == 5
+
+
+async def test_each_injection_raises_an_exception_of_its_own() -> None:
+    with faults.inject("node.call", faults.Raise(OSError("down")), node=fetch):
+        async with engine.stream(line(x) for x in range(3)) as results:
+            errors = [outcome.error async for outcome in results.outcomes()]
+    assert [type(error) for error in errors] == [OSError] * 3
+    assert len(set(map(id, errors))) == 3
+
+
+async def test_a_retry_meets_the_next_pass() -> None:
+    patient = fetch.with_policy(name="patient", retry=ps.Retry(attempts=3, backoff_seconds=0))
+
+    @ps.graph
+    async def patiently(x: int) -> int:
+        return await patient(x)
+
+    with faults.inject("node.call", faults.Raise(OSError), node=patient, at=range(1, 3)) as injected:
+        assert await engine.run(patiently(7)) == 7
+    assert [one.number for one in injected] == [1, 2]
+    assert injected.passes == 3
+
+
+async def test_a_node_in_a_thread_raises_there() -> None:
+    with faults.inject("node.call", faults.Raise(OSError("down")), node="in_thread", at=1):
+        with pytest.raises(OSError, match="down"):
+            await engine.run(threaded(1))
+        assert await engine.run(threaded(1)) == 2
+
+
+async def test_a_node_in_a_process_raises_before_it_is_sent() -> None:
+    async with engine.Engine() as own:
+        with faults.inject("node.call", faults.Raise(OSError("down"))), pytest.raises(OSError, match="down"):
+            await own.run(squared(3))
+        assert own.statistics().processes is None
+
+
+async def test_a_cancel_that_the_engine_did_not_send_fails_the_item_alone() -> None:
+    with faults.inject("node.call", faults.Cancel(), node="fetch", at=2):
+        async with engine.deploy(line) as service:
+            assert await service(1) == -2
+            with pytest.raises(ps.NodeCancelledError):
+                await service(1)
+            assert await service(1) == -2
+
+
+def test_a_delay_waits_in_virtual_time() -> None:
+    async def main() -> None:
+        with faults.inject("node.call", faults.Delay(60), node="fetch", every=2):
+            began = asyncio.get_running_loop().time()
+            assert [await engine.run(line(x)) for x in range(4)] == [0, -2, -4, -6]
+            assert asyncio.get_running_loop().time() - began == 120
+
+    testing.run_virtual(main)
+
+
+async def test_a_stateful_node_does_not_start() -> None:
+    with faults.inject("actor.start", faults.Raise(OSError("no disk")), node=store, at=1) as injected:
+        with pytest.raises(OSError, match="no disk") as raised:
+            async with engine.deploy(stored):
+                pass
+        assert "while stateful node 'Store' was started" in raised.value.__notes__[0]
+        async with engine.deploy(stored) as service:
+            assert await service(4) == 4
+    assert [one.node for one in injected] == ["Store"]
+
+
+def narrow_line(begun: list[int]) -> ps.Graph[[int], int]:
+    @ps.node(concurrency=1)
+    async def narrow(x: int) -> int:
+        begun.append(x)
+        await asyncio.sleep(1)
+        return x
+
+    @ps.graph
+    async def through(x: int) -> int:
+        return await narrow(await fetch(x))
+
+    return through
+
+
+@pytest.mark.parametrize("count", [2, 12])
+@pytest.mark.parametrize(
+    ("fault", "error"), [(faults.Raise(OSError("full disk")), OSError), (faults.Cancel(), ps.NodeCancelledError)]
+)
+def test_an_item_that_cannot_enter_an_inbox_fails_alone(
+    count: int, fault: faults.Fault, error: type[Exception]
+) -> None:
+    begun: list[int] = []
+
+    async def main() -> None:
+        with faults.inject("channel.put", fault, node="narrow", at=1) as injected:
+            async with engine.deploy(narrow_line(begun)) as service:
+                calls = [asyncio.create_task(service(x)) for x in range(count)]
+                await asyncio.wait(calls)
+                failed = [x for x, call in enumerate(calls) if call.exception() is not None]
+                assert len(failed) == 1
+                with pytest.raises(error, match="full disk" if error is OSError else None) as raised:
+                    await calls[failed[0]]
+                assert "in node 'narrow'" in raised.value.__notes__[0]
+                assert sorted(begun) == sorted(set(range(count)) - set(failed))
+                assert service.statistics().admission.in_flight == 0
+            assert len(injected) == 1
+
+    testing.run_virtual(main)
+
+
+def test_an_item_is_late_in_the_inbox() -> None:
+    begun: list[int] = []
+
+    async def main() -> None:
+        graph = narrow_line(begun)
+        with faults.inject("channel.put", faults.Delay(1.5), node="narrow", at=1):
+            async with engine.stream(graph(x) for x in range(3)) as results:
+                assert [x async for x in results] == [0, 1, 2]
+
+    testing.run_virtual(main)
+    assert begun == [0, 2, 1]
+
+
+def test_an_item_that_is_cancelled_while_it_is_late_never_enters() -> None:
+    begun: list[int] = []
+
+    async def main() -> None:
+        with faults.inject("channel.put", faults.Delay(60), node="narrow", at=1):
+            async with engine.deploy(narrow_line(begun)) as service:
+                calls = [asyncio.create_task(service(x)) for x in range(2)]
+                await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+                late = next(call for call in calls if not call.done())
+                late.cancel()
+                await asyncio.wait([late])
+                assert service.statistics().cancelled == 1
+
+    testing.run_virtual(main)
+    assert len(begun) == 1
+
+
+async def test_a_killed_process_costs_its_item_alone() -> None:
+    async with engine.Engine() as own:
+        with faults.inject("worker.process", faults.Kill(), node=square, at=2) as injected:
+            assert await own.run(squared(3)) == 9
+            with pytest.raises(ps.WorkerDied, match="SIGKILL"):
+                await own.run(squared(3))
+            assert await own.run(squared(3)) == 9
+        assert [(one.node, one.number) for one in injected] == [("square", 2)]
+        statistics = own.statistics().processes
+        assert statistics is not None
+        assert statistics.died == 1
+
+
+async def test_a_call_for_a_process_that_fails_before_it_gets_there() -> None:
+    async with engine.Engine() as own:
+        with (
+            faults.inject("worker.process", faults.Raise(OSError("no memory"))),
+            pytest.raises(OSError, match="no mem"),
+        ):
+            await own.run(squared(3))
+
+
+async def test_a_call_site_is_told_by_its_number() -> None:
+    @ps.graph
+    async def twice(x: int) -> int:
+        return await fetch(await fetch(x))
+
+    with faults.inject("node.call", faults.Delay(0), node="fetch#2") as second:
+        with faults.inject("node.call", faults.Delay(0), node=fetch) as both:
+            await engine.run(twice(1))
+    assert [one.node for one in second] == ["fetch#2"]
+    assert [one.node for one in both] == ["fetch", "fetch#2"]
+
+
+async def test_probability_follows_its_seed() -> None:
+    async def numbers(seed: int) -> list[int]:
+        with faults.inject("node.call", faults.Raise(OSError), probability=0.3, seed=seed, node=fetch) as injected:
+            async with engine.stream((line(x) for x in range(40)), on_error="skip") as results:
+                assert len([x async for x in results]) == 40 - len(injected)
+        return [one.number for one in injected]
+
+    assert await numbers(1) == await numbers(1) != await numbers(2)
+
+
+async def test_a_fault_that_never_happened_is_an_error_unless_it_is_optional() -> None:
+    with pytest.raises(AssertionError, match=r"'node\.call' of node 'fetch' was passed 1 times"):
+        with faults.inject("node.call", faults.Raise(OSError), node=fetch, at=2):
+            await engine.run(line(1))
+    with faults.inject("node.call", faults.Raise(OSError), node=fetch, at=2, optional=True) as injected:
+        await engine.run(line(1))
+    assert not injected
+    with pytest.raises(KeyError):  # what the block raises is not hidden
+        with faults.inject("node.call", faults.Raise(OSError)):
+            raise KeyError
+
+
+async def test_a_deployment_that_outlives_the_fault_is_healthy() -> None:
+    with faults.inject("node.call", faults.Raise(OSError), node=fetch):
+        service = engine.deploy(line)
+        await service.__aenter__()
+        with pytest.raises(OSError):
+            await service(1)
+    assert await service(1) == -2
+    await service.drain()
+
+
+def functions() -> list[Any]:
+    """Returns what the points may replace, and what an item runs through."""
+    owners = (Actor, Wiring, ProcessPool)
+    return [vars(owner)[name] for owner in owners for name in vars(owner) if callable(vars(owner)[name])] + [
+        instances.fresh_instance
+    ]
+
+
+async def test_nothing_of_a_fault_stays_behind_whatever_the_order_of_the_ends() -> None:
+    before = functions()
+    managers = [faults.inject(point, faults.Delay(0), optional=True) for point in (*POINTS, *POINTS)]
+    for manager in managers:
+        manager.__enter__()
+    changed = [function for function in before if function not in functions()]
+    assert {function.__name__ for function in changed} == {
+        "fresh_instance", "_node_actor", "offer", "queue", "run", "_assign",
+    }  # fmt: skip
+    for manager in managers:  # the first that was installed ends first
+        manager.__exit__(None, None, None)
+    assert all(now is then for now, then in zip(functions(), before, strict=True))
+    async with engine.deploy(line) as service:
+        assert await service(1) == -2
+        fetcher = next(actor for actor in service._deployment.wired[line].actors if actor.name == "fetch")
+        assert fetcher.fn is fetch.fn  # the worker calls the user's own function
+
+
+async def test_faults_in_threads_are_counted_exactly() -> None:
+    with faults.inject("node.call", faults.Delay(0), node=in_thread, every=2) as injected:
+        async with engine.stream((threaded(x) for x in range(200)), max_in_flight=16) as results:
+            assert len([x async for x in results]) == 200
+    assert (injected.passes, len(injected)) == (200, 100)
+    assert threading.active_count() >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"at": 1, "every": 2}, "give one of them"),
+        ({"every": 0}, "at least 1"),
+        ({"probability": 2}, "from 0 to 1"),
+    ],
+)
+def test_contradictions_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        faults.inject("node.call", faults.Cancel(), **arguments)
+
+
+def test_what_is_no_point_and_no_node_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no point; there are 'actor\.start'"):
+        faults.inject("node.start", faults.Cancel())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r'its point is "worker\.process"'):
+        faults.inject("node.call", faults.Kill())
+    with pytest.raises(TypeError, match="takes a node"):
+        faults.inject("node.call", faults.Cancel(), node=len)
