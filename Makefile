@@ -7,7 +7,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 # How many times more random examples and interleavings `make test-long` tries.
-EFFORT ?= 20
+EFFORT ?= 40
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 

@@ -121,7 +121,8 @@ def _called(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _offer(original: Any) -> Any:
     def offer(self: Actor, frame: Frame) -> bool:
-        if (self, frame) not in _held_up:
+        # Nobody can be held up before an inbox without a bound, and nobody is prepared for it.
+        if (self, frame) not in _held_up and self.inbox.statistics().capacity is not None:
             for injections in tuple(_active["channel.put"]):
                 fault = injections._take(self.name)
                 if fault is not None:

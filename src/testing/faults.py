@@ -11,7 +11,8 @@ The points:
 
 - `"actor.start"`: a stateful node is entered, before its `__aenter__`.
 - `"node.call"`: a node is about to handle an item; each attempt and each item is a call.
-- `"channel.put"`: an item is about to enter the inbox of a node, because the node has no free place.
+- `"channel.put"`: an item is about to enter the inbox of a node, because the node has no free place; in streams and
+  deployments, where inboxes are bounded.
 - `"worker.process"`: a call of a node is about to be given to a worker process.
 """
 

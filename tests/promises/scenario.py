@@ -1,32 +1,59 @@
 """A small world that keeps books: what was called, how often, how many at a time, and for whom.
 
-One graph with everything that can get in the way (a limit, a tiny inbox, retries, failures, a fan-out and a join) is
-run in every way that the engine has, with delays, failures and cancels drawn from a seed. The promises are then read
-off the books.
+Graphs with everything that can get in the way (limits, tiny inboxes, retries, failures, a fan-out and a join, a
+fan-out over a list, a stateful node) are run in every way that the engine has, with delays, failures, cancels,
+deadlines, slow readers and injected faults drawn from a seed. The promises are then read off the books.
 """
 
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import penstock as ps
 from penstock import engine, testing
+from penstock.testing import faults
 
 
 class Boom(Exception):
     """What a node of the world raises."""
 
 
+class Injected(Exception):
+    """What a fault raises."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One of the graphs of the world.
+
+    Attributes:
+        graph: the graph.
+        handlers: what runs once for each item that gets a result.
+        may_fail: those of them that may be drawn to fail.
+        result: what the graph makes of an item, given its index.
+    """
+
+    graph: ps.Graph[["Item"], Any]
+    handlers: tuple[str, ...]
+    may_fail: tuple[str, ...]
+    result: Callable[[int], Any]
+
+
 @dataclass
 class World:
-    """The books of one run."""
+    """The books of one interleaving."""
 
     rng: random.Random
+    shape: Shape
     max_in_flight: int = 4
+    is_faulty: bool = False
+    statistics: Any = None  # of the stream or service, at its end
+    injections: list[faults.Injections] = field(default_factory=list)
     calls: Counter[tuple[str, int, int]] = field(default_factory=Counter)
-    begun: dict[str, list[int]] = field(default_factory=dict)
     active: Counter[str] = field(default_factory=Counter)
     peak: Counter[str] = field(default_factory=Counter)
     inside: set[int] = field(default_factory=set)  # begun, and not yet yielded
@@ -37,23 +64,50 @@ class World:
     too_late: list[str] = field(default_factory=list)
     outcomes: dict[int, list[tuple[str, Any]]] = field(default_factory=dict)
     yielded: list[int] = field(default_factory=list)
-    attempts_of_left: dict[int, int] = field(default_factory=dict)  # by `left`, as the books must say
 
     @classmethod
-    def of_running_loop(cls, **arguments: Any) -> "World":
+    def of_running_loop(cls, shape: str | None = None) -> "World":
         """Make a world whose fate hangs on the seed of the running loop, so that one seed replays everything."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, testing.SeededLoop)
-        return cls(random.Random(loop.seed), **arguments)
+        rng = random.Random(loop.seed)
+        return cls(rng, SHAPES[shape or rng.choice(list(SHAPES))], is_faulty=rng.random() < 0.4)
 
-    def item(self, index: int, *, failures: bool = True) -> "Item":
-        """Draw one item: how often each node waits for it, and which fail."""
+    def items(self, count: int, first: int = 0) -> "list[Item]":
+        """Draw items: how often each handler waits for one, and which fail."""
+        return [self._item(index) for index in range(first, first + count)]
+
+    def _item(self, index: int) -> "Item":
+        rng = self.rng
         fails: dict[str, int] = {}
-        if failures and self.rng.random() < 0.3:
-            fails[self.rng.choice(["take", "left", "right", "plain", "join"])] = self.rng.choice([1, 99])
-        self.attempts_of_left[index] = 2 if fails.get("left") else 1
-        waits = {node: self.rng.randrange(3) for node in ("take", "left", "right", "join")}
-        return Item(self, index, waits, fails)
+        if rng.random() < 0.25:
+            fails[rng.choice(self.shape.may_fail)] = rng.choice([1, 99])
+        return Item(self, index, {handler: rng.randrange(3) for handler in self.shape.handlers}, fails)
+
+    @contextmanager
+    def faults(self) -> Generator[None]:
+        """Inject faults at random points, in a world that was drawn to have some."""
+        if not self.is_faulty:
+            yield
+            return
+        rng = self.rng
+        nodes = ("take", "left", "right", "join", "each", "tally")
+        fault: faults.Fault = rng.choice([faults.Raise(Injected("injected")), faults.Cancel(), faults.Delay(0.3)])
+        point: faults.Point = rng.choice(["node.call", "node.call", "channel.put", "actor.start"])
+        if point == "actor.start":
+            fault = faults.Delay(0.3)  # with anything else there is no world to look at
+        chance = rng.choice([0.05, 0.2])
+        node = rng.choice(nodes) if point == "node.call" else None
+        with faults.inject(
+            point, fault, node=node, probability=chance, seed=rng.randrange(1000), optional=True
+        ) as injections:
+            self.injections.append(injections)
+            yield
+
+    @property
+    def injected(self) -> int:
+        """How many faults happened."""
+        return sum(map(len, self.injections))
 
     def end(self, item: int, kind: str, value: object = None) -> None:
         """The caller of an item, or the reader of a stream, has got its outcome."""
@@ -62,12 +116,15 @@ class World:
         self.inside.discard(item)
         self.ended.add(item)
 
-    def begin(self, node: str, item: "Item") -> None:
+    def count(self, kind: str) -> int:
+        """How many items ended that way."""
+        return sum(outcome[0] == kind for outcomes in self.outcomes.values() for outcome in outcomes)
+
+    def begin(self, node: str, item: "Item", handler: str) -> None:
         """A handler has begun."""
         if item.index in self.ended:
-            self.too_late.append(f"{node} began for item {item.index}, which had ended")
-        self.calls[node, item.index, ps.current().attempt] += 1
-        self.begun.setdefault(node, []).append(item.index)
+            self.too_late.append(f"{handler} began for item {item.index}, which had ended")
+        self.calls[handler, item.index, ps.current().attempt] += 1
         self.inside.add(item.index)
         self.inside_peak = max(self.inside_peak, len(self.inside))
         self.running[item.index] += 1
@@ -97,20 +154,16 @@ class Item:
         """Whether no attempt saves it."""
         return bool(self.fails) and self.fails != {"left": 1}
 
-    @property
-    def result(self) -> tuple[int, ...]:
-        """What the graph makes of it."""
-        return (self.index, 10 * self.index, 100 * self.index, 1000 * self.index)
 
-
-async def handle(node: str, item: Item) -> None:
+async def handle(node: str, item: Item, handler: str | None = None) -> None:
     """What every async node does."""
-    item.world.begin(node, item)
+    handler = handler or node
+    item.world.begin(node, item, handler)
     try:
-        for _ in range(item.waits[node]):
+        for _ in range(item.waits[handler]):
             await asyncio.sleep(0 if item.index % 2 else 0.5)
-        if ps.current().attempt <= item.fails.get(node, 0):
-            raise Boom(node, item.index)
+        if ps.current().attempt <= item.fails.get(handler, 0):
+            raise Boom(handler, item.index)
     finally:
         item.world.leave(node, item)
 
@@ -135,7 +188,7 @@ async def right(item: Item) -> int:
 
 @ps.node
 def plain(item: Item) -> int:
-    item.world.begin("plain", item)
+    item.world.begin("plain", item, "plain")
     item.world.leave("plain", item)
     if item.fails.get("plain"):
         raise Boom("plain", item.index)
@@ -143,54 +196,156 @@ def plain(item: Item) -> int:
 
 
 @ps.node(concurrency=2)
-async def join(item: Item, a: int, b: int, c: int) -> tuple[int, ...]:
+async def join(item: Item, *values: Any) -> tuple[Any, ...]:
     await handle("join", item)
-    return (item.index, a, b, c)
+    return (item.index, *values)
+
+
+@ps.node
+def spread(item: Item) -> list[tuple[Item, int]]:
+    return [(item, part) for part in range(3)]
+
+
+@ps.node(concurrency=2)
+async def each(part: tuple[Item, int]) -> int:
+    await handle("each", part[0], f"each {part[1]}")
+    return part[0].index * part[1]
+
+
+@ps.node
+class Tally:
+    """A stateful node: one item at a time, on the instance of its scope."""
+
+    async def __aenter__(self) -> "Tally":
+        self.open = True
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.open = False
+
+    async def __call__(self, item: Item) -> int:
+        assert self.open
+        await handle("tally", item)
+        assert self.open
+        return 7 * item.index
+
+
+tally = Tally()
 
 
 @ps.graph
-async def world_graph(item: Item) -> tuple[int, ...]:
+async def fan_out(item: Item) -> tuple[Any, ...]:
     taken = await take(item)
     return await join(taken, await left(taken), await right(taken), plain(taken))
 
 
-LIMITS = {"take": 3, "right": 1, "join": 2}
+@ps.graph
+async def mapped(item: Item) -> tuple[Any, ...]:
+    taken = await take(item)
+    return await join(taken, await ps.map_each(each, spread(taken), concurrency=2), plain(taken))
 
 
-async def as_stream(world: World, items: list[Item], *, ordered: bool = True) -> engine.StreamStatistics:
-    """Run the items as a stream, and write down what comes out."""
-    stream = engine.stream((world_graph(item) for item in items), max_in_flight=world.max_in_flight, ordered=ordered)
-    async with stream:
-        async for outcome in stream.outcomes():
-            kind = "done" if outcome.error is None else "failed"
-            world.end(outcome.index, kind, outcome.value if outcome.error is None else outcome.error)
-    return stream.statistics()
+@ps.graph
+async def stateful(item: Item) -> tuple[Any, ...]:
+    taken = await take(item)
+    return await join(taken, await tally(taken), await left(taken))
 
 
-async def as_calls(world: World, items: list[Item], *, disturbed: bool = True) -> engine.ServiceStatistics:
-    """Run the items as calls of a deployment; some callers go away, and some have a deadline."""
-    async with engine.deploy(world_graph, max_in_flight=world.max_in_flight) as service:
-        await _call_all(world, items, service, disturbed=disturbed)
-    return service.statistics()
+SHAPES = {
+    "fan-out": Shape(
+        fan_out,
+        ("take", "left", "right", "plain", "join"),
+        ("take", "left", "right", "plain", "join"),
+        lambda i: (i, 10 * i, 100 * i, 1000 * i),
+    ),
+    "mapped": Shape(
+        mapped,
+        ("take", "each 0", "each 1", "each 2", "plain", "join"),
+        ("take", "each 1", "plain", "join"),
+        lambda i: (i, [0, i, 2 * i], 1000 * i),
+    ),
+    "stateful": Shape(
+        stateful, ("take", "tally", "left", "join"), ("take", "tally", "left", "join"), lambda i: (i, 7 * i, 10 * i)
+    ),
+}
+
+LIMITS = {"take": 3, "right": 1, "join": 2, "each": 2, "tally": 1}
+
+
+async def live(world: World, *, count: int = 12) -> list[Item]:
+    """Run items in a way that the seed chooses, and write down what becomes of them."""
+    items = world.items(count)
+    way = world.rng.choice([as_stream, as_calls, as_runs, as_both])
+    with world.faults():
+        await way(world, items)
+    return items
+
+
+async def as_stream(world: World, items: list[Item], *, ordered: bool | None = None) -> None:
+    """Run the items as a stream with a window smaller than their number, and perhaps a slow reader."""
+    in_order = world.rng.random() < 0.5 if ordered is None else ordered
+    calls = (world.shape.graph(item) for item in items)
+    async with engine.stream(calls, max_in_flight=world.max_in_flight, ordered=in_order) as stream:
+        await _read(world, stream, items)
+    world.statistics = stream.statistics()
+
+
+async def as_calls(world: World, items: list[Item], *, disturbed: bool = True) -> None:
+    """Run the items as calls of a deployment; callers go away, have deadlines, and are refused."""
+    queue: dict[str, Any] = {"max_queue": 5} if world.rng.random() < 0.4 else {}
+    async with engine.deploy(world.shape.graph, max_in_flight=world.max_in_flight, **queue) as service:
+        await call_all(world, items, service, disturbed=disturbed)
+    world.statistics = service.statistics()
 
 
 async def as_runs(world: World, items: list[Item], *, disturbed: bool = True) -> None:
-    """Run the items with `engine.run`, all at once; some callers go away, and some have a deadline."""
-    await _call_all(world, items, engine, disturbed=disturbed)
+    """Run the items with `engine.run`, all at once; callers go away and have deadlines."""
+    await call_all(world, items, engine, disturbed=disturbed)
 
 
-async def _call_all(world: World, items: list[Item], runner: Any, *, disturbed: bool) -> None:
+async def as_both(world: World, items: list[Item]) -> None:
+    """Run some items as calls and some as a stream of one deployment, which share its places."""
+    half = len(items) // 2
+    async with engine.deploy(world.shape.graph, max_in_flight=world.max_in_flight) as service:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(call_all(world, items[half:], service, disturbed=True))
+            async with service.stream(
+                (world.shape.graph(item) for item in items[:half]), max_in_flight=2, ordered=world.rng.random() < 0.5
+            ) as stream:
+                await _read(world, stream, items[:half])
+    world.statistics = service.statistics()
+
+
+async def _read(world: World, stream: engine.Stream[Any], items: list[Item]) -> None:
+    patience = world.rng.choice([0, 0, 1, 2])  # a slow reader, in half of the worlds
+    async for outcome in stream.outcomes():
+        index = items[outcome.index].index
+        if outcome.error is None:
+            world.end(index, "done", outcome.value)
+        else:
+            world.end(index, "failed", outcome.error)
+        for _ in range(world.rng.randrange(patience + 1)):
+            await asyncio.sleep(0.4)
+
+
+async def call_all(world: World, items: list[Item], runner: Any, *, disturbed: bool) -> None:
     submitted: set[int] = set()
+    is_service = runner is not engine
 
     async def call(item: Item) -> None:
+        options: dict[str, Any] = {}
+        if disturbed and world.rng.random() < 0.2:
+            options["timeout_seconds"] = world.rng.choice([0.25, 0.75, 1.5])
+        if is_service and world.rng.random() < 0.3:
+            options["priority"] = world.rng.choice([-1, 1])
         submitted.add(item.index)
-        fate = world.rng.random() if disturbed else 1.0
-        options = {"timeout_seconds": world.rng.choice([0.25, 0.75, 1.5])} if fate < 0.2 else {}
         try:
-            value = await runner.run(world_graph(item), **options)
+            value = await runner.run(world.shape.graph(item), **options)
         except ps.DeadlineExceeded as error:
             world.end(item.index, "expired", error)
-        except Boom as error:
+        except ps.Overloaded as error:
+            world.end(item.index, "refused", error)
+        except (Boom, Injected, ps.NodeCancelledError) as error:
             world.end(item.index, "failed", error)
         except asyncio.CancelledError:
             world.end(item.index, "cancelled")
@@ -213,14 +368,19 @@ async def _call_all(world: World, items: list[Item], runner: Any, *, disturbed: 
 
 def check_outcomes(world: World, items: list[Item]) -> None:
     """Every item has one outcome, and the right one."""
+    blamed = 0
     for item in items:
         outcomes = world.outcomes.get(item.index, [])
         assert len(outcomes) == 1, f"item {item.index} has the outcomes {outcomes}"
         kind, value = outcomes[0]
         if kind == "done":
-            assert value == item.result
+            assert value == world.shape.result(item.index)
             assert not item.fails_for_good
-        elif kind == "failed":
+        elif kind == "failed" and isinstance(value, Boom):
             assert item.fails_for_good, f"item {item.index} failed with {value!r}, but should not"
             assert value.args[1] == item.index
+        elif kind == "failed":
+            assert isinstance(value, Injected | ps.NodeCancelledError), repr(value)
+            blamed += 1
+    assert blamed <= world.injected, "more items failed by faults than there were faults"
     assert set(world.outcomes) == {item.index for item in items}

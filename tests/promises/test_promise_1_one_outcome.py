@@ -5,48 +5,39 @@ import asyncio
 import pytest
 
 import penstock as ps
-from penstock import engine, testing
-from tests.promises.scenario import Boom, World, as_calls, as_runs, as_stream, check_outcomes
+from penstock import engine
+from tests.promises.exploring import Explorer
+from tests.promises.scenario import Boom, Item, World, check_outcomes, live
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-def test_promise_1_every_item_of_a_stream_gets_exactly_one_terminal_outcome(effort: int, ordered: bool) -> None:
-    async def main() -> None:
+def test_promise_1_every_item_gets_exactly_one_terminal_outcome(explore: Explorer) -> None:
+    async def main() -> World:
         world = World.of_running_loop()
-        items = [world.item(index) for index in range(12)]
-        statistics = await as_stream(world, items, ordered=ordered)
+        items = await live(world)
         check_outcomes(world, items)
-        assert (statistics.submitted, statistics.completed + statistics.failed) == (12, 12)
-        assert statistics.yielded == 12
-        assert statistics.in_flight == 0
+        check_statistics(world, items)
+        return world
 
-    testing.interleavings(main, count=60 * effort)
+    worlds = explore(main)
+    for kind in ("done", "failed", "cancelled", "expired", "refused"):
+        worlds.reached(f"an item is {kind}", lambda world, kind=kind: world.count(kind) > 0)
+    worlds.reached("a fault", lambda world: world.injected > 0)
 
 
-def test_promise_1_every_call_of_a_deployment_gets_exactly_one_terminal_outcome(effort: int) -> None:
-    async def main() -> None:
-        world = World.of_running_loop()
-        items = [world.item(index) for index in range(12)]
-        statistics = await as_calls(world, items)
-        check_outcomes(world, items)
-        kinds = [kind for outcomes in world.outcomes.values() for kind, _ in outcomes]
+def check_statistics(world: World, items: list[Item]) -> None:
+    """What the engine counts agrees with what its callers have got."""
+    statistics = world.statistics
+    if isinstance(statistics, engine.StreamStatistics):
+        assert (statistics.submitted, statistics.completed, statistics.failed) == (
+            len(items), world.count("done"), world.count("failed"),
+        )  # fmt: skip
+        assert (statistics.yielded, statistics.in_flight) == (len(items), 0)
+    elif isinstance(statistics, engine.ServiceStatistics):
+        admission = statistics.admission
         # A result may come in the same turn in which its caller is cancelled.
-        assert statistics.completed >= kinds.count("done")
-        # A caller that goes away in the very turn in which it gets a place never becomes a call of the deployment.
-        assert statistics.completed + statistics.failed + statistics.cancelled <= statistics.admission.admitted
-        assert statistics.admission.in_flight == statistics.admission.queued == 0
-
-    testing.interleavings(main, count=60 * effort)
-
-
-def test_promise_1_every_run_gets_exactly_one_terminal_outcome(effort: int) -> None:
-    async def main() -> None:
-        world = World.of_running_loop()
-        items = [world.item(index) for index in range(12)]
-        await as_runs(world, items)
-        check_outcomes(world, items)
-
-    testing.interleavings(main, count=60 * effort)
+        assert statistics.completed + statistics.failed <= admission.admitted
+        assert admission.in_flight == admission.queued == 0
+        assert admission.refused == world.count("refused")
 
 
 async def test_promise_1_the_first_failure_of_an_item_wins_and_a_later_one_is_logged() -> None:

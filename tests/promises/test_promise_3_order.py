@@ -5,19 +5,24 @@ import random
 
 import penstock as ps
 from penstock import engine, testing
+from tests.promises.exploring import Explorer
 from tests.promises.scenario import World, as_stream
 
 
-def test_promise_3_outputs_come_in_input_order(effort: int) -> None:
-    async def main() -> None:
+def test_promise_3_outputs_come_in_input_order(explore: Explorer) -> None:
+    async def main() -> World:
         world = World.of_running_loop()
-        await as_stream(world, [world.item(index) for index in range(15)])
+        with world.faults():
+            await as_stream(world, world.items(15), ordered=True)
         assert world.yielded == list(range(15))
+        return world
 
-    testing.interleavings(main, count=60 * effort)
+    worlds = explore(main)
+    worlds.reached("a failed item", lambda world: world.count("failed") > 0)
+    worlds.reached("a fault", lambda world: world.injected > 0)
 
 
-def test_promise_3_every_inbox_is_first_in_first_out(effort: int) -> None:
+def test_promise_3_every_inbox_is_first_in_first_out(explore: Explorer) -> None:
     """Behind a node that takes one item at a time, nothing overtakes."""
 
     async def main() -> None:
@@ -52,7 +57,7 @@ def test_promise_3_every_inbox_is_first_in_first_out(effort: int) -> None:
         assert begun == {"a": list(range(20)), "b": list(range(20)), "c": list(range(20))}
         assert sorted(out) == list(range(20))
 
-    testing.interleavings(main, count=60 * effort)
+    explore(main, count=250)
 
 
 def test_promise_3_an_inbox_gives_higher_priorities_first_and_is_fair_within_one() -> None:

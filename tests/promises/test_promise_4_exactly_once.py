@@ -2,58 +2,40 @@
 
 from collections import Counter
 
-import pytest
-
 import penstock as ps
-from penstock import engine, testing
-from tests.promises.scenario import World, as_calls, as_runs, as_stream
+from penstock import engine
+from tests.promises.exploring import Explorer
+from tests.promises.scenario import Item, World, live
 
-NODES = ("take", "left", "right", "plain", "join")
-
-
-def check_calls(world: World, kinds: tuple[str, ...]) -> None:
-    assert set(world.calls.values()) <= {1}, f"called twice: {[key for key, n in world.calls.items() if n > 1]}"
-    for index, outcomes in world.outcomes.items():
-        kind, _ = outcomes[0]
-        if kind in kinds:
-            made = {node: sorted(a for n, i, a in world.calls if (n, i) == (node, index)) for node in NODES}
-            for node, attempts in made.items():
-                assert attempts == list(range(1, len(attempts) + 1)), f"{node}, item {index}: attempts {attempts}"
-            if kind == "done":
-                assert {node: len(attempts) for node, attempts in made.items()} == {
-                    **dict.fromkeys(NODES, 1),
-                    "left": world.attempts_of_left[index],
-                }
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_promise_4_a_node_runs_once_per_item_and_attempt_in_a_stream(effort: int, ordered: bool) -> None:
-    async def main() -> None:
+def test_promise_4_a_node_runs_once_per_item_and_attempt(explore: Explorer) -> None:
+    async def main() -> World:
         world = World.of_running_loop()
-        items = [world.item(index) for index in range(15)]
-        statistics = await as_stream(world, items, ordered=ordered)
-        check_calls(world, ("done", "failed"))
-        done = Counter(node for node, _, _ in world.calls)
-        for actor in statistics.actors:
-            # An item that fails in one branch leaves the other branch without a count.
-            assert actor.completed + actor.failed + actor.retried <= done[actor.node]
+        items = await live(world, count=15)
+        assert set(world.calls.values()) <= {1}, f"called twice: {[key for key, n in world.calls.items() if n > 1]}"
+        for item in items:
+            check_calls(world, item)
+        return world
 
-    testing.interleavings(main, count=60 * effort)
+    worlds = explore(main)
+    worlds.reached("a second attempt", lambda world: any(attempt == 2 for _, _, attempt in world.calls))
 
 
-def test_promise_4_a_node_runs_once_per_call_and_attempt_whoever_goes_away(effort: int) -> None:
-    async def calls() -> None:
-        world = World.of_running_loop()
-        await as_calls(world, [world.item(index) for index in range(15)])
-        check_calls(world, ("done", "failed"))
-
-    async def runs() -> None:
-        world = World.of_running_loop()
-        await as_runs(world, [world.item(index) for index in range(15)])
-        check_calls(world, ("done", "failed"))
-
-    testing.interleavings(calls, count=30 * effort)
-    testing.interleavings(runs, count=30 * effort)
+def check_calls(world: World, item: Item) -> None:
+    """An item that got a result has been in every node once, and a second time only where the first attempt failed."""
+    kind, _ = world.outcomes[item.index][0]
+    attempts = {
+        handler: sorted(attempt for name, index, attempt in world.calls if (name, index) == (handler, item.index))
+        for handler in world.shape.handlers
+    }
+    for handler, made in attempts.items():
+        assert len(made) <= (2 if handler == "left" else 1), f"{handler}, item {item.index}: attempts {made}"
+    if world.injected:  # a fault takes the place of a call
+        return
+    for handler, made in attempts.items():
+        assert made == list(range(1, len(made) + 1)), f"{handler}, item {item.index}: attempts {made}"
+    if kind == "done":
+        expected = {handler: 2 if handler in item.fails else 1 for handler in world.shape.handlers}
+        assert {handler: len(made) for handler, made in attempts.items()} == expected
 
 
 async def test_promise_4_statistics_agree_with_the_books() -> None:

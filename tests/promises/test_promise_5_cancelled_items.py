@@ -9,17 +9,25 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.promises.scenario import World, as_calls, as_runs
+from tests.promises.exploring import Explorer
+from tests.promises.scenario import World, as_both, as_calls, as_runs
 
 
-def test_promise_5_nothing_begins_for_an_item_whose_caller_has_gone(effort: int) -> None:
-    async def main() -> None:
-        for run in (as_calls, as_runs):
-            world = World.of_running_loop()
-            await run(world, [world.item(index) for index in range(12)])
-            assert not world.too_late
+def test_promise_5_nothing_begins_for_an_item_whose_caller_has_gone(explore: Explorer) -> None:
+    async def main() -> World:
+        world = World.of_running_loop()
+        way = world.rng.choice([as_calls, as_runs, as_both])
+        with world.faults():
+            await way(world, world.items(14))
+        assert not world.too_late
+        if world.statistics is not None:  # of a deployment, whose places are all free again
+            assert world.statistics.admission.in_flight == world.statistics.admission.queued == 0
+            assert [actor.node for actor in world.statistics.actors if actor.in_flight or actor.inbox.depth] == []
+        return world
 
-    testing.interleavings(main, count=60 * effort)
+    worlds = explore(main)
+    worlds.reached("four cancelled items", lambda world: world.count("cancelled") >= 4)
+    worlds.reached("an expired item", lambda world: world.count("expired") > 0)
 
 
 class Token:
