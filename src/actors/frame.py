@@ -61,6 +61,14 @@ class Listener(Protocol):
         ...
 
 
+class Body(Protocol):
+    """Runs of a body of control flow, inside of a frame."""
+
+    def stop(self) -> None:
+        """Cancel them: the frame around them has ended."""
+        ...
+
+
 class Frame:
     """One item on its way through a graph: slots for values, countdowns of missing inputs, and the outcome.
 
@@ -73,6 +81,7 @@ class Frame:
         sinks_left: steps without readers that have not finished; 0 means that all steps have.
         unwinding: handlers that still run for it, after it has ended.
         on_result_stream: called with the stream that the graph returns, if that is what it does.
+        bodies: what its steps of control flow run inside of it now.
     """
 
     # Defaults live in the class, and nothing else is assigned: making a frame is a large part of a short item's cost.
@@ -88,6 +97,7 @@ class Frame:
     deadline: float | None = None
     unwinding = 0
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None
+    bodies: "tuple[Body, ...]" = ()
     _identity: object = None
     _timer: asyncio.TimerHandle | None = None
 
@@ -254,6 +264,8 @@ class Frame:
         for actor in self.queues():
             actor.withdraw(self)
         self.unwinding = self.crew.cancel(self)
+        for body in self.bodies:  # at once: before its worker has unwound, others could begin more of it
+            body.stop()
         self.listener.frame_done(self)
 
     def annotated(self, error: BaseException, actor: "Actor", attempt: int) -> BaseException:

@@ -97,21 +97,29 @@ class _BodyRuns:
         crew.is_exclusive = len(self._items) == 1
         worker = Worker(crew, nested=True)
         token = current.source.set(worker.position)
+        self._parent.bodies += (self,)
         try:
             self._fill()
             await worker.run()
         except BaseException:
-            self._stopped = True
-            for frame in list(self._frames.values()):
-                frame.cancel()
+            self.stop()
             raise
         finally:
+            self._parent.bodies = tuple(body for body in self._parent.bodies if body is not self)
             current.source.reset(token)
             crew.close()
             await until(self._empty.is_set, self._empty.wait)
         if self._error is not None:
             raise self._error
+        if self._stopped:  # the cancel of this task is about to come
+            raise asyncio.CancelledError
         return self._results
+
+    def stop(self) -> None:
+        """Begin nothing more, and cancel what runs."""
+        self._stopped = True
+        for frame in list(self._frames.values()):
+            frame.cancel()
 
     @property
     def service(self) -> None:
