@@ -35,9 +35,13 @@ class Worker:
         position: where it is.
         thread_call: the last job in a thread, which may go on after its attempt.
         cancels: how often the engine has cancelled this task and not yet undone it.
+        budget: hops that it may make before it lets the loop run others, at its begin, and those left at its end.
+        inner_budget: those left to workers inside of its handlers, which drive bodies of control flow in its task.
     """
 
-    __slots__ = ("_nested", "cancels", "crew", "first", "position", "task", "thread_call")
+    __slots__ = (
+        "_nested", "budget", "cancels", "crew", "first", "inner_budget", "position", "task", "thread_call",
+    )  # fmt: skip
 
     def __init__(self, crew: "Crew", *, nested: bool = False) -> None:
         self.crew = crew
@@ -46,6 +50,7 @@ class Worker:
         self.cancels = 0
         self.first: tuple[Frame, tuple[Actor, ...]] | None = None
         self.thread_call: ThreadCall | None = None
+        self.budget = self.inner_budget = BUDGET
         self._nested = nested
         crew.workers.add(self)
 
@@ -80,7 +85,7 @@ class Worker:
         value: Any = None
         failure: BaseException | None = None
         stopped = False  # this worker has to end: somebody else than the engine cancelled its task
-        budget = BUDGET
+        budget = self.budget
         try:
             if self.first is not None:
                 full = self._begin(*self.first)
@@ -192,6 +197,7 @@ class Worker:
                     budget = BUDGET
                     await self._let_others_run()
         finally:
+            self.budget = budget
             position.frame = position.task = None
             crew.workers.discard(self)
             if crew.ready and not crew.armed:

@@ -34,42 +34,43 @@ def body_of(control: Control, bodies: "tuple[Wired, ...]") -> Body:
 
     async def cond(worker: Worker, actor: Actor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
         index = 0 if args[0] else 1
-        return await run_body(bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
+        return await run_body(worker, bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
 
     async def switch(worker: Worker, actor: Actor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
         index = checked_branch(args[0], len(bodies))
-        return await run_body(bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
+        return await run_body(worker, bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
 
     async def while_loop(worker: Worker, actor: Actor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
         predicate, body = bodies
         outside = captured(args, 0, 1), captured(args, 1, 1)
         value = args[0]
         for iteration in range(control.limit):
-            if not await run_body(predicate, frame, (value, *outside[0]), iteration):
+            if not await run_body(worker, predicate, frame, (value, *outside[0]), iteration):
                 return value
-            value = await run_body(body, frame, (value, *outside[1]), iteration)
+            value = await run_body(worker, body, frame, (value, *outside[1]), iteration)
             # A body that never waits must not keep the loop from others, nor a deadline from being noticed.
             if iteration % 64 == 63:
                 await asyncio.sleep(0)
-        if await run_body(predicate, frame, (value, *outside[0]), control.limit):
+        if await run_body(worker, predicate, frame, (value, *outside[0]), control.limit):
             raise iteration_limit(control.limit)
         return value
 
     async def map_each(worker: Worker, actor: Actor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
-        return await _BodyRuns(bodies[0], frame, captured(args, 0, 1)).run(args[0], control.limit)
+        return await _BodyRuns(worker, bodies[0], frame, captured(args, 0, 1)).run(args[0], control.limit)
 
     return {"cond": cond, "switch": switch, "while_loop": while_loop, "map_each": map_each}[control.kind]
 
 
-async def run_body(wired: "Wired", parent: Frame, inputs: Args, item: int) -> Any:
+async def run_body(worker: Worker, wired: "Wired", parent: Frame, inputs: Args, item: int) -> Any:
     """Run a body once, for one value; returns its result."""
-    return (await _BodyRuns(wired, parent, inputs[1:]).run(inputs[:1], 1, item))[0]
+    return (await _BodyRuns(worker, wired, parent, inputs[1:]).run(inputs[:1], 1, item))[0]
 
 
 class _BodyRuns:
     """The runs of a body for several values, a bounded number at a time. It listens to their frames."""
 
-    def __init__(self, wired: "Wired", parent: Frame, outside: Args) -> None:
+    def __init__(self, worker: Worker, wired: "Wired", parent: Frame, outside: Args) -> None:
+        self._worker = worker
         self._wired = wired
         self._parent = parent
         self._outside = outside
@@ -95,7 +96,9 @@ class _BodyRuns:
         self._first_item = first_item
         crew = self._crew
         crew.is_exclusive = len(self._items) == 1
-        worker = Worker(crew, nested=True)
+        worker, around = Worker(crew, nested=True), self._worker
+        # A body that never waits is short, but many of them must not keep the loop from others.
+        worker.budget = worker.inner_budget = around.inner_budget
         token = current.source.set(worker.position)
         self._parent.bodies += (self,)
         try:
@@ -105,6 +108,7 @@ class _BodyRuns:
             self.stop()
             raise
         finally:
+            around.inner_budget = min(worker.budget, worker.inner_budget)
             self._parent.bodies = tuple(body for body in self._parent.bodies if body is not self)
             current.source.reset(token)
             crew.close()

@@ -306,13 +306,15 @@ async def as_runs(world: World, items: list[Item], *, disturbed: bool = True) ->
 async def as_both(world: World, items: list[Item]) -> None:
     """Run some items as calls and some as a stream of one deployment, which share its places."""
     half = len(items) // 2
-    async with engine.deploy(world.shape.graph, max_in_flight=world.max_in_flight) as service:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(call_all(world, items[half:], service, disturbed=True))
-            async with service.stream(
-                (world.shape.graph(item) for item in items[:half]), max_in_flight=2, ordered=world.rng.random() < 0.5
-            ) as stream:
-                await _read(world, stream, items[:half])
+    ordered = world.rng.random() < 0.5
+    async with (
+        engine.deploy(world.shape.graph, max_in_flight=world.max_in_flight) as service,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(call_all(world, items[half:], service, disturbed=True))
+        calls = (world.shape.graph(item) for item in items[:half])
+        async with service.stream(calls, max_in_flight=2, ordered=ordered) as stream:
+            await _read(world, stream, items[:half])
     world.statistics = service.statistics()
 
 

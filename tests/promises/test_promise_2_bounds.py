@@ -11,7 +11,7 @@ from tests.promises.scenario import LIMITS, World, live
 def test_promise_2_limits_inboxes_windows_and_places_hold(explore: Explorer) -> None:
     async def main() -> World:
         world = World.of_running_loop()
-        await live(world, count=16)
+        await live(world)
         is_shared = world.statistics is not None
         for node, limit in LIMITS.items():
             if node == "tally" and not is_shared:

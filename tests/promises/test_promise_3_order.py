@@ -13,8 +13,8 @@ def test_promise_3_outputs_come_in_input_order(explore: Explorer) -> None:
     async def main() -> World:
         world = World.of_running_loop()
         with world.faults():
-            await as_stream(world, world.items(15), ordered=True)
-        assert world.yielded == list(range(15))
+            await as_stream(world, world.items(10), ordered=True)
+        assert world.yielded == list(range(10))
         return world
 
     worlds = explore(main)

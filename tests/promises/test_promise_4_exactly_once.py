@@ -7,10 +7,11 @@ from penstock import engine
 from tests.promises.exploring import Explorer
 from tests.promises.scenario import Item, World, live
 
+
 def test_promise_4_a_node_runs_once_per_item_and_attempt(explore: Explorer) -> None:
     async def main() -> World:
         world = World.of_running_loop()
-        items = await live(world, count=15)
+        items = await live(world, count=10)
         assert set(world.calls.values()) <= {1}, f"called twice: {[key for key, n in world.calls.items() if n > 1]}"
         for item in items:
             check_calls(world, item)

@@ -18,7 +18,7 @@ def test_promise_5_nothing_begins_for_an_item_whose_caller_has_gone(explore: Exp
         world = World.of_running_loop()
         way = world.rng.choice([as_calls, as_runs, as_both])
         with world.faults():
-            await way(world, world.items(14))
+            await way(world, world.items(10))
         assert not world.too_late
         if world.statistics is not None:  # of a deployment, whose places are all free again
             assert world.statistics.admission.in_flight == world.statistics.admission.queued == 0

@@ -9,11 +9,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.promises.exploring import Explorer
+from tests.promises.scenario import Injected, World
 
 
 @ps.node
@@ -53,6 +56,94 @@ async def busy(seconds: float) -> list[float]:
 @ps.graph
 async def failing(seconds: float) -> float:
     return await fail(await stateful(seconds))
+
+
+def test_promise_6_nothing_is_left_however_a_scope_ends(explore: Explorer) -> None:
+    async def main() -> str:
+        world = World.of_running_loop()
+        end = world.rng.choice([leaves_early, is_cancelled, aborts, drains_impatiently, closes_the_engine])
+        with world.faults():
+            async with engine.Engine() as own:
+                callers = await end(world, own)
+                if end is not closes_the_engine:
+                    statistics = own.statistics()
+                    assert (statistics.scopes, statistics.runs_in_flight) == (0, 0)
+                    assert not others() - callers
+        # They have been told, but may not have taken their last step.
+        await asyncio.gather(*callers, return_exceptions=True)
+        assert not others()
+        assert not any(world.active.values()), "a handler runs on"
+        assert not world.too_late
+        return end.__name__
+
+    ends = explore(main)
+    for end in (leaves_early, is_cancelled, aborts, drains_impatiently, closes_the_engine):
+        ends.reached(end.__name__, lambda reached, end=end: reached == end.__name__)
+
+
+async def leaves_early(world: World, own: engine.Engine) -> set[asyncio.Task[Any]]:
+    """A reader takes some results and goes."""
+    wanted = world.rng.randrange(6)
+    ordered = world.rng.random() < 0.5
+    calls = (world.shape.graph(item) for item in world.items(12))
+    async with own.stream(calls, max_in_flight=4, ordered=ordered) as stream:
+        async for _ in stream.outcomes():
+            wanted -= 1
+            if wanted <= 0:
+                break
+    return set()
+
+
+async def is_cancelled(world: World, own: engine.Engine) -> set[asyncio.Task[Any]]:
+    """Whoever uses a stream, or a deployment and its calls, is cancelled at some moment."""
+
+    async def use() -> None:
+        if world.rng.random() < 0.5:
+            await leaves_early(world, own)
+            return
+        async with own.deploy(world.shape.graph, max_in_flight=3) as service, asyncio.TaskGroup() as group:
+            for item in world.items(8):
+                group.create_task(service(item))
+
+    task = asyncio.create_task(use())
+    for _ in range(world.rng.randrange(12)):
+        await asyncio.sleep(0 if world.rng.random() < 0.7 else 0.25)
+    task.cancel()
+    await asyncio.wait([task])
+    return {task}
+
+
+async def aborts(world: World, own: engine.Engine) -> set[asyncio.Task[Any]]:
+    """A deployment is aborted with calls in flight and in the queue."""
+    async with own.deploy(world.shape.graph, max_in_flight=3) as service:
+        callers = {asyncio.create_task(service(item)) for item in world.items(8)}
+        await asyncio.sleep(world.rng.choice([0, 0.25, 0.75, 1.5]))
+        await service.abort()
+    return callers
+
+
+async def drains_impatiently(world: World, own: engine.Engine) -> set[asyncio.Task[Any]]:
+    """A deployment is drained for less time than its calls take."""
+    async with own.deploy(world.shape.graph, max_in_flight=3) as service:
+        callers = {asyncio.create_task(service(item)) for item in world.items(8)}
+        await asyncio.sleep(0)
+        await service.drain(timeout_seconds=world.rng.choice([0, 0.25, 0.75, 5]))
+    return callers
+
+
+async def closes_the_engine(world: World, own: engine.Engine) -> set[asyncio.Task[Any]]:
+    """An Engine is left with everything open in it."""
+    stream = own.stream(world.shape.graph(item) for item in world.items(6))
+    service = own.deploy(world.shape.graph, max_in_flight=2)
+    try:
+        await service.__aenter__()
+        callers = {asyncio.create_task(service(item)) for item in world.items(4, first=6)}
+    except Injected:
+        callers = set()
+    callers |= {asyncio.create_task(own.run(world.shape.graph(item))) for item in world.items(3, first=10)}
+    callers.add(asyncio.create_task(anext(stream)))  # type: ignore[arg-type]
+    await asyncio.sleep(world.rng.choice([0, 0.25, 0.75]))
+    return callers
 
 
 def others() -> set[asyncio.Task[object]]:

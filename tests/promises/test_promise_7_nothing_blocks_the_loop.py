@@ -1,11 +1,137 @@
 """Promise 7: nothing in the engine blocks the event loop."""
 
 import asyncio
+import random
 import threading
+from collections import Counter
 from typing import Any, ClassVar
 
 import penstock as ps
 from penstock import engine, testing
+from tests.promises.exploring import Explorer
+
+
+class Turns:
+    """Counts what one task does between two turns of the loop."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._since_turn: Counter[asyncio.Task[Any] | None] = Counter()
+        self._handle: asyncio.Handle | None = None
+
+    def count(self) -> None:
+        """A handler runs."""
+        self._since_turn[asyncio.current_task()] += 1
+
+    def watch(self) -> None:
+        """Look now, and in every turn from now on."""
+        self.most = max(self.most, *self._since_turn.values(), 0)
+        self._since_turn.clear()
+        self._handle = asyncio.get_running_loop().call_soon(self.watch)
+
+    def stop(self) -> None:
+        assert self._handle is not None
+        self._handle.cancel()
+
+
+turns = Turns()
+
+
+@ps.node
+async def never_waits(x: int) -> int:
+    turns.count()
+    return x
+
+
+@ps.node
+async def waits(x: int) -> int:
+    turns.count()
+    for _ in range(x % 3):
+        await asyncio.sleep(0)
+    return x
+
+
+@ps.node(concurrency=1, capacity=1)
+async def narrow(x: int) -> int:
+    turns.count()
+    return x
+
+
+@ps.node
+def plain(x: int) -> int:
+    turns.count()
+    return x
+
+
+@ps.node
+def further(x: int) -> int:
+    turns.count()
+    return x + 1
+
+
+@ps.node
+def tail(x: int) -> int:
+    return x + 1  # of a chain of plain functions, which is one hop
+
+
+@ps.node
+def below_60(x: int) -> bool:
+    return x < 60
+
+
+@ps.node
+def many(x: int) -> list[int]:
+    return list(range(60))
+
+
+@ps.graph
+async def hops(x: int) -> int:
+    return await narrow(tail(plain(await never_waits(await never_waits(x)))))
+
+
+@ps.graph
+async def plain_hops(x: int) -> int:
+    return tail(plain(x))
+
+
+@ps.graph
+async def mixed_hops(x: int) -> int:
+    return await never_waits(await waits(await never_waits(x)))
+
+
+@ps.graph
+async def looping_hops(x: int) -> int:
+    return await ps.while_loop(below_60, further, await never_waits(x))
+
+
+@ps.graph
+async def mapping_hops(x: int) -> list[int]:
+    return await ps.map_each(never_waits, many(x))
+
+
+def test_promise_7_the_loop_gets_its_turn_after_256_hops_at_most(explore: Explorer) -> None:
+    """Counted, not timed: no task makes more hops between two turns of the loop."""
+
+    async def main() -> int:
+        rng = random.Random(asyncio.get_running_loop().seed)  # type: ignore[attr-defined]
+        graph: ps.Graph[[int], Any] = rng.choice([hops, plain_hops, mixed_hops, looping_hops, mapping_hops])
+        size = 10 if graph in (looping_hops, mapping_hops) else 100
+        turns.most = 0
+        turns.watch()
+        if rng.random() < 0.8:
+            ordered = rng.random() < 0.5
+            window = rng.choice([2, 16, 64])
+            async with engine.stream((graph(0) for _ in range(size)), max_in_flight=window, ordered=ordered) as results:
+                assert len([result async for result in results]) == size
+        else:
+            async with engine.deploy(graph, max_in_flight=16) as service:
+                await asyncio.gather(*(service(0) for _ in range(size // 8)))
+        turns.stop()
+        levels = 2 if graph in (looping_hops, mapping_hops) else 1  # a graph, and a body inside of it
+        assert turns.most <= 256 * levels, f"{turns.most} handlers ran between two turns, in {graph.name!r}"
+        return turns.most
+
+    explore(main).reached("a full burst", lambda most: most > 100)
 
 
 class Witness:

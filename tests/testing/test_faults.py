@@ -250,9 +250,11 @@ async def test_a_call_site_is_told_by_its_number() -> None:
     async def twice(x: int) -> int:
         return await fetch(await fetch(x))
 
-    with faults.inject("node.call", faults.Delay(0), node="fetch#2") as second:
-        with faults.inject("node.call", faults.Delay(0), node=fetch) as both:
-            await engine.run(twice(1))
+    with (
+        faults.inject("node.call", faults.Delay(0), node="fetch#2") as second,
+        faults.inject("node.call", faults.Delay(0), node=fetch) as both,
+    ):
+        await engine.run(twice(1))
     assert [one.node for one in second] == ["fetch#2"]
     assert [one.node for one in both] == ["fetch", "fetch#2"]
 
@@ -268,22 +270,24 @@ async def test_probability_follows_its_seed() -> None:
 
 
 async def test_a_fault_that_never_happened_is_an_error_unless_it_is_optional() -> None:
-    with pytest.raises(AssertionError, match=r"'node\.call' of node 'fetch' was passed 1 times"):
-        with faults.inject("node.call", faults.Raise(OSError), node=fetch, at=2):
-            await engine.run(line(1))
+    with (
+        pytest.raises(AssertionError, match=r"'node\.call' of node 'fetch' was passed 1 times"),
+        faults.inject("node.call", faults.Raise(OSError), node=fetch, at=2),
+    ):
+        await engine.run(line(1))
     with faults.inject("node.call", faults.Raise(OSError), node=fetch, at=2, optional=True) as injected:
         await engine.run(line(1))
     assert not injected
-    with pytest.raises(KeyError):  # what the block raises is not hidden
-        with faults.inject("node.call", faults.Raise(OSError)):
-            raise KeyError
+    # What the block raises is not hidden.
+    with pytest.raises(KeyError), faults.inject("node.call", faults.Raise(OSError)):
+        raise KeyError
 
 
 async def test_a_deployment_that_outlives_the_fault_is_healthy() -> None:
-    with faults.inject("node.call", faults.Raise(OSError), node=fetch):
+    with faults.inject("node.call", faults.Raise(OSError("down")), node=fetch):
         service = engine.deploy(line)
         await service.__aenter__()
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="down"):
             await service(1)
     assert await service(1) == -2
     await service.drain()
