@@ -38,7 +38,8 @@ class StreamMap:
 
     async def results(self) -> AsyncGenerator[Any, None]:
         """Yield the results, in the order of the values; the first error ends it, in its turn."""
-        window, items = self._window, self._items
+        window, items, parent = self._window, self._items, self._parent
+        parent.bodies += (self,)
         try:
             while True:
                 while items.held and len(window) < self._limit and not self._failed:
@@ -52,7 +53,14 @@ class StreamMap:
                 else:
                     return
         finally:
+            parent.bodies = tuple(body for body in parent.bodies if body is not self)
             await self._close()
+
+    def stop(self) -> None:
+        """Begin nothing more, and cancel what runs: the frame around it has ended."""
+        self._failed = True
+        for frame in list(self._window):
+            frame.cancel()
 
     @property
     def service(self) -> None:

@@ -3,13 +3,14 @@
 import functools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..actors import current
 from ..actors.actor import Actor
 from ..actors.chain import Link
 from ..actors.frame import Frame
+from ..actors.parts import close_stream
 from ..actors.processes import ProcessPool
 from ..engine import instances, replacement
 from ..engine.stateful import node_of
@@ -89,7 +90,9 @@ class _Starting:
 def _node_actor(original: Any) -> Any:
     def node_actor(self: Wiring, program: Any, unit: Any, step: Any, node: Any) -> Actor:
         actor: Actor = original(self, program, unit, step, node)
-        if node.is_async:
+        if node.gives_stream:
+            actor.fn = _iterated(actor.fn, actor.name)
+        elif node.is_async:
             actor.fn = _awaited(actor.fn, actor.name)
         elif node.policy.runs_on == "process" and node.origin.replacement is None:
             actor.body = _awaited(actor.body, actor.name)  # the function itself runs elsewhere
@@ -106,6 +109,20 @@ def _awaited(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> Any:
         await _pass("node.call", name)
         return await fn(*args, **kwargs)
+
+    return call
+
+
+def _iterated(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        await _pass("node.call", name)
+        stream = fn(*args, **kwargs)
+        try:
+            async for value in stream:
+                yield value
+        finally:
+            await close_stream(stream)
 
     return call
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -121,6 +122,23 @@ async def test_a_node_in_a_process_raises_before_it_is_sent() -> None:
         with faults.inject("node.call", faults.Raise(OSError("down"))), pytest.raises(OSError, match="down"):
             await own.run(squared(3))
         assert own.statistics().processes is None
+
+
+async def test_a_generator_raises_before_its_first_value_and_is_tried_again() -> None:
+    @ps.node(retry=ps.Retry(attempts=2, backoff_seconds=0))
+    async def count(x: int) -> AsyncIterator[int]:
+        for number in range(x):
+            yield number
+
+    @ps.graph
+    async def counting(x: int) -> AsyncIterator[int]:
+        return count(x)
+
+    with faults.inject("node.call", faults.Raise(OSError("down")), node=count, at=[1, 3, 4]) as injected:
+        assert [number async for number in engine.stream(counting(3))] == [0, 1, 2]
+        with pytest.raises(OSError, match="down"):
+            await anext(engine.stream(counting(3)))
+    assert injected.passes == 4
 
 
 async def test_a_cancel_that_the_engine_did_not_send_fails_the_item_alone() -> None:
