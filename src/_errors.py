@@ -87,3 +87,15 @@ class IterationLimitError(PenstockError):
 
 class WorkerDied(PenstockError):
     """The worker process that ran this item died; only this item is affected."""
+
+
+class InboxClosed(PenstockError):
+    """An actor that owns its loop asks for work, and none will come any more: its scope ends. Let it pass."""
+
+
+class WorkSettledError(PenstockError):
+    """Work was finished or failed a second time."""
+
+
+class ActorStopped(PenstockError):
+    """The actor that this item needs has stopped: its loop returned or raised, and it is not started again."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from .._errors import NodeCancelledError, NodeTimeoutError
 from ..telemetry import spans
 from .chain import run_linkwise
+from .loop_host import LoopHost
 from .processes import ProcessPool
 from .threads import ThreadPool
 
@@ -236,6 +237,18 @@ def in_process(pool_of: Callable[[], ProcessPool], target: str) -> "Body":
         return await pool_of().run(target, args, kwargs)
 
     return run_in_process
+
+
+def in_loop(host: LoopHost) -> "Body":
+    """Return a body that gives the item to an actor that owns its loop, and waits until that has settled it."""
+
+    async def run_in_loop(
+        worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        deadlines = [at for at in (frame.deadline, worker.position.attempt_deadline) if at is not None]
+        return await host.run(args[0], frame.priority, min(deadlines, default=None))
+
+    return run_in_loop
 
 
 async def _returned(worker: Runner) -> None:

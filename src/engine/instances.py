@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+from ..actors.loop_host import LoopHost
 from .node import Node
 from .planning import Plan
+from .pools import Pools
 from .stateful import fresh_instance
 from .uninterrupted import uninterrupted
 
@@ -17,16 +19,25 @@ class Instances:
     """One instance of each stateful node that a scope uses, shared by all of its call sites.
 
     Each group is entered and left by a task of its own, since `__aenter__` may open a task group or a cancel scope,
-    which must be left by the task that entered it.
+    which must be left by the task that entered it. A node that owns its loop has one more task, for the loop.
+
+    Args:
+        pools: threads for those that need them.
     """
 
-    def __init__(self) -> None:
-        self._handlers: dict[int, Handler] = {}
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._handlers: dict[object, Handler] = {}
+        self._loops: dict[object, LoopHost] = {}
         self._hosts: list[tuple[asyncio.Task[None], asyncio.Event]] = []
 
     def handler(self, node: Node[..., Any]) -> Handler:
         """Return what handles an item of a stateful node in this scope."""
-        return self._handlers[id(node.template)]
+        return self._handlers[instance_key(node)]
+
+    def loop_of(self, node: Node[..., Any]) -> LoopHost:
+        """Return what runs the loop of a node that owns one, in this scope."""
+        return self._loops[instance_key(node)]
 
     async def open(self, plan: Plan) -> None:
         """Make and enter the instances that a plan uses and that are not there yet.
@@ -34,8 +45,8 @@ class Instances:
         Raises:
             Exception: what an `__aenter__` raised; the instances entered with it are left again.
         """
-        nodes = {id(node.template): node for node in stateful_nodes(plan)}
-        missing = [node for key, node in nodes.items() if key not in self._handlers]
+        nodes = {instance_key(node): node for node in stateful_nodes(plan)}
+        missing = [node for key, node in nodes.items() if key not in self._handlers and key not in self._loops]
         if not missing:
             return
         opened, closing = asyncio.Event(), asyncio.Event()
@@ -69,6 +80,7 @@ class Instances:
             if not host.cancelled() and (error := host.exception()) is not None:
                 errors.append(error)
         self._handlers.clear()
+        self._loops.clear()
         if errors:
             raise errors[0]
 
@@ -77,10 +89,7 @@ class Instances:
         try:
             async with AsyncExitStack() as stack:
                 for entering in nodes:
-                    instance, handler = fresh_instance(entering.template)
-                    if hasattr(instance, "__aenter__"):
-                        await stack.enter_async_context(instance)
-                    self._handlers[id(entering.template)] = handler
+                    await self._enter(entering, stack)
                 opened.set()
                 await closing.wait()
         except BaseException as error:
@@ -92,9 +101,25 @@ class Instances:
                 # The opener looks whether this task has ended; it is woken in the next turn, when it has.
                 opened.set()
 
+    async def _enter(self, node: Node[..., Any], stack: AsyncExitStack) -> None:
+        make_loop = node.make_loop
+        if make_loop is not None:
+            host = LoopHost(lambda: make_loop(node, self._pools), node.name, capacity=node.policy.capacity)
+            self._loops[instance_key(node)] = await stack.enter_async_context(host)
+            return
+        instance, handler = fresh_instance(node.template)
+        if hasattr(instance, "__aenter__"):
+            await stack.enter_async_context(instance)
+        self._handlers[instance_key(node)] = handler
+
+
+def instance_key(node: Node[..., Any]) -> object:
+    """Return what tells the instances of one scope apart; copies with another policy share theirs."""
+    return id(node.origin) if node.template is None else id(node.template), node.binding
+
 
 def stateful_nodes(plan: Plan) -> Iterator[Node[..., Any]]:
-    """Yield the stateful nodes of a plan and of the bodies of its control flow."""
+    """Yield the nodes of a plan, and of the bodies of its control flow, of which each scope has its own instance."""
     plans = [plan]
     while plans:
         current = plans.pop()
@@ -102,5 +127,7 @@ def stateful_nodes(plan: Plan) -> Iterator[Node[..., Any]]:
             plans.extend(step.bodies)
             for link in step.chain:
                 callee = link.callee
-                if isinstance(callee, Node) and callee.template is not None and callee.origin.replacement is None:
+                if not isinstance(callee, Node) or callee.origin.replacement is not None:
+                    continue
+                if callee.template is not None or callee.make_loop is not None:
                     yield callee

@@ -6,7 +6,7 @@ import inspect
 import math
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, cast, overload
 
 from .._errors import GraphTraceError
 from ..actors.policy import Policy, Retry
@@ -16,7 +16,9 @@ from .ref import PendingRef, Ref, refuse_leak
 from .tracer import active
 
 if TYPE_CHECKING:
+    from ..actors.loop_host import OwnsLoop
     from .graph import Graph
+    from .pools import Pools
 
 P = ParamSpec("P")
 Ret_co = TypeVar("Ret_co", covariant=True)
@@ -27,6 +29,9 @@ Owner = TypeVar("Owner")
 Rest = ParamSpec("Rest")
 
 _UNCHANGED: Any = object()
+
+# Makes what runs the loop of a node that owns one, for a scope of an Engine with these pools.
+MakeLoop: TypeAlias = "Callable[[Node[..., Any], Pools], OwnsLoop]"
 
 
 class Node(Generic[P, Ret_co]):
@@ -43,6 +48,7 @@ class Node(Generic[P, Ret_co]):
         bound_to: for a method, the instance that it was taken from.
         is_async: a call of it is awaited.
         gives_stream: a call of it gives a stream of values, which is read and not awaited.
+        make_loop: for a node that owns its loop, makes an instance for a scope; `fn` handles one item elsewhere.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class Node(Generic[P, Ret_co]):
         origin: "Node[..., Any] | None" = None,
         template: object | None = None,
         bound_to: object | None = None,
+        make_loop: "MakeLoop | None" = None,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.fn = fn
@@ -62,6 +69,7 @@ class Node(Generic[P, Ret_co]):
         self.origin: Node[..., Any] = self if origin is None else origin
         self.template = template
         self.bound_to = bound_to
+        self.make_loop = make_loop
         self.is_async = is_async(fn)
         self.gives_stream = is_generator(fn)
         self.replacement: Callable[..., Any] | None = None
@@ -96,7 +104,7 @@ class Node(Generic[P, Ret_co]):
         if instance is None:
             return self
         bound = types.MethodType(self.fn, instance)
-        return Node(bound, self.policy, name=self.name, origin=self.origin, bound_to=instance)
+        return Node(bound, self.policy, name=self.name, origin=self.origin, bound_to=instance, make_loop=self.make_loop)
 
     @property
     def reads_streams(self) -> bool:
@@ -110,6 +118,11 @@ class Node(Generic[P, Ret_co]):
         if fake is None:
             return self.fn
         return fake if self.bound_to is None else types.MethodType(fake, self.bound_to)
+
+    @property
+    def runs_loop(self) -> bool:
+        """Whether each scope runs a loop that handles its items; not where a fake stands in its place."""
+        return self.make_loop is not None and self.origin.replacement is None
 
     @property
     def binding(self) -> object:
@@ -177,6 +190,7 @@ class Node(Generic[P, Ret_co]):
             origin=self.origin,
             template=self.template,
             bound_to=self.bound_to,
+            make_loop=self.make_loop,
         )
 
     @overload

@@ -33,7 +33,7 @@ class Scope:
         self.engine = engine
         self.loop = asyncio.get_running_loop()
         self.scheduler: ChosenScheduler = scheduler
-        self.instances = Instances()
+        self.instances = Instances(engine.pools)
         # Only a pipeline bounds its actors: elsewhere each frame has workers of its own, and admission bounds frames.
         max_workers = options.max_workers if scheduler == "actors" else None
         self.wiring = Wiring(engine.pools, self.instances, max_workers)

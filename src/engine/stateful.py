@@ -1,15 +1,21 @@
 """Stateful nodes: classes whose instances are called, each scope with an instance of its own."""
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .._errors import GraphTraceError
+from ..actors.own_loop import check_loop, owns_loop
 from ..actors.policy import Policy
 from .call_site import call_location
-from .node import Node, check_policy
+from .node import Node, check_policy, is_async
 from .tracer import active
+
+if TYPE_CHECKING:
+    from ..actors.loop_host import OwnsLoop
+    from .pools import Pools
 
 T = TypeVar("T")
 
@@ -45,6 +51,10 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
             f"@node on class {cls.__name__!r}: add '__dict__' to its __slots__, where its arguments are kept"
         )
     call = getattr(call, "_penstock_call", call)  # a subclass of a stateful node with a policy of its own
+    if owns_loop(cls):
+        call = inspect.unwrap(call)
+        check_loop(cls, call)
+        call = _alone(call)
     check_policy(name or cls.__name__, call, policy, is_stateful=True)
     init = cls.__init__
 
@@ -107,6 +117,7 @@ def node_of(instance: Any) -> Node[..., Any]:
             wrapper._penstock_policy,
             name=wrapper._penstock_name,
             template=instance,
+            make_loop=_make_loop if owns_loop(cls) else None,
         )
         object.__setattr__(instance, _RECIPE, recipe)
     assert recipe.node is not None
@@ -120,3 +131,28 @@ def fresh_instance(template: Any) -> tuple[Any, Callable[..., Any]]:
     instance = recipe.cls(*recipe.args, **recipe.kwargs)
     wrapper: Any = type(instance).__call__
     return instance, types.MethodType(wrapper._penstock_call, instance)
+
+
+def _make_loop(node: Node[..., Any], pools: "Pools") -> "OwnsLoop":
+    instance: OwnsLoop = fresh_instance(node.template)[0]
+    return instance
+
+
+def _alone(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what handles one item outside of a graph: by an instance of its own, as every scope has one."""
+
+    @functools.wraps(call)
+    async def handle(self: Any, value: Any, /) -> Any:
+        return await call(_for_one_scope(self), value)
+
+    @functools.wraps(call)
+    def stream(self: Any, value: Any, /) -> Any:
+        return call(_for_one_scope(self), value)
+
+    return handle if is_async(call) else stream
+
+
+def _for_one_scope(instance: Any) -> Any:
+    recipe: _Recipe | None = instance.__dict__.get(_RECIPE)
+    made_by_call = recipe is not None and recipe.cls is type(instance)
+    return fresh_instance(instance)[0] if made_by_call else instance

@@ -18,15 +18,15 @@ from ..actors.process_target import process_target
 from ..actors.started_tasks import starts_tasks
 from .bodies import body_of
 from .control import Control
+from .instances import Instances, instance_key
 from .node import Node
 from .planning import Plan, PlannedStep
 from .program import Program, Unit
-from .stream_steps import hand_over, input_of, mapping, opening
+from .stream_steps import hand_over, input_of, mapping, opening, opening_in_loop
 from .template import Read
 from .tracer import Step
 
 if TYPE_CHECKING:
-    from .instances import Instances
     from .pools import Pools
 
 # Frames that an inbox holds. 16 hides the gap between two turns of the loop (a burst is rarely longer) and is small
@@ -74,11 +74,11 @@ class Wiring:
             workers of its own.
     """
 
-    def __init__(self, pools: "Pools", instances: "Instances | None", max_workers: int | None) -> None:
+    def __init__(self, pools: "Pools", instances: Instances | None, max_workers: int | None) -> None:
         self._pools = pools
         self._instances = instances
         self._max_workers = max_workers
-        self._instance_places: dict[int, Places] = {}
+        self._instance_places: dict[object, Places] = {}
         self._wired: dict[Plan, Wired] = {}
         self._bodies: Wiring | None = None
 
@@ -141,6 +141,14 @@ class Wiring:
         fake = node.origin.replacement is not None
         inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
         actor = Actor(step.label, program.name, unit.index, policy, self._places(node), inbox)
+        if node.runs_loop:
+            assert self._instances is not None
+            host = self._instances.loop_of(node)
+            actor.fn = node.fn  # its name is all that is asked for
+            actor.body = invocation.in_loop(host)
+            if node.gives_stream:
+                actor.invoke = opening_in_loop(host, policy.capacity or DEFAULT_PARTS)
+            return actor
         actor.fn = node.target if node.template is None or fake else self._instance_handler(node)
         if node.gives_stream:
             actor.invoke = opening(policy.capacity or DEFAULT_PARTS, unit.streams)
@@ -172,10 +180,12 @@ class Wiring:
 
     def _places(self, node: Node[..., Any]) -> Places:
         policy = node.policy
-        if node.template is not None:
-            key = id(node.template)
+        if node.template is not None or node.runs_loop:
+            key = instance_key(node)
             if key not in self._instance_places:
-                self._instance_places[key] = Places(policy.concurrency or 1, shared=True)
+                # A node that owns its loop takes what its inbox holds, and decides by itself what it works on.
+                limit = policy.concurrency or (UNLIMITED if node.runs_loop else 1)
+                self._instance_places[key] = Places(limit, shared=True)
             return self._instance_places[key]
         if policy.concurrency is not None:
             return self._pools.places(node)

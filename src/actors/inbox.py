@@ -1,0 +1,90 @@
+"""Inbox: where an actor that owns its loop finds its work."""
+
+import asyncio
+from typing import Any, Generic, TypeVar
+
+import anyio
+
+from .._errors import ChannelClosed, InboxClosed
+from .channel import Channel, ChannelStatistics
+from .work import Request
+
+W = TypeVar("W", bound=Request[Any])
+
+
+class Inbox(Generic[W]):
+    """Work that waits for an actor: higher priorities first, first in first out within one.
+
+    Work whose caller has gone, and work whose deadline has passed, is not handed out. The loop of an actor calls `get`
+    and `get_nowait`; the rest is for who gives it work, as a test may.
+
+    Args:
+        capacity: the most work that it holds; who puts more has to wait. None for no bound.
+    """
+
+    __slots__ = ("_channel",)
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self._channel: Channel[W] = Channel(capacity)
+
+    def __len__(self) -> int:
+        return len(self._channel)
+
+    async def get(self) -> W:
+        """Take the next work; waits while there is none.
+
+        Raises:
+            InboxClosed: all work is done and no more will come; let it pass, and the actor ends cleanly.
+        """
+        while True:
+            try:
+                work = await self._channel.get()
+            except ChannelClosed:
+                # A loop that catches this and goes on must not keep everybody else from running.
+                await asyncio.sleep(0)
+                raise InboxClosed("the scope of this actor ends, and no more work will come") from None
+            if _hand_out(work):
+                return work
+
+    def get_nowait(self, max_items: int) -> list[W]:
+        """Take what is there, at most `max_items`; an empty list if there is nothing."""
+        taken: list[W] = []
+        while len(taken) < max_items:
+            try:
+                work = self._channel.get_nowait()
+            except (anyio.WouldBlock, ChannelClosed):
+                break
+            if _hand_out(work):
+                taken.append(work)
+        return taken
+
+    async def put(self, work: W) -> None:
+        """Give the actor work; waits while the inbox is full.
+
+        Raises:
+            InboxClosed: it takes no more.
+        """
+        try:
+            await self._channel.put(work, work.priority)
+        except ChannelClosed:
+            raise InboxClosed("this inbox takes no more work") from None
+
+    def withdraw(self, work: W) -> None:
+        """Take work back that is still queued, or that waits for room."""
+        self._channel.discard(work, work.priority)
+
+    def close(self) -> None:
+        """Take no more work; what is queued can still be taken out."""
+        self._channel.close()
+
+    def statistics(self) -> ChannelStatistics:
+        """Return a snapshot of the counters."""
+        return self._channel.statistics()
+
+
+def _hand_out(work: Request[Any]) -> bool:
+    """Mark work as handed out, provided that somebody still waits for it."""
+    if work.cancelled or (work.deadline is not None and asyncio.get_running_loop().time() >= work.deadline):
+        return False
+    work.taken = True
+    return True

@@ -1,0 +1,244 @@
+"""Loop host: runs an actor that owns its loop, for one scope, and gives it items."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any, Protocol, Self
+
+from .._errors import ActorStopped, InboxClosed
+from ..telemetry import logs
+from . import current
+from .inbox import Inbox
+from .parts import Reader
+from .work import Request, StreamWork, Work
+
+# As many as a node's inbox in a pipeline.
+DEFAULT_CAPACITY = 16
+# OTP's default for workers. A loop that still runs then, after its inbox was closed, waits for something else.
+SHUTDOWN_SECONDS = 5.0
+
+
+class OwnsLoop(Protocol):
+    """An actor that owns its loop; one with `__aenter__` is entered before, and left after it."""
+
+    async def loop(self, inbox: Any, /) -> None:
+        """Take work and settle it, until `inbox.get()` raises `InboxClosed`."""
+        ...
+
+
+class LoopHost:
+    """An actor that owns its loop, at work: an async context manager.
+
+    The actor has a task of its own, in which it is entered, runs its loop, and is left.
+
+    Args:
+        make: makes the instance whose loop runs.
+        name: name of its node, for errors.
+        capacity: the most items that wait in its inbox.
+        on_exit: called with the host and the error (None if the loop just returned) when the loop ends before its
+            inbox was closed: that is a crash. It decides what becomes of the items, by `stop`, or by `fail_taken`
+            and `start`. Without it, all of them fail.
+
+    Attributes:
+        inbox: what waits for the loop.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], OwnsLoop],
+        name: str,
+        *,
+        capacity: int | None = None,
+        on_exit: "Callable[[LoopHost, BaseException | None], None] | None" = None,
+    ) -> None:
+        self.name = name
+        self.inbox: Inbox[Any] = Inbox(capacity or DEFAULT_CAPACITY)
+        self._make = make
+        self._on_exit = on_exit
+        self._unsettled: dict[Request[Any], None] = {}  # in order
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+        self._why = "its scope ends"
+        self._cause: BaseException | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Make an instance, enter it, and begin its loop; again after its end, with what its inbox holds.
+
+        Raises:
+            Exception: what its `__aenter__` raised.
+        """
+        loop = asyncio.get_running_loop()
+        entered: asyncio.Future[None] = loop.create_future()
+        self._task = task = loop.create_task(self._run(entered), name=f"penstock-loop-{self.name}")
+        try:
+            await asyncio.wait([task, entered], return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            task.cancel()
+            await _ended(task)
+            raise
+        if not entered.done():
+            task.result()  # raises what kept it from being entered
+
+    async def close(self) -> None:
+        """End the loop: no more work comes, what is queued is done, and `inbox.get()` raises `InboxClosed` then.
+
+        A loop that goes on is cancelled after some seconds.
+
+        Raises:
+            Exception: what the loop, or the end of the instance, raised meanwhile.
+        """
+        self._closing = True
+        self.inbox.close()
+        task = self._task
+        if task is None:
+            return
+        try:
+            await asyncio.wait([task], timeout=SHUTDOWN_SECONDS)
+        except BaseException:
+            task.cancel()
+            await _ended(task)
+            raise
+        if not task.done():
+            logs.warning(
+                "actor.shutdown_timeout", node=self.name, seconds=SHUTDOWN_SECONDS,
+                remedy="let InboxClosed end the loop, and wait for nothing but the inbox while there is no work",
+            )  # fmt: skip
+            task.cancel()
+            await _ended(task)
+        if not task.cancelled():
+            task.result()
+
+    async def run(self, value: Any, priority: int = 0, deadline: float | None = None) -> Any:
+        """Have the actor handle one item; returns its result.
+
+        Args:
+            value: what the actor is called with.
+            priority: higher first.
+            deadline: when nobody will wait for it any more, in the loop's time.
+
+        Raises:
+            Exception: what the actor failed it with.
+            ActorStopped: the loop has ended.
+        """
+        work: Work[Any, Any] = Work(value, priority, deadline)
+        try:
+            await self.submit(work)
+            return await work.outcome
+        finally:
+            work.cancel()
+            del work  # an error refers to this call, and the work to the error
+
+    async def open(self, value: Any, priority: int = 0, deadline: float | None = None) -> Reader[Any]:
+        """Have the actor handle one item, part by part; returns what reads them, once the inbox has taken the item.
+
+        Takes what `run` takes, and raises `ActorStopped`.
+        """
+        work: StreamWork[Any, Any] = StreamWork(value, priority, deadline)
+        reader = work.parts.reader()
+        try:
+            await self.submit(work)
+        except BaseException:
+            reader.leave()
+            raise
+        return reader
+
+    async def submit(self, work: Request[Any]) -> None:
+        """Give the actor work, and look after it until it is settled or cancelled.
+
+        Raises:
+            ActorStopped: the loop has ended.
+        """
+        self._unsettled[work] = None
+        work.on_over = self._forget
+        try:
+            await self.inbox.put(work)
+        except InboxClosed:
+            work.cancel()
+            raise self._stopped_error() from self._cause
+        except BaseException:
+            work.cancel()
+            raise
+
+    def fail_taken(self, make_error: Callable[[], Exception]) -> None:
+        """Fail what the loop has taken out of its inbox and not settled; each gets an error of its own."""
+        for work in [work for work in self._unsettled if work.taken]:
+            work.fail(make_error())
+
+    def stop(self, error: BaseException | None) -> None:
+        """Fail everything, now and later: the loop has ended, by `error` or by just returning."""
+        if error is not None:
+            self._why = f"its loop raised {error!r}"
+        elif not self._closing:
+            self._why = "its loop returned, although its scope goes on"
+        self._cause = error
+        self.inbox.close()
+        for work in list(self._unsettled):
+            work.fail(self._stopped_error())
+
+    async def _run(self, entered: "asyncio.Future[None]") -> None:
+        current.source.set(None)  # the loop works for no item in particular
+        instance = self._make()
+        crash: BaseException | None = None
+        try:
+            async with AsyncExitStack() as stack:
+                if hasattr(instance, "__aenter__"):
+                    enter: Any = instance
+                    await stack.enter_async_context(enter)
+                entered.set_result(None)
+                await self._loop(instance)
+        except Exception as error:
+            if not entered.done() or self._closing:
+                raise
+            crash = error
+        except BaseException as error:
+            if entered.done():
+                self.stop(error)
+            raise
+        if self._closing:
+            self.stop(None)
+            return
+        logs.warning("actor.stopped", node=self.name, error=repr(crash))
+        if self._on_exit is None:
+            self.stop(crash)
+        else:
+            self._on_exit(self, crash)
+
+    async def _loop(self, instance: OwnsLoop) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await instance.loop(self.inbox)
+        except InboxClosed:
+            if not self._closing:
+                raise
+        except asyncio.CancelledError as error:
+            if task.cancelling():
+                raise
+            # Nobody cancelled it: something that it awaited was cancelled, which is as bad as any other error.
+            raise RuntimeError(f"the loop of actor {self.name!r} awaited something that was cancelled") from error
+
+    def _stopped_error(self) -> ActorStopped:
+        error = ActorStopped(f"actor {self.name!r} takes no more items: {self._why}")
+        error.__cause__ = self._cause
+        return error
+
+    def _forget(self, work: Request[Any]) -> None:
+        self._unsettled.pop(work, None)
+        if not work.taken:
+            self.inbox.withdraw(work)
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    """Wait for a task that was cancelled, also while being cancelled once more."""
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            continue

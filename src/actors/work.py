@@ -1,0 +1,180 @@
+"""Work: what an actor that owns its loop takes out of its inbox, and settles."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from .._errors import WorkSettledError
+from .frame import plain_error
+from .parts import DEFAULT_PARTS, Parts
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class Request(Generic[In]):
+    """What work that has one result and work that has many have in common.
+
+    Attributes:
+        value: what the actor was called with.
+        priority: that of the call, higher first.
+        deadline: when nobody will wait for it any more, in the loop's time (`loop.time()`); None without one.
+        taken: whether it was handed out to the loop.
+        on_over: called once with the work when it is settled or cancelled.
+    """
+
+    __slots__ = ("_cancelled", "_settled", "deadline", "on_over", "priority", "taken", "value")
+
+    def __init__(self, value: In, priority: int = 0, deadline: float | None = None) -> None:
+        self.value = value
+        self.priority = priority
+        self.deadline = deadline
+        self.taken = False
+        self.on_over: Callable[[Any], None] | None = None
+        self._settled = False
+        self._cancelled = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for it any more; finishing it then does nothing."""
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more; for whoever put it into the inbox."""
+        if not self._settled and not self._cancelled:
+            self._cancelled = True
+            self._over()
+
+    def fail(self, error: BaseException, /) -> None:
+        """Raise an error in the caller."""
+        raise NotImplementedError
+
+    def _claim(self) -> bool:
+        """Settle it; returns whether somebody waits for it."""
+        if self.cancelled:
+            return False
+        if self._settled:
+            raise WorkSettledError(
+                f"{self!r} was settled before; call finish() or fail() once for each work, and forget it then"
+            )
+        self._settled = True
+        self._over()
+        return True
+
+    def _over(self) -> None:
+        told, self.on_over = self.on_over, None
+        if told is not None:
+            told(self)
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self.cancelled else "settled" if self._settled else "open"
+        return f"<{type(self).__name__} of {self.value!r:.60}, {state}>"
+
+
+class Work(Request[In], Generic[In, Out]):
+    """One item of an actor that owns its loop. It is settled once, with `finish` or `fail`, in any order.
+
+    Args:
+        value: what the actor was called with.
+        priority: higher first.
+        deadline: when nobody will wait for it any more, in the loop's time.
+
+    Attributes:
+        outcome: what its caller awaits. It is cancelled together with its caller, at that moment.
+    """
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, value: In, priority: int = 0, deadline: float | None = None) -> None:
+        super().__init__(value, priority, deadline)
+        self.outcome: asyncio.Future[Out] = asyncio.get_running_loop().create_future()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the result any more; settling it then does nothing."""
+        return self._cancelled or self.outcome.cancelled()
+
+    def finish(self, result: Out, /) -> None:
+        """Give the result to the caller.
+
+        Raises:
+            WorkSettledError: it was finished or failed before.
+        """
+        if self._claim():
+            self.outcome.set_result(result)
+
+    def fail(self, error: BaseException, /) -> None:
+        """Raise an error in the caller.
+
+        Raises:
+            WorkSettledError: it was finished or failed before.
+        """
+        if self._claim():
+            self.outcome.set_exception(plain_error(error, "the actor"))
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more; for whoever put it into the inbox."""
+        super().cancel()
+        if not self.outcome.cancel() and not self.outcome.cancelled():
+            self.outcome.exception()  # it came in the very turn in which its caller left; the loop must not report it
+
+
+class StreamWork(Request[In], Generic[In, Out]):
+    """One item of an actor that owns its loop and gives many parts for it.
+
+    Args:
+        value: what the actor was called with.
+        priority: higher first.
+        deadline: when nobody will wait for it any more, in the loop's time.
+        capacity: parts that it holds for its reader.
+
+    Attributes:
+        parts: what the reader reads.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(
+        self, value: In, priority: int = 0, deadline: float | None = None, capacity: int = DEFAULT_PARTS
+    ) -> None:
+        super().__init__(value, priority, deadline)
+        self.parts: Parts[Out] = Parts(capacity)
+        self.parts.on_abandoned = self.cancel
+
+    def _over(self) -> None:
+        self.parts.on_abandoned = None
+        super()._over()
+
+    def put_nowait(self, part: Out, /) -> bool:
+        """Give the reader one more part.
+
+        Returns:
+            False if the reader does not keep up and holds as many parts as it may: the part is not taken. A part of
+            cancelled work goes nowhere, which is no reason to wait: True.
+
+        Raises:
+            WorkSettledError: it was finished or failed before.
+        """
+        if self._cancelled:
+            return True
+        if self._settled:
+            raise WorkSettledError(f"{self!r} was settled before, and takes no more parts")
+        return self.parts.put_nowait(part)
+
+    def finish(self) -> None:
+        """End the stream; the reader gets what is there.
+
+        Raises:
+            WorkSettledError: it was finished or failed before.
+        """
+        if self._claim():
+            self.parts.end()
+
+    def fail(self, error: BaseException, /) -> None:
+        """Raise an error in the reader, after the parts that are there.
+
+        Raises:
+            WorkSettledError: it was finished or failed before.
+        """
+        if self._claim():
+            self.parts.end(plain_error(error, "the actor"))
