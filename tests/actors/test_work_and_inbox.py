@@ -1,0 +1,177 @@
+"""Work is settled once; an inbox hands out what somebody still waits for, and says when no more will come."""
+
+import asyncio
+
+import pytest
+
+import penstock as ps
+
+IntWork = ps.Work[int, int]
+
+
+async def fill(inbox: ps.Inbox[IntWork], *values: int, priority: int = 0, deadline: float | None = None) -> None:
+    for value in values:
+        await inbox.put(ps.Work(value, priority, deadline))
+
+
+async def test_settling_twice_says_so() -> None:
+    for again in (lambda work: work.finish(2), lambda work: work.fail(OSError("late"))):
+        finished: IntWork = ps.Work(7)
+        finished.finish(1)
+        with pytest.raises(ps.WorkSettledError, match="settled before"):
+            again(finished)
+        assert await finished.outcome == 1
+        failed: IntWork = ps.Work(7)
+        failed.fail(ValueError("no"))
+        with pytest.raises(ps.WorkSettledError, match="settled before"):
+            again(failed)
+        with pytest.raises(ValueError, match="no"):
+            await failed.outcome
+
+
+async def test_settling_cancelled_work_does_nothing() -> None:
+    work: IntWork = ps.Work(7)
+    work.cancel()
+    assert work.cancelled
+    work.finish(1)
+    work.fail(OSError())
+    assert work.cancelled
+
+
+async def test_work_is_cancelled_at_the_moment_at_which_its_caller_is() -> None:
+    work: IntWork = ps.Work(7)
+    caller = asyncio.ensure_future(asyncio.wait_for(work.outcome, None))
+    await asyncio.sleep(0)
+    assert not work.cancelled
+    caller.cancel()
+    assert work.cancelled  # and not only when the loop has run the caller
+    await asyncio.wait([caller])
+
+
+async def test_an_error_that_comes_with_the_cancel_is_not_reported_as_lost() -> None:
+    work: IntWork = ps.Work(7)
+    work.fail(OSError("nobody waits"))
+    work.cancel()  # the leak checks of the suite see what the loop reports
+
+
+async def test_an_actor_may_fail_an_item_with_any_error() -> None:
+    work: IntWork = ps.Work(7)
+    work.fail(StopIteration(3))
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        await work.outcome
+
+
+async def test_parts_are_refused_when_the_reader_holds_enough_and_ignored_when_it_has_left() -> None:
+    work: ps.StreamWork[str, int] = ps.StreamWork("prompt", capacity=2)
+    reader = work.parts.reader()
+    assert [work.put_nowait(part) for part in range(3)] == [True, True, False]
+    assert await anext(reader) == 0
+    assert work.put_nowait(3)
+    await reader.aclose()
+    assert work.cancelled
+    assert all(work.put_nowait(part) for part in range(10))
+    work.finish()
+    work.fail(OSError())
+
+
+async def test_a_stream_that_was_settled_takes_no_more_parts() -> None:
+    work: ps.StreamWork[str, int] = ps.StreamWork("prompt")
+    reader = work.parts.reader()
+    work.put_nowait(1)
+    work.finish()
+    for again in (lambda: work.put_nowait(2), work.finish, lambda: work.fail(OSError())):
+        with pytest.raises(ps.WorkSettledError, match="settled before"):
+            again()
+    assert [part async for part in reader] == [1]
+    with pytest.raises(ps.WorkSettledError):  # read to the end, it is settled and not cancelled
+        work.finish()
+
+
+async def test_a_stream_that_fails_gives_the_parts_before() -> None:
+    work: ps.StreamWork[str, int] = ps.StreamWork("prompt")
+    reader = work.parts.reader()
+    work.put_nowait(1)
+    work.fail(OSError("no more"))
+    assert await anext(reader) == 1
+    with pytest.raises(OSError, match="no more"):
+        await anext(reader)
+
+
+async def test_higher_priorities_first_and_first_in_first_out_within_one() -> None:
+    inbox: ps.Inbox[IntWork] = ps.Inbox()
+    await fill(inbox, 1, 2)
+    await fill(inbox, 3, 4, priority=1)
+    assert [work.value for work in inbox.get_nowait(3)] == [3, 4, 1]
+    assert (await inbox.get()).value == 2
+    assert inbox.get_nowait(5) == []
+
+
+async def test_cancelled_and_expired_work_is_not_handed_out() -> None:
+    inbox: ps.Inbox[IntWork] = ps.Inbox()
+    now = asyncio.get_running_loop().time()
+    gone: IntWork = ps.Work(1)
+    await inbox.put(gone)
+    await fill(inbox, 2, deadline=now)
+    await fill(inbox, 3, deadline=now + 3600)
+    gone.cancel()
+    waiting: IntWork = ps.Work(4)
+    await inbox.put(waiting)
+    await fill(inbox, 5)
+    waiting.outcome.cancel()
+    assert [work.value for work in inbox.get_nowait(2)] == [3, 5]
+
+
+async def test_a_waiting_loop_sleeps_through_cancelled_work() -> None:
+    inbox: ps.Inbox[IntWork] = ps.Inbox()
+    getting = asyncio.create_task(inbox.get())
+    await asyncio.sleep(0)
+    work: IntWork = ps.Work(1)
+    await inbox.put(work)
+    work.cancel()
+    await fill(inbox, 2)
+    assert (await getting).value == 2
+
+
+async def test_a_full_inbox_makes_its_callers_wait_and_withdrawn_work_makes_room() -> None:
+    inbox: ps.Inbox[IntWork] = ps.Inbox(capacity=1)
+    first: IntWork = ps.Work(1)
+    await inbox.put(first)
+    putting = asyncio.create_task(fill(inbox, 2))
+    await asyncio.sleep(0)
+    assert len(inbox) == 1
+    assert not putting.done()
+    inbox.withdraw(first)
+    await putting
+    assert [work.value for work in inbox.get_nowait(5)] == [2]
+    assert inbox.statistics().high_water == 1
+
+
+async def test_a_closed_inbox_gives_what_it_holds_and_ends_then() -> None:
+    inbox: ps.Inbox[IntWork] = ps.Inbox()
+    await fill(inbox, 1, 2)
+    inbox.close()
+    assert (await inbox.get()).value == 1
+    assert [work.value for work in inbox.get_nowait(5)] == [2]
+    assert inbox.get_nowait(5) == []
+    with pytest.raises(ps.InboxClosed):
+        await inbox.get()
+    with pytest.raises(ps.InboxClosed, match="takes no more"):
+        await inbox.put(ps.Work(3))
+
+
+async def test_a_loop_that_ignores_the_end_does_not_stop_the_others() -> None:
+    inbox: ps.Inbox[IntWork] = ps.Inbox()
+    inbox.close()
+
+    async def stubborn() -> None:
+        while True:
+            try:
+                await inbox.get()
+            except ps.InboxClosed:
+                continue
+
+    task = asyncio.create_task(stubborn())
+    for _ in range(3):
+        await asyncio.sleep(0)  # it would never come back
+    task.cancel()
+    await asyncio.wait([task])

@@ -1,0 +1,471 @@
+"""Actors that own their loop, in scopes: one loop each, exactly one outcome per item, nothing left behind."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Literal, Self, TypeAlias
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+IntInbox = ps.Inbox[ps.Work[int, int]]
+Scheduler: TypeAlias = Literal["actors", "parallel", "wave", "sequential"]
+
+
+@ps.node
+class Doubler(ps.Actor[int, int]):
+    async def loop(self, inbox: IntInbox, /) -> None:
+        while True:
+            work = await inbox.get()
+            work.finish(work.value * 2)
+
+
+class Log:
+    """What an actor did, over all of its instances."""
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+
+    def counts(self) -> dict[str, int]:
+        return {entry: self.entries.count(entry) for entry in dict.fromkeys(self.entries)}
+
+
+def logging_actor(log: Log) -> Callable[[int], Awaitable[int]]:
+    @ps.node
+    class Logging(ps.Actor[int, int]):
+        async def __aenter__(self) -> Self:
+            log.entries.append("enter")
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            log.entries.append("exit")
+
+        async def loop(self, inbox: IntInbox, /) -> None:
+            log.entries.append("loop")
+            while True:
+                work = await inbox.get()
+                work.finish(work.value + 1)
+
+    return Logging()
+
+
+class Gate:
+    """An actor's loop hands its work to the test, which settles it."""
+
+    def __init__(self) -> None:
+        self.taken: list[ps.Work[int, int]] = []
+
+    async def take(self, inbox: IntInbox) -> None:
+        while True:
+            self.taken.append(await inbox.get())
+
+    def node(self, *, concurrency: int | None = None, capacity: int | None = None) -> Callable[[int], Awaitable[int]]:
+        gate = self
+
+        @ps.node(concurrency=concurrency, capacity=capacity)
+        class Gated(ps.Actor[int, int]):
+            async def loop(self, inbox: IntInbox, /) -> None:
+                await gate.take(inbox)
+
+        return Gated()
+
+
+def graph_of(node: Callable[[int], Awaitable[int]]) -> ps.Graph[[int], int]:
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await node(x)
+
+    return graph
+
+
+@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+async def test_items_get_their_results_under_every_scheduler(scheduler: Scheduler) -> None:
+    double = Doubler()
+
+    @ps.graph
+    async def twice(x: int) -> int:
+        return await double(await double(x))
+
+    assert await engine.run(twice(3), scheduler=scheduler) == 12
+    async with engine.stream((twice(x) for x in range(50)), scheduler=scheduler) as results:
+        assert [result async for result in results] == [4 * x for x in range(50)]
+    async with engine.deploy(twice, scheduler=scheduler) as service:
+        assert await asyncio.gather(*(service(x) for x in range(50))) == [4 * x for x in range(50)]
+
+
+async def test_a_scope_starts_one_loop_and_ends_it() -> None:
+    log = Log()
+    node = logging_actor(log)
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await node(await node(x))
+
+    async with engine.deploy(graph) as service:
+        assert await asyncio.gather(*(service(x) for x in range(5))) == [x + 2 for x in range(5)]
+        assert log.entries == ["enter", "loop"]
+    assert log.entries == ["enter", "loop", "exit"]
+    assert await engine.run(graph(1)) == 3
+    assert log.counts() == {"enter": 2, "loop": 2, "exit": 2}
+
+
+async def test_outside_a_graph_a_loop_runs_for_one_item() -> None:
+    log = Log()
+    node = logging_actor(log)
+    assert await asyncio.gather(node(1), node(2)) == [2, 3]
+    assert log.counts() == {"enter": 2, "loop": 2, "exit": 2}
+    assert await graph_of(node)(3) == 4
+
+
+async def test_a_class_that_is_no_node_handles_items_by_itself() -> None:
+    class Plain(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            work = await inbox.get()
+            work.finish(work.value + 1)
+            await inbox.get()
+
+    assert await Plain()(1) == 2
+
+
+async def test_items_are_settled_in_any_order() -> None:
+    @ps.node
+    class Reversing(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            held: list[ps.Work[int, int]] = []
+            while True:
+                held.append(await inbox.get())
+                held += inbox.get_nowait(100)
+                if len(held) == 10:
+                    while held:
+                        work = held.pop()
+                        work.finish(work.value + 1)
+
+    graph = graph_of(Reversing())
+    async with engine.stream(graph(x) for x in range(10)) as results:
+        assert [result async for result in results] == list(range(1, 11))
+
+
+async def test_errors_are_those_of_their_items_and_no_crash() -> None:
+    @ps.node
+    class Picky(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            while True:
+                work = await inbox.get()
+                if work.value % 2:
+                    work.fail(ValueError(f"odd: {work.value}"))
+                else:
+                    work.finish(work.value)
+
+    graph = graph_of(Picky())
+    async with engine.stream(graph(x) for x in range(6)) as results:
+        outcomes = [outcome async for outcome in results.outcomes()]
+    assert [outcome.value for outcome in outcomes] == [0, None, 2, None, 4, None]
+    assert [str(outcome.error) for outcome in outcomes if outcome.error] == ["odd: 1", "odd: 3", "odd: 5"]
+    assert "in node 'Picky' of graph 'graph', item 3" in outcomes[3].error.__notes__[0]  # type: ignore[union-attr]
+
+
+async def test_policies_of_the_node_hold() -> None:
+    @ps.node(retry=ps.Retry(attempts=3))
+    class Flaky(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            attempts = 0
+            while True:
+                work = await inbox.get()
+                attempts += 1
+                if attempts < 3:
+                    work.fail(OSError("try again"))
+                else:
+                    work.finish(attempts)
+
+    assert await engine.run(graph_of(Flaky())(0)) == 3
+
+
+async def test_a_cancelled_call_is_free_at_once_and_shows_in_its_work() -> None:
+    gate = Gate()
+    async with engine.deploy(graph_of(gate.node())) as service:
+        call = asyncio.create_task(service(1))
+        await testing.wait_quiescent()
+        [work] = gate.taken
+        assert not work.cancelled
+        call.cancel()
+        await asyncio.sleep(0)  # the caller hears of it, and ends the frame
+        assert work.cancelled
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        work.finish(1)  # does nothing
+
+
+async def test_queued_work_of_a_cancelled_call_leaves_the_inbox() -> None:
+    gate = Gate()
+    opened = asyncio.Event()
+
+    @ps.node(capacity=1)
+    class Later(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            await opened.wait()
+            await gate.take(inbox)
+
+    async with engine.deploy(graph_of(Later())) as service:
+        calls = [asyncio.create_task(service(x)) for x in range(3)]
+        await testing.wait_quiescent()
+        calls[0].cancel()  # it is queued
+        calls[1].cancel()  # it waits for room
+        await testing.wait_quiescent()
+        opened.set()
+        await testing.wait_quiescent()
+        assert [work.value for work in gate.taken] == [2]
+        gate.taken[0].finish(5)
+        assert await calls[2] == 5
+
+
+def test_a_deadline_frees_the_caller_and_what_has_expired_is_not_handed_out() -> None:
+    gate = Gate()
+    graph = graph_of(gate.node())
+
+    async def main() -> None:
+        async with engine.deploy(graph) as service:
+            with pytest.raises(ps.DeadlineExceeded):
+                await service.run(graph(1), timeout_seconds=2, priority=3)
+            [work] = gate.taken
+            assert work.cancelled
+            assert (work.priority, work.deadline) == (3, 2.0)
+
+    testing.run_virtual(main)
+
+
+def test_the_deadline_of_work_is_the_earlier_of_call_and_attempt() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        @ps.node(timeout_seconds=3)
+        class Timed(ps.Actor[int, int]):
+            async def loop(self, inbox: IntInbox, /) -> None:
+                await gate.take(inbox)
+
+        graph = graph_of(Timed())
+        with pytest.raises(ps.NodeTimeoutError):
+            await engine.run(graph(1), timeout_seconds=5)
+        with pytest.raises(ps.DeadlineExceeded):
+            await engine.run(graph(1), timeout_seconds=1)
+        assert [work.deadline for work in gate.taken] == [3, 4]
+        assert all(work.cancelled for work in gate.taken)
+
+    testing.run_virtual(main)
+
+
+async def test_only_an_explicit_concurrency_limits_unsettled_work() -> None:
+    unlimited, limited = Gate(), Gate()
+    for gate, node, taken in ((unlimited, unlimited.node(), 50), (limited, limited.node(concurrency=3), 3)):
+        async with engine.deploy(graph_of(node), max_in_flight=50, max_workers=1) as service:
+            calls = [asyncio.create_task(service(x)) for x in range(50)]
+            await testing.wait_quiescent()
+            assert len(gate.taken) == taken
+            while gate.taken:
+                work = gate.taken.pop(0)
+                work.finish(work.value)
+                await testing.wait_quiescent()
+            assert await asyncio.gather(*calls) == list(range(50))
+
+
+async def test_work_that_does_not_fit_waits_outside_the_inbox() -> None:
+    opened = asyncio.Event()
+    depths: list[int] = []
+
+    @ps.node(capacity=4)
+    class Late(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            await opened.wait()
+            depths.append(len(inbox))
+            while True:
+                work = await inbox.get()
+                depths.append(len(inbox))
+                work.finish(work.value)
+
+    async with engine.deploy(graph_of(Late())) as service:
+        calls = [asyncio.create_task(service(x)) for x in range(20)]
+        await testing.wait_quiescent()
+        opened.set()
+        assert await asyncio.gather(*calls) == list(range(20))
+    assert max(depths) == 4
+
+
+@pytest.mark.parametrize("ending", ["raise", "return", "foreign cancel"])
+async def test_the_end_of_a_loop_fails_its_items_and_names_the_actor(ending: str) -> None:
+    @ps.node
+    class Ending(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            work = await inbox.get()
+            while work.value:
+                work = await inbox.get()
+            if ending == "raise":
+                raise OSError("the disk is gone")
+            if ending == "foreign cancel":
+                lost = asyncio.get_running_loop().create_future()
+                lost.cancel()
+                await lost
+
+    async with engine.deploy(graph_of(Ending())) as service:
+        results = await asyncio.gather(*(service(x) for x in (1, 0, 2)), return_exceptions=True)
+        with pytest.raises(ps.ActorStopped, match="actor 'Ending' takes no more items: its loop") as caught:
+            await service(3)
+    assert all(isinstance(result, ps.ActorStopped) for result in results)
+    assert isinstance(caught.value.__cause__, OSError) == (ending == "raise")
+    assert len({id(result) for result in results}) == 3
+
+
+async def test_items_that_wait_for_room_fail_with_the_others() -> None:
+    opened = asyncio.Event()
+
+    @ps.node(capacity=1)
+    class Stuck(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            await opened.wait()
+            raise OSError("gone")
+
+    async with engine.deploy(graph_of(Stuck())) as service:
+        calls = [asyncio.create_task(service(x)) for x in range(5)]
+        await testing.wait_quiescent()
+        opened.set()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results] == [ps.ActorStopped] * 5
+
+
+async def test_an_actor_that_cannot_be_entered_keeps_the_scope_from_starting() -> None:
+    class Broken(ps.Actor[int, int]):
+        async def __aenter__(self) -> Self:
+            raise OSError("no such device")
+
+        async def __aexit__(self, *exc_info: object) -> None: ...
+
+        async def loop(self, inbox: IntInbox, /) -> None:
+            await inbox.get()
+
+    with pytest.raises(OSError, match="no such device") as caught:
+        await engine.run(graph_of(ps.node(Broken)())(1))
+    assert "stateful node 'Broken'" in caught.value.__notes__[0]
+
+
+async def test_what_the_end_of_a_loop_raises_reaches_the_scope() -> None:
+    @ps.node
+    class Untidy(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            try:
+                while True:
+                    (await inbox.get()).finish(0)
+            except ps.InboxClosed:
+                raise OSError("could not flush") from None
+
+    with pytest.raises(OSError, match="could not flush"):
+        async with engine.deploy(graph_of(Untidy())) as service:
+            assert await service(1) == 0
+
+
+def test_a_loop_that_does_not_end_with_its_inbox_is_cancelled_after_a_while() -> None:
+    async def main() -> float:
+        @ps.node
+        class Sleepy(ps.Actor[int, int]):
+            async def loop(self, inbox: IntInbox, /) -> None:
+                (await inbox.get()).finish(0)
+                await asyncio.sleep(3600)
+
+        assert await engine.run(graph_of(Sleepy())(1)) == 0
+        return asyncio.get_running_loop().time()
+
+    assert testing.run_virtual(main) == 5.0
+
+
+async def test_an_aborted_deployment_ends_its_loops() -> None:
+    gate = Gate()
+    async with engine.deploy(graph_of(gate.node())) as service:
+        call = asyncio.create_task(service(1))
+        await testing.wait_quiescent()
+        await service.abort()
+    with pytest.raises(ps.EngineClosedError):
+        await call
+    assert gate.taken[0].cancelled
+
+
+def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
+    double = Doubler()
+
+    @ps.graph
+    async def twice(x: int) -> int:
+        return await double(await double(x))
+
+    async def main() -> int:
+        async with asyncio.timeout(10):
+            return await engine.run(twice(3))
+
+    for outcome in testing.cancel_at_every_step(main):
+        assert not outcome.tasks_left
+        assert not outcome.loop_errors
+        assert outcome.result == 12 or isinstance(outcome.error, asyncio.CancelledError)
+
+
+def test_every_item_has_one_outcome_under_many_interleavings(effort: int) -> None:
+    async def main() -> None:
+        @ps.node(capacity=2)
+        class Slow(ps.Actor[int, int]):
+            async def loop(self, inbox: IntInbox, /) -> None:
+                while True:
+                    for work in [await inbox.get(), *inbox.get_nowait(1)]:
+                        await asyncio.sleep(0.01)
+                        work.finish(work.value)
+
+        async with engine.deploy(graph_of(Slow())) as service:
+            calls = [asyncio.create_task(service(x)) for x in range(8)]
+            await asyncio.sleep(0.015)
+            for call in calls[::3]:
+                call.cancel()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            for x, result in enumerate(results):
+                assert result == x or (x % 3 == 0 and isinstance(result, asyncio.CancelledError))
+            counts = service.statistics()
+            assert counts.completed + counts.cancelled + counts.failed == 8
+
+    testing.interleavings(main, count=50 * effort)
+
+
+async def test_a_loop_may_be_replaced_by_a_fake() -> None:
+    log = Log()
+    node = logging_actor(log)
+
+    async def fake(x: int) -> int:
+        return -x
+
+    with testing.replace(node, fake):
+        assert await engine.run(graph_of(node)(3)) == -3
+        assert await node(3) == -3
+    assert not log.entries
+
+
+def test_a_class_must_say_what_its_loop_is() -> None:
+    with pytest.raises(TypeError, match="needs a method `async def loop"):
+
+        @ps.node
+        class NoLoop(ps.Actor[int, int]):
+            pass
+
+    with pytest.raises(TypeError, match="would never run"):
+
+        @ps.node
+        class Both(ps.Actor[int, int]):
+            async def loop(self, inbox: IntInbox, /) -> None: ...
+
+            async def __call__(self, value: int, /) -> int:
+                return value
+
+
+async def test_a_subclass_of_an_actor_is_decorated_as_well() -> None:
+    @ps.node(name="tripler")
+    class Tripler(Doubler):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            while True:
+                work = await inbox.get()
+                work.finish(work.value * 3)
+
+    triple = Tripler()
+    assert await engine.run(graph_of(triple)(2)) == 6
+    assert await triple(2) == 6
+    assert "tripler" in str(graph_of(triple))
