@@ -31,6 +31,7 @@ from ._errors import ReentrantCallError as ReentrantCallError
 from ._errors import UnknownItemError as UnknownItemError
 from ._errors import WorkerDied as WorkerDied
 from ._errors import WorkSettledError as WorkSettledError
+from .actors.batching import Batch as Batch
 from .actors.current import FrameInfo as FrameInfo
 from .actors.current import current as current
 from .actors.inbox import Inbox as Inbox
@@ -51,6 +52,7 @@ from .engine.node import Node as Node
 from .engine.options import ExecutionOptions as ExecutionOptions
 from .engine.options import execution_options as execution_options
 from .engine.options import set_execution_options as set_execution_options
+from .engine.rate_limit import RateLimit as RateLimit
 from .engine.ref import Ref as Ref
 
 for _public in [value for value in globals().values() if getattr(value, "__module__", "") == "penstock._errors"]:

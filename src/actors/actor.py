@@ -178,13 +178,7 @@ class Actor:
         if self.warned or elapsed_seconds <= BLOCKING_SECONDS:
             return
         self.warned = True
-        logs.warning(
-            "node.blocks_loop",
-            node=" → ".join(link.name for link in self.links) or self.name,
-            graph=self.graph,
-            milliseconds=round(elapsed_seconds * 1000),
-            remedy='declare it @node(runs_on="thread") or runs_on="process", so that the event loop stays free',
-        )
+        log_blocking(" → ".join(link.name for link in self.links) or self.name, self.graph, elapsed_seconds)
 
     def thread_returned(self) -> None:
         """A thread that nobody waited for any more is back."""
@@ -215,6 +209,17 @@ class Actor:
             busy_seconds=None if self.mode == ASYNC else self.busy_seconds,
             inbox=self.inbox.statistics(),
         )
+
+
+def log_blocking(node: str, graph: str | None, elapsed_seconds: float) -> None:
+    """Log that a node held the event loop for too long, with the remedy."""
+    logs.warning(
+        "node.blocks_loop",
+        node=node,
+        graph=graph,
+        milliseconds=round(elapsed_seconds * 1000),
+        remedy='declare it @node(runs_on="thread") or runs_on="process", so that the event loop stays free',
+    )
 
 
 def _no_args(values: Values) -> tuple[Any, ...]:

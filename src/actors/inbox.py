@@ -20,12 +20,13 @@ class Inbox(Generic[W]):
 
     Args:
         capacity: the most work that it holds; who puts more has to wait. None for no bound.
+        max_bytes: the most bytes of values that it holds, for values that know their size.
     """
 
     __slots__ = ("_channel",)
 
-    def __init__(self, capacity: int | None = None) -> None:
-        self._channel: Channel[W] = Channel(capacity)
+    def __init__(self, capacity: int | None = None, *, max_bytes: int | None = None) -> None:
+        self._channel: Channel[W] = Channel(capacity, max_bytes=max_bytes, size_of=lambda work: bytes_of(work.value))
 
     def __len__(self) -> int:
         return len(self._channel)
@@ -80,6 +81,14 @@ class Inbox(Generic[W]):
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""
         return self._channel.statistics()
+
+
+def bytes_of(value: object) -> int:
+    """Return the size of a value in bytes; 0 where unknown."""
+    size = getattr(value, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    return len(value) if isinstance(value, bytes | bytearray | str) else 0
 
 
 def _hand_out(work: Request[Any]) -> bool:

@@ -35,6 +35,7 @@ class LoopHost:
         make: makes the instance whose loop runs.
         name: name of its node, for errors.
         capacity: the most items that wait in its inbox.
+        max_bytes: the most bytes of values that wait there, for values that know their size.
         on_exit: called with the host and the error (None if the loop just returned) when the loop ends before its
             inbox was closed: that is a crash. It decides what becomes of the items, by `stop`, or by `fail_taken`
             and `start`. Without it, all of them fail.
@@ -49,10 +50,11 @@ class LoopHost:
         name: str,
         *,
         capacity: int | None = None,
+        max_bytes: int | None = None,
         on_exit: "Callable[[LoopHost, BaseException | None], None] | None" = None,
     ) -> None:
         self.name = name
-        self.inbox: Inbox[Any] = Inbox(capacity or DEFAULT_CAPACITY)
+        self.inbox: Inbox[Any] = Inbox(capacity or DEFAULT_CAPACITY, max_bytes=max_bytes)
         self._make = make
         self._on_exit = on_exit
         self._unsettled: dict[Request[Any], None] = {}  # in order

@@ -1,15 +1,19 @@
 """The decorator `node`."""
 
-from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
+from ..actors.batching import Batch
 from ..actors.policy import Policy, Retry, RunsOn
+from .batched import batched_node
 from .node import Node
 from .stateful import make_stateful
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+U = TypeVar("U")
+Owner = TypeVar("Owner")
 
 
 class _Decorator(Protocol):
@@ -17,6 +21,24 @@ class _Decorator(Protocol):
     def __call__(self, cls: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
     @overload
     def __call__(self, fn: Callable[P, R], /) -> Node[P, R]: ...
+
+
+class _BatchDecorator(Protocol):
+    # The function takes a list and returns a list; who calls the node passes one item and gets one result.
+    @overload
+    def __call__(
+        self, fn: Callable[[list[T]], Awaitable[Sequence[U | Exception]]], /
+    ) -> Node[[T], Coroutine[Any, Any, U]]: ...
+    @overload
+    def __call__(self, fn: Callable[[list[T]], Sequence[U | Exception]], /) -> Node[[T], Coroutine[Any, Any, U]]: ...
+    @overload
+    def __call__(
+        self, fn: Callable[[Owner, list[T]], Awaitable[Sequence[U | Exception]]], /
+    ) -> Node[[Owner, T], Coroutine[Any, Any, U]]: ...
+    @overload
+    def __call__(
+        self, fn: Callable[[Owner, list[T]], Sequence[U | Exception]], /
+    ) -> Node[[Owner, T], Coroutine[Any, Any, U]]: ...
 
 
 @overload
@@ -37,6 +59,21 @@ def node(
     pure: bool = False,
     effectful: bool = False,
 ) -> _Decorator: ...
+@overload
+def node(
+    *,
+    batch: Batch,
+    name: str | None = None,
+    concurrency: int | None = None,
+    capacity: int | None = None,
+    max_bytes: int | None = None,
+    runs_on: Literal["loop", "thread"] = "loop",
+    timeout_seconds: float | None = None,
+    retry: Retry | None = None,
+    fallback: Callable[[Exception], Any] | None = None,
+    pure: bool = False,
+    effectful: bool = False,
+) -> _BatchDecorator: ...
 def node(
     fn: Any = None,
     /,
@@ -49,6 +86,7 @@ def node(
     timeout_seconds: float | None = None,
     retry: Retry | None = None,
     fallback: Callable[[Exception], Any] | None = None,
+    batch: Batch | None = None,
     pure: bool = False,
     effectful: bool = False,
 ) -> Any:
@@ -58,13 +96,16 @@ def node(
         fn: the function or class, when used without parentheses.
         name: how it is drawn, traced and named in errors; default: the name of the function.
         concurrency: the most items in flight in it at a time, per Engine; default: an `async def` grows on demand,
-            a thread or process node has its pool's size, a plain `def` and a stateful node have 1.
+            a thread or process node has its pool's size, a plain `def` and a stateful node have 1, and an actor that
+            owns its loop takes what its inbox holds. With `batch`: the most batches at a time; default 1.
         capacity: items that its inbox holds in a pipeline; 16 by default, or `concurrency` if that is more.
         max_bytes: bytes that its inbox holds, for values that know their size (`nbytes`, `bytes`, `str`).
         runs_on: "loop", "thread" or "process", for a plain `def`.
         timeout_seconds: seconds that one attempt may take.
         retry: which failures are worth another attempt.
         fallback: function of the exception, run once after the last attempt; its result is the node's.
+        batch: items of many requests are handled together: the function takes a list and returns a list (or tuple)
+            with one result or exception per item, while callers pass one item.
         pure: equal arguments give equal results, and nothing else happens: equal calls are merged.
         effectful: it is called for its effect: it stays, although nobody reads its result.
 
@@ -82,6 +123,8 @@ def node(
     def decorate(target: Any) -> Any:
         if isinstance(target, Node):
             raise TypeError(f"{target.name!r} is a node already; use {target.name}.with_policy(...) for a copy")
+        if batch is not None and callable(target):
+            return batched_node(target, batch, policy, name)
         if isinstance(target, type):
             return make_stateful(cast("type[Any]", target), policy, name)
         if not callable(target):

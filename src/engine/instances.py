@@ -104,7 +104,10 @@ class Instances:
     async def _enter(self, node: Node[..., Any], stack: AsyncExitStack) -> None:
         make_loop = node.make_loop
         if make_loop is not None:
-            host = LoopHost(lambda: make_loop(node, self._pools), node.name, capacity=node.policy.capacity)
+            policy = node.policy
+            host = LoopHost(
+                lambda: make_loop(node, self._pools), node.name, capacity=policy.capacity, max_bytes=policy.max_bytes
+            )
             self._loops[instance_key(node)] = await stack.enter_async_context(host)
             return
         instance, handler = fresh_instance(node.template)

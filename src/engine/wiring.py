@@ -11,6 +11,7 @@ from ..actors.chain import Link, compose
 from ..actors.channel import Channel
 from ..actors.driver import reading
 from ..actors.frame import Frame
+from ..actors.inbox import bytes_of
 from ..actors.parts import DEFAULT_PARTS
 from ..actors.places import UNLIMITED, Places
 from ..actors.policy import Policy
@@ -246,15 +247,8 @@ def _size_of(unit: Unit) -> Callable[[Frame], int]:
     def size_of(frame: Frame) -> int:
         try:
             args = (frame.values[unit.slot],) if unit.slot >= 0 else unit.args_of(frame.values)
-            return sum(_bytes_of(arg) for arg in args)
+            return sum(bytes_of(arg) for arg in args)
         except Exception:  # noqa: BLE001 - user code, such as an attribute that is not there: the handler will meet it
             return 0
 
     return size_of
-
-
-def _bytes_of(value: Any) -> int:
-    size = getattr(value, "nbytes", None)
-    if isinstance(size, int):
-        return size
-    return len(value) if isinstance(value, bytes | bytearray | str) else 0

@@ -1,0 +1,238 @@
+"""Batching: items of many requests, handled together by one call of a function.
+
+`BatchQueue` decides which items form a batch, and when; it has no clock and runs nothing. `Batcher` is an actor that
+owns its loop and does what the queue says.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+from .._errors import InboxClosed, NodeCancelledError, Overloaded
+from .inbox import Inbox
+from .own_loop import Actor
+from .work import Request, Work
+
+T = TypeVar("T")
+U = TypeVar("U")
+W = TypeVar("W", bound=Request[Any])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Handle items of many requests together: the function takes a list and returns a list.
+
+    Args:
+        max_size: the most items in one batch.
+        max_wait_seconds: how long the first item of a batch waits for others; 0 takes what is there.
+        max_queue: items that may wait beside those of the next batch; more are refused with `Overloaded`. None: their
+            callers wait.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    max_size: int
+    _: KW_ONLY
+    max_wait_seconds: float = 0.0
+    max_queue: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("max_size", self.max_size, 1), ("max_queue", self.max_queue, 0)):
+            if value is not None and (type(value) is not int or value < least):
+                raise ValueError(f"Batch({name}={value!r}): a whole number of at least {least}")
+        if not 0 <= self.max_wait_seconds < math.inf:
+            raise ValueError(f"Batch(max_wait_seconds={self.max_wait_seconds!r}): 0 or more, and finite")
+
+
+class BatchQueue(Generic[W]):
+    """What waits for a batch: higher priorities first, first in first out within one.
+
+    Times are those of any clock; items whose `deadline` has passed on it, and cancelled ones, leave unnoticed.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._waiting: list[tuple[W, float]] = []  # with the time at which each came, in that order
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def room(self) -> int:
+        """How many more items to ask for: one batch, or everything where some of it has to be refused."""
+        batch = self._batch
+        return batch.max_size - len(self._waiting) if batch.max_queue is None else batch.max_size + batch.max_queue + 1
+
+    @property
+    def due_at(self) -> float | None:
+        """When the next batch has to begin, however small it is; None if there is none."""
+        return self._waiting[0][1] + self._batch.max_wait_seconds if self._waiting else None
+
+    def add(self, item: W, now: float) -> bool:
+        """Add an item; returns False if it is refused, because too many wait."""
+        batch = self._batch
+        if batch.max_queue is not None and len(self._waiting) >= batch.max_size + batch.max_queue:
+            self._drop_unwanted(now)
+            if len(self._waiting) >= batch.max_size + batch.max_queue:
+                return False
+        self._waiting.append((item, now))
+        return True
+
+    def take(self, now: float, *, at_once: bool = False) -> list[W]:
+        """Take out a batch if it is full, or if its first item has waited long enough; else an empty list.
+
+        Args:
+            now: the time.
+            at_once: whether not to wait for more.
+        """
+        self._drop_unwanted(now)
+        due = self.due_at
+        size = self._batch.max_size
+        if due is None or not (at_once or now >= due or len(self._waiting) >= size):
+            return []
+        batch = sorted([item for item, _ in self._waiting], key=attrgetter("priority"), reverse=True)[:size]
+        taken = set(map(id, batch))
+        self._waiting = [entry for entry in self._waiting if id(entry[0]) not in taken]
+        return batch
+
+    def _drop_unwanted(self, now: float) -> None:
+        self._waiting = [
+            (item, came)
+            for item, came in self._waiting
+            if not item.cancelled and (item.deadline is None or now < item.deadline)
+        ]
+
+
+class Batcher(Actor[T, U]):
+    """Gives a function the items of a batch, and each item its result.
+
+    Args:
+        call: handles a batch; returns one result, or exception, for each item.
+        batch: when it is called, and with how many.
+        concurrency: the most batches at a time.
+        name: name of the function, for errors.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[list[T]], Awaitable[Sequence[U | BaseException]]],
+        batch: Batch,
+        concurrency: int,
+        name: str,
+    ) -> None:
+        self._call = call
+        self._queue: BatchQueue[Work[T, U]] = BatchQueue(batch)
+        self._free = concurrency
+        self._name = name
+        self._has_room = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending = False  # nothing more will come: no batch waits for others
+        self._aborted = False
+
+    async def loop(self, inbox: Inbox[Work[T, U]], /) -> None:
+        """Collect batches and start them."""
+        clock = asyncio.get_running_loop().time
+        try:
+            async with asyncio.TaskGroup() as batches:
+                try:
+                    while True:
+                        if self._queue.room <= 0:
+                            self._has_room.clear()
+                            await self._has_room.wait()
+                            continue
+                        for work in [await inbox.get(), *inbox.get_nowait(self._queue.room - 1)]:
+                            self._add(work, clock(), batches)
+                        self._start(batches)
+                except InboxClosed:
+                    self._ending = True
+                    self._start(batches)
+                except BaseException:  # a cancel, as a rule; raised again, and the group takes no more
+                    self._aborted = True
+                    raise
+        finally:
+            self._stop_timer()
+
+    def _add(self, work: Work[T, U], now: float, batches: asyncio.TaskGroup) -> None:
+        if self._queue.add(work, now):
+            return
+        self._start(batches)  # a full batch may be on its way out, which makes room
+        if not self._queue.add(work, now):
+            work.fail(self._overloaded())
+
+    def _start(self, batches: asyncio.TaskGroup, due: float = 0.0) -> None:
+        """Start the batches that are due, and look again when the next one is."""
+        self._stop_timer()
+        loop = asyncio.get_running_loop()
+        now = max(loop.time(), due)  # a timer may run a clock's tick too early
+        while self._free and not self._aborted:
+            batch = self._queue.take(now, at_once=self._ending)
+            if not batch:
+                break
+            self._free -= 1
+            batches.create_task(self._run(batch, batches), name=f"penstock-batch-{self._name}")
+        next_due = self._queue.due_at
+        if self._free and next_due is not None and not self._aborted:
+            self._timer = loop.call_at(next_due, self._start, batches, next_due)
+        if self._queue.room > 0:
+            self._has_room.set()
+
+    async def _run(self, batch: list[Work[T, U]], batches: asyncio.TaskGroup) -> None:
+        results: list[Any]
+        try:
+            results = results_of(await self._call([work.value for work in batch]), len(batch), self._name)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            results = [_foreign_cancel(self._name, error)] * len(batch)
+        except Exception as error:  # noqa: BLE001 - whatever the function raises is the outcome of all of its items
+            results = [error] * len(batch)
+        for work, result in zip(batch, results, strict=True):
+            if isinstance(result, BaseException):
+                work.fail(result)
+            else:
+                work.finish(result)
+        self._free += 1
+        self._start(batches)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _overloaded(self) -> Overloaded:
+        return Overloaded(
+            f"node {self._name!r} refuses an item: {len(self._queue)} wait already, as many as one batch and "
+            "max_queue= of its Batch"
+        )
+
+
+def _foreign_cancel(name: str, cause: BaseException) -> NodeCancelledError:
+    error = NodeCancelledError(f"something that node {name!r} awaited was cancelled, but not the node itself")
+    error.__cause__ = cause
+    return error
+
+
+def results_of(results: object, size: int, name: str) -> list[Any]:
+    """Return the results of a batch.
+
+    Raises:
+        TypeError: it is no sequence.
+        ValueError: it is not one result for each item.
+    """
+    if not isinstance(results, Sequence) or isinstance(results, str | bytes):
+        raise TypeError(
+            f"node {name!r} has batch=, so it returns a list with one result or exception per item, but it returned "
+            f"{type(results).__name__}"
+        )
+    found: list[Any] = [*results]
+    if len(found) != size:
+        raise ValueError(
+            f"node {name!r} got {size} items and returned {len(found)} results; return one result or exception per "
+            "item, in the same order"
+        )
+    return found

@@ -1,0 +1,40 @@
+"""Token bucket: how many items may pass, and when the next one may."""
+
+import math
+
+
+class TokenBucket:
+    """A rate with bursts: a state machine without a clock.
+
+    It holds up to `burst` tokens, gets `per_second` of them each second, and an item takes one. What is kept is not
+    their number but when the bucket would be full again, which is exact over any time (the "generic cell rate
+    algorithm", ITU-T I.371).
+
+    Args:
+        per_second: tokens per second.
+        burst: tokens that it holds, and begins with.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    def __init__(self, per_second: float, burst: int) -> None:
+        if not 0 < per_second < math.inf:
+            raise ValueError(f"per_second={per_second!r}: more than 0 and finite")
+        if type(burst) is not int or burst < 1:
+            raise ValueError(f"burst={burst!r}: a whole number of at least 1")
+        self._seconds_per_token = 1 / per_second
+        self._slack = (burst - 1) / per_second
+        self._full_at = -math.inf
+
+    @property
+    def ready_at(self) -> float:
+        """The time from which there is a token."""
+        return self._full_at - self._slack
+
+    def take(self, now: float) -> bool:
+        """Take a token; returns whether there was one."""
+        if now < self.ready_at:
+            return False
+        self._full_at = max(now, self._full_at) + self._seconds_per_token
+        return True

@@ -1,0 +1,372 @@
+"""Batched nodes: items of many requests in one call of a function, each with its own outcome."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+BatchFunction = Callable[[list[int]], Awaitable[list[int | Exception]]]
+
+
+class Recorder:
+    """A batched function that doubles, and what it got."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.at: list[float] = []
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        self.batches.append(items)
+        self.at.append(asyncio.get_running_loop().time())
+        return [2 * item for item in items]
+
+
+def graph_of(node: Callable[[int], Awaitable[int]]) -> ps.Graph[[int], int]:
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await node(x)
+
+    return graph
+
+
+async def test_items_of_different_requests_are_handled_together() -> None:
+    recorder = Recorder()
+    node = ps.node(batch=ps.Batch(4, max_wait_seconds=60), name="double")(recorder)
+    async with engine.deploy(graph_of(node)) as service:
+        assert await asyncio.gather(*(service(x) for x in range(8))) == [2 * x for x in range(8)]
+    assert recorder.batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+async def test_items_of_a_stream_and_of_map_each_are_handled_together() -> None:
+    recorder = Recorder()
+    node = ps.node(batch=ps.Batch(4, max_wait_seconds=60), name="double")(recorder)
+
+    @ps.graph
+    async def mapped(items: list[int]) -> list[int]:
+        return await ps.map_each(node, items)
+
+    assert await engine.run(mapped(list(range(4)))) == [0, 2, 4, 6]
+    assert recorder.batches == [[0, 1, 2, 3]]
+    graph = graph_of(node)
+    async with engine.stream(graph(x) for x in range(100)) as results:
+        assert [result async for result in results] == [2 * x for x in range(100)]
+    assert set(map(len, recorder.batches)) == {4}
+
+
+def test_a_small_batch_waits_for_others_and_no_longer() -> None:
+    recorder = Recorder()
+    node = ps.node(batch=ps.Batch(3, max_wait_seconds=0.5), name="double")(recorder)
+    graph = graph_of(node)
+
+    async def main() -> None:
+        async with engine.deploy(graph) as service:
+            calls = [asyncio.create_task(service(0))]
+            await asyncio.sleep(0.25)
+            calls.append(asyncio.create_task(service(1)))
+            await asyncio.gather(*calls)
+            await asyncio.sleep(1)
+            await asyncio.gather(*(service(x) for x in range(3)))  # a full one waits for nobody
+
+    testing.run_virtual(main, timeout_seconds=60)
+    assert recorder.batches == [[0, 1], [0, 1, 2]]
+    assert recorder.at == [0.5, 1.5]
+
+
+async def test_an_error_of_an_item_does_not_touch_its_batch_mates() -> None:
+    @ps.node(batch=ps.Batch(4))
+    async def picky(items: list[int]) -> list[int | Exception]:
+        return [ValueError(f"odd: {item}") if item % 2 else item for item in items]
+
+    graph = graph_of(picky)
+    async with engine.stream(graph(x) for x in range(4)) as results:
+        outcomes = [outcome async for outcome in results.outcomes()]
+    assert [outcome.value for outcome in outcomes] == [0, None, 2, None]
+    assert [str(outcome.error) for outcome in outcomes] == ["None", "odd: 1", "None", "odd: 3"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "match"),
+    [
+        ([1], ValueError, "got 3 items and returned 1 results"),
+        ([1, 2, 3, 4], ValueError, "returned 4 results"),
+        (None, TypeError, "returned NoneType"),
+        ("abc", TypeError, "returned str"),
+        (OSError("gone"), OSError, "gone"),
+        (asyncio.CancelledError(), ps.NodeCancelledError, "was cancelled"),
+    ],
+)
+async def test_a_batch_that_fails_as_a_whole_fails_all_of_its_items(
+    returned: object, error: type[Exception], match: str
+) -> None:
+    @ps.node(batch=ps.Batch(3, max_wait_seconds=60))
+    async def wrong(items: list[int]) -> list[int]:
+        if isinstance(returned, BaseException):
+            raise returned
+        return returned  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+    async with engine.deploy(graph_of(wrong)) as service:
+        for _ in range(2):  # it goes on after that
+            results = await asyncio.gather(*(service(x) for x in range(3)), return_exceptions=True)
+            for result in results:
+                assert isinstance(result, ps.NodeError | error)
+                assert match in str(result)
+
+
+async def test_cancelled_items_are_not_in_the_batch() -> None:
+    recorder = Recorder()
+    node = ps.node(batch=ps.Batch(3, max_wait_seconds=60), name="double")(recorder)
+    async with engine.deploy(graph_of(node)) as service:
+        gone = asyncio.create_task(service(0))
+        await testing.wait_quiescent()
+        gone.cancel()
+        assert await asyncio.gather(*(service(x) for x in range(1, 4))) == [2, 4, 6]
+    assert recorder.batches == [[1, 2, 3]]
+
+
+def test_expired_items_are_not_in_the_batch() -> None:
+    recorder = Recorder()
+    graph = graph_of(ps.node(batch=ps.Batch(3, max_wait_seconds=2), name="double")(recorder))
+
+    async def main() -> None:
+        async with engine.deploy(graph) as service:
+            patient = asyncio.create_task(service(1))
+            with pytest.raises(ps.DeadlineExceeded):
+                await service.run(graph(0), timeout_seconds=1)
+            assert await patient == 2
+
+    testing.run_virtual(main, timeout_seconds=60)
+    assert recorder.batches == [[1]]
+
+
+class Held:
+    """A batched function that waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.running: list[tuple[list[int], asyncio.Event]] = []
+        self.peak = 0
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        entry = (items, asyncio.Event())
+        self.running.append(entry)
+        self.peak = max(self.peak, len(self.running))
+        try:
+            await entry[1].wait()
+        finally:
+            self.running.remove(entry)
+        return items
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+async def test_concurrency_counts_batches(concurrency: int) -> None:
+    held = Held()
+    node = ps.node(batch=ps.Batch(2), name="held", concurrency=concurrency)(held)
+    async with engine.deploy(graph_of(node)) as service:
+        calls = [asyncio.create_task(service(x)) for x in range(10)]
+        await testing.wait_quiescent()
+        while held.running:
+            assert len(held.running) <= concurrency
+            held.running[0][1].set()
+            await testing.wait_quiescent()
+        assert await asyncio.gather(*calls) == list(range(10))
+    assert held.peak == concurrency
+
+
+async def test_what_waits_beyond_max_queue_is_refused() -> None:
+    held = Held()
+    node = ps.node(batch=ps.Batch(2, max_queue=1), name="held")(held)
+    async with engine.deploy(graph_of(node)) as service:
+        calls = [asyncio.create_task(service(x)) for x in range(8)]
+        await testing.wait_quiescent()
+        # two run, two are the next batch, one waits
+        assert [call.done() for call in calls] == [False] * 5 + [True] * 3
+        with pytest.raises(ps.Overloaded, match="'held' refuses an item"):
+            await calls[7]
+        while held.running:
+            held.running[0][1].set()
+            await testing.wait_quiescent()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert results[:5] == list(range(5))
+    assert [type(result) for result in results[5:]] == [ps.Overloaded] * 3
+
+
+async def test_a_batcher_whose_next_batch_was_cancelled_goes_on() -> None:
+    held = Held()
+    node = ps.node(batch=ps.Batch(2), name="held")(held)
+    async with engine.deploy(graph_of(node)) as service:
+        calls = [asyncio.create_task(service(x)) for x in range(6)]
+        await testing.wait_quiescent()
+        for call in calls[2:4]:
+            call.cancel()
+        await testing.wait_quiescent()
+        while held.running:
+            held.running[0][1].set()
+            await testing.wait_quiescent()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [result for result in results if isinstance(result, int)] == [0, 1, 4, 5]
+
+
+async def test_a_plain_function_runs_in_a_thread_and_its_scope_waits_for_it() -> None:
+    began, go_on = threading.Event(), threading.Event()
+    ended: list[str] = []
+
+    @ps.node(batch=ps.Batch(2), runs_on="thread")
+    def slow(items: list[int]) -> tuple[int, ...]:
+        began.set()
+        go_on.wait()
+        ended.append(threading.current_thread().name)
+        return tuple(items)
+
+    async with engine.Engine() as own, own.deploy(graph_of(slow)) as service:
+        call = asyncio.create_task(service(1))
+        await asyncio.to_thread(began.wait)
+        stopping = asyncio.create_task(service.abort())
+        await asyncio.sleep(0)
+        go_on.set()
+        await stopping
+        assert len(ended) == 1
+        assert ended != [threading.current_thread().name]
+        with pytest.raises(ps.EngineClosedError):
+            await call
+
+
+async def test_a_plain_function_runs_on_the_loop() -> None:
+    @ps.node(batch=ps.Batch(2))
+    def plain(items: Sequence[int]) -> list[int]:
+        return [item + 1 for item in items]
+
+    assert await engine.run(graph_of(plain)(1)) == 2
+
+
+async def test_methods_are_batched_for_each_instance() -> None:
+    class Model:
+        def __init__(self, factor: int) -> None:
+            self.factor = factor
+            self.batches: list[list[int]] = []
+
+        @ps.node(batch=ps.Batch(4))
+        async def scale(self, items: list[int]) -> list[int]:
+            self.batches.append(items)
+            return [item * self.factor for item in items]
+
+    double, triple = Model(2), Model(3)
+
+    @ps.graph
+    async def both(x: int) -> tuple[int, int]:
+        return await double.scale(x), await triple.scale(x)
+
+    async with engine.deploy(both) as service:
+        assert await asyncio.gather(*(service(x) for x in range(4))) == [(2 * x, 3 * x) for x in range(4)]
+    assert double.batches == triple.batches == [[0, 1, 2, 3]]
+    assert await double.scale(5) == 10
+
+
+async def test_outside_a_graph_it_is_a_function_of_one_item() -> None:
+    @ps.node(batch=ps.Batch(4))
+    async def half(items: list[int]) -> list[int | ValueError]:
+        return [ValueError("odd") if item % 2 else item // 2 for item in items]
+
+    assert await half(4) == 2
+    assert await graph_of(half)(6) == 3
+    with pytest.raises(ValueError, match="odd"):
+        await half(3)
+
+
+async def test_a_fake_takes_one_item() -> None:
+    recorder = Recorder()
+    node = ps.node(batch=ps.Batch(4), name="double")(recorder)
+
+    async def fake(x: int) -> int:
+        return -x
+
+    with testing.replace(node, fake):
+        assert await engine.run(graph_of(node)(3)) == -3
+    assert recorder.batches == []
+
+
+async def test_policies_are_those_of_an_item() -> None:
+    calls: list[list[int]] = []
+
+    @ps.node(batch=ps.Batch(2), retry=ps.Retry(attempts=2))
+    async def flaky(items: list[int]) -> list[int | Exception]:
+        calls.append(items)
+        return [OSError() if len(calls) == 1 and item == 1 else item for item in items]
+
+    async with engine.deploy(graph_of(flaky)) as service:
+        assert await asyncio.gather(service(0), service(1)) == [0, 1]
+    assert calls == [[0, 1], [1]]
+
+
+def test_annotations_are_those_of_an_item() -> None:
+    @ps.node(batch=ps.Batch(2))
+    async def embed(texts: list[str]) -> list[tuple[int, int] | Exception]:
+        return [(len(text), 0) for text in texts]
+
+    @ps.graph
+    async def sizes(text: str) -> int:
+        size, _ = await embed(text)  # its length is known
+        return size
+
+    @ps.graph
+    async def wrong(number: int) -> tuple[int, int]:
+        return await embed(number)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    assert "embed" in str(engine.plan(sizes))
+    with pytest.raises(ps.PlanError, match="takes str, but gets int"):
+        engine.plan(wrong)
+
+
+def test_what_cannot_be_batched_is_refused() -> None:
+    async def fine(items: list[int]) -> list[int]:
+        return items
+
+    def plain(items: list[int]) -> list[int]:
+        return items
+
+    with pytest.raises(TypeError, match="async def"):
+        ps.node(batch=ps.Batch(2), runs_on="thread")(fine)
+    with pytest.raises(TypeError, match='use runs_on="thread"'):
+        ps.node(batch=ps.Batch(2), runs_on="process")(plain)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    with pytest.raises(TypeError, match="for functions and methods"):
+        ps.node(batch=ps.Batch(2))(Recorder)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def test_every_item_has_one_outcome_under_many_interleavings(effort: int) -> None:
+    async def main() -> None:
+        @ps.node(batch=ps.Batch(3, max_wait_seconds=0.05), concurrency=2)
+        async def slow(items: list[int]) -> list[int]:
+            await asyncio.sleep(0.01 * len(items))
+            return items
+
+        async with engine.deploy(graph_of(slow)) as service:
+            calls = [asyncio.create_task(service(x)) for x in range(10)]
+            await asyncio.sleep(0.02)
+            for call in calls[::3]:
+                call.cancel()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            for x, result in enumerate(results):
+                assert result == x or (x % 3 == 0 and isinstance(result, asyncio.CancelledError))
+
+    testing.interleavings(main, count=50 * effort)
+
+
+def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
+    async def main() -> list[int]:
+        @ps.node(batch=ps.Batch(3, max_wait_seconds=0.05))
+        async def slow(items: list[int]) -> list[int]:
+            await asyncio.sleep(0.01)
+            return items
+
+        @ps.graph
+        async def mapped(items: list[int]) -> list[int]:
+            return await ps.map_each(slow, items)
+
+        return await engine.run(mapped([1, 2, 3, 4]))
+
+    for outcome in testing.cancel_at_every_step(main):
+        assert not outcome.tasks_left
+        assert not outcome.loop_errors
+        assert outcome.result == [1, 2, 3, 4] or isinstance(outcome.error, asyncio.CancelledError)
