@@ -1,6 +1,6 @@
 """Correct use, as mypy and pyright must see it; its functions are not called. `wrong.py` has what they must refuse."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Self, assert_type
@@ -72,6 +72,82 @@ class Client:
     @ps.node(concurrency=3)
     def parse(self, page: bytes) -> str:
         return page.decode()
+
+
+@ps.node(batch=ps.Batch(32, max_wait_seconds=0.004, max_queue=100), concurrency=2, timeout_seconds=3)
+async def embed(texts: list[str]) -> list[float | Exception]:
+    return [float(len(text)) if text else ValueError("empty") for text in texts]
+
+
+@ps.node(batch=ps.Batch(8), runs_on="thread")
+def score(hits: Sequence[Hit]) -> tuple[float, ...]:
+    return tuple(hit.score for hit in hits)
+
+
+class Model:
+    @ps.node(batch=ps.Batch(8))
+    async def answer(self, questions: list[str]) -> list[bytes | Exception]:
+        return [question.encode() for question in questions]
+
+
+@ps.node(name="tripler", capacity=3)
+class Tripler(ps.Actor[int, str]):
+    def __init__(self, sign: str) -> None:
+        self.sign = sign
+
+    async def loop(self, inbox: ps.Inbox[ps.Work[int, str]], /) -> None:
+        while True:
+            first = await inbox.get()
+            for work in [first, *inbox.get_nowait(3)]:
+                assert_type(work, ps.Work[int, str])
+                assert_type(
+                    (work.value, work.priority, work.deadline, work.cancelled), tuple[int, int, float | None, bool]
+                )
+                if work.value < 0:
+                    work.fail(ValueError("negative"))
+                else:
+                    work.finish(3 * work.value * self.sign)
+
+
+@ps.node
+class Decoder(ps.StreamActor[str, int]):
+    async def loop(self, inbox: ps.Inbox[ps.StreamWork[str, int]], /) -> None:
+        while True:
+            work = await inbox.get()
+            assert_type(work.value, str)
+            if work.put_nowait(len(work.value)):
+                work.finish()
+
+
+triple, decode = Tripler("a"), Decoder()
+limited = ps.RateLimit(per_second=10, burst=5)
+
+
+@ps.graph
+async def own_loops(text: str) -> str:
+    assert_type(await embed(text), float)
+    assert_type(await limited(text), str)
+    assert_type(await score(await limited(Hit(text, 0))), float)
+    return await triple(3)
+
+
+async def own_loops_outside() -> None:
+    assert_type(triple, Tripler)
+    assert_type(await triple(3), str)
+    assert_type(await Model().answer("why"), bytes)
+    assert_type(await embed("a"), float)
+    assert_type(await limited(3), int)
+    assert_type([part async for part in decode("a")], list[int])
+    assert_type(await embed.with_policy(name="other", timeout_seconds=2)("a"), float)
+
+
+def chains_of_own_loops() -> None:
+    assert_type((embed >> double_float)("a"), ps.Call[float])
+
+
+@ps.node
+def double_float(number: float) -> float:
+    return 2 * number
 
 
 index, counter, client = Index("here", size=4), Counter(), Client()

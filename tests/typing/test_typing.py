@@ -24,7 +24,9 @@ def test_a_type_checker_has_nothing_to_add(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "graph", [correct.search, correct.first, correct.warm_up, correct.control], ids=lambda graph: graph.name
+    "graph",
+    [correct.search, correct.first, correct.warm_up, correct.control, correct.own_loops],
+    ids=lambda graph: graph.name,
 )
 def test_what_type_checks_can_be_planned(graph: ps.Graph[..., object]) -> None:
     assert engine.plan(graph).name == graph.name

@@ -16,14 +16,17 @@ from tests.typing.correct import (
     best,
     client,
     counter,
+    embed,
     fetch,
     first,
     first_of,
     index,
     is_good,
+    limited,
     rank,
     search,
     tokenize,
+    triple,
 )
 
 
@@ -76,6 +79,24 @@ async def misspelt(url: str) -> str:
 @ps.node(runs_on="treads")  # type: ignore[call-overload, untyped-decorator]  # pyright: ignore[reportArgumentType]
 def elsewhere(url: str) -> str:
     return url
+
+
+@ps.node(batch=ps.Batch(4))  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType, reportUntypedFunctionDecorator]
+async def no_list(text: str) -> str:
+    return text
+
+
+@ps.node(batch=ps.Batch(4), runs_on="process")  # type: ignore[call-overload, untyped-decorator]  # pyright: ignore[reportArgumentType]
+def far_away(texts: list[str]) -> list[str]:
+    return texts
+
+
+async def own_loops() -> None:
+    await embed(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await triple("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ps.RateLimit()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    number: int = await limited("a")  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]
+    print(number)
 
 
 def policies() -> None:
