@@ -12,6 +12,7 @@ from .._errors import NodeCancelledError
 from ..telemetry import logs, spans
 from . import current
 from .invocation import Invocation, invoke_with
+from .loop_stream import LoopStream
 from .parts import Parts, Reader, close_stream
 
 if TYPE_CHECKING:
@@ -170,6 +171,9 @@ class Driver:
             if first is _END or not await parts.put(first):
                 return
             del first  # it would be kept as long as the stream is open
+            if isinstance(iterator, LoopStream):
+                await iterator.pour(parts)
+                return
             async for item in iterator:
                 if not parts.put_nowait(item) and not await parts.put(item):
                     return

@@ -9,8 +9,7 @@ from .._errors import ActorStopped, InboxClosed
 from ..telemetry import logs
 from . import current
 from .inbox import Inbox
-from .parts import Reader
-from .work import Request, StreamWork, Work
+from .work import Request, Work
 
 # As many as a node's inbox in a pipeline.
 DEFAULT_CAPACITY = 16
@@ -136,20 +135,6 @@ class LoopHost:
         finally:
             work.cancel()
             del work  # an error refers to this call, and the work to the error
-
-    async def open(self, value: Any, priority: int = 0, deadline: float | None = None) -> Reader[Any]:
-        """Have the actor handle one item, part by part; returns what reads them, once the inbox has taken the item.
-
-        Takes what `run` takes, and raises `ActorStopped`.
-        """
-        work: StreamWork[Any, Any] = StreamWork(value, priority, deadline)
-        reader = work.parts.reader()
-        try:
-            await self.submit(work)
-        except BaseException:
-            reader.leave()
-            raise
-        return reader
 
     async def submit(self, work: Request[Any]) -> None:
         """Give the actor work, and look after it until it is settled or cancelled.

@@ -1,11 +1,12 @@
 """Actors that own their loop: base classes of nodes that decide by themselves when they take which items."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 from .inbox import Inbox
 from .loop_host import LoopHost
-from .parts import Reader
+from .loop_stream import LoopStream
 from .work import StreamWork, Work
 
 In = TypeVar("In")
@@ -53,18 +54,11 @@ class StreamActor(Generic[In, Out]):
         """
         raise NotImplementedError(f"{type(self).__name__} needs `async def loop(self, inbox)`")
 
-    def __call__(self, value: In, /) -> AsyncIterator[Out]:
+    async def __call__(self, value: In, /) -> AsyncIterator[Out]:
         """Handle one item. Outside a graph, a loop runs for it alone, for a unit test for instance."""
-        return self._alone(value)
-
-    async def _alone(self, value: In) -> AsyncGenerator[Out, None]:
-        async with LoopHost(lambda: self, type(self).__name__) as host:
-            reader: Reader[Out] = await host.open(value)
-            try:
-                async for part in reader:
-                    yield part
-            finally:
-                reader.leave()
+        async with LoopHost(lambda: self, type(self).__name__) as host, aclosing(LoopStream(host, value)) as parts:
+            async for part in parts:
+                yield part
 
 
 _BASES: tuple[type[Any], ...] = (Actor, StreamActor)

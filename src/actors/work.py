@@ -132,7 +132,7 @@ class StreamWork(Request[In], Generic[In, Out]):
         parts: what the reader reads.
     """
 
-    __slots__ = ("parts",)
+    __slots__ = ("_poured", "parts")
 
     def __init__(
         self, value: In, priority: int = 0, deadline: float | None = None, capacity: int = DEFAULT_PARTS
@@ -140,6 +140,12 @@ class StreamWork(Request[In], Generic[In, Out]):
         super().__init__(value, priority, deadline)
         self.parts: Parts[Out] = Parts(capacity)
         self.parts.on_abandoned = self.cancel
+        self._poured: asyncio.Future[None] | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody reads it any more; parts go nowhere then, and settling it does nothing."""
+        return self._cancelled or (self._poured is not None and self._poured.cancelled())
 
     def _over(self) -> None:
         self.parts.on_abandoned = None
@@ -155,7 +161,7 @@ class StreamWork(Request[In], Generic[In, Out]):
         Raises:
             WorkSettledError: it was finished or failed before.
         """
-        if self._cancelled:
+        if self.cancelled:
             return True
         if self._settled:
             raise WorkSettledError(f"{self!r} was settled before, and takes no more parts")
@@ -169,6 +175,8 @@ class StreamWork(Request[In], Generic[In, Out]):
         """
         if self._claim():
             self.parts.end()
+            if self._poured is not None:
+                self._poured.set_result(None)
 
     def fail(self, error: BaseException, /) -> None:
         """Raise an error in the reader, after the parts that are there.
@@ -177,4 +185,32 @@ class StreamWork(Request[In], Generic[In, Out]):
             WorkSettledError: it was finished or failed before.
         """
         if self._claim():
-            self.parts.end(plain_error(error, "the actor"))
+            error = plain_error(error, "the actor")
+            if self._poured is None:
+                self.parts.end(error)
+            else:
+                self._poured.set_exception(error)
+
+    async def pour(self, parts: Parts[Out]) -> None:
+        """Move what is left into `parts`, and have what follows put there; for whoever passes it on to another reader.
+
+        Returns when the work is settled or the reader of `parts` has left.
+
+        Raises:
+            BaseException: what the work is failed with.
+        """
+        own = self.parts
+        try:
+            while own.held:
+                if not await parts.put(own.take()):
+                    return
+            if not own.ended:
+                own.on_abandoned = None
+                self.parts = parts
+                self._poured = asyncio.get_running_loop().create_future()
+                await self._poured
+            elif own.error is not None:
+                raise own.error
+        finally:
+            self.cancel()
+            self._poured = None  # an error refers to this call

@@ -106,7 +106,10 @@ class Instances:
         if make_loop is not None:
             policy = node.policy
             host = LoopHost(
-                lambda: make_loop(node, self._pools), node.name, capacity=policy.capacity, max_bytes=policy.max_bytes
+                lambda: make_loop(node, self._pools),
+                node.name,
+                capacity=None if node.gives_stream else policy.capacity,  # there it is that of the stream
+                max_bytes=policy.max_bytes,
             )
             self._loops[instance_key(node)] = await stack.enter_async_context(host)
             return

@@ -4,6 +4,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .._errors import GraphTraceError
@@ -146,8 +147,10 @@ def _alone(call: Callable[..., Any]) -> Callable[..., Any]:
         return await call(_for_one_scope(self), value)
 
     @functools.wraps(call)
-    def stream(self: Any, value: Any, /) -> Any:
-        return call(_for_one_scope(self), value)
+    async def stream(self: Any, value: Any, /) -> Any:
+        async with aclosing(call(_for_one_scope(self), value)) as parts:
+            async for part in parts:
+                yield part
 
     return handle if is_async(call) else stream
 

@@ -1,10 +1,13 @@
 """What the actors of streams do: each opens its stream, and is done with that."""
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from ..actors.actor import Actor, Invoke
 from ..actors.driver import open_stream
 from ..actors.frame import Frame
+from ..actors.loop_host import LoopHost
+from ..actors.loop_stream import LoopStream
 from ..actors.parts import DEFAULT_PARTS, Reader
 from ..actors.worker import Worker
 from .stream_map import StreamMap
@@ -27,6 +30,18 @@ def opening(capacity: int, streams: tuple[int, ...]) -> Invoke:
         return open_stream(actor, frame, capacity, lambda: actor.fn(*args, **kwargs), readers)
 
     return open_node
+
+
+def opening_in_loop(host: LoopHost, capacity: int, streams: tuple[int, ...]) -> Invoke:
+    """Return what opens the stream of an actor that owns its loop; takes what `opening` takes, and the actor's host."""
+
+    async def open_in_loop(worker: Worker, actor: Actor, frame: Frame) -> Reader[Any]:
+        args, _ = actor.arguments(frame.values)
+        readers = [frame.values[slot] for slot in streams]
+        start = functools.partial(LoopStream, host, args[0], frame.priority, frame.deadline, capacity)
+        return open_stream(actor, frame, capacity, start, readers)
+
+    return open_in_loop
 
 
 def mapping(limit: int, body: "Wired") -> Invoke:

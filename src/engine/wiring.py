@@ -148,7 +148,9 @@ class Wiring:
             actor.fn = node.fn  # its name is all that is asked for
             actor.body = invocation.in_loop(host)
             if node.gives_stream:
-                actor.invoke = opening_in_loop(host, policy.capacity or DEFAULT_PARTS)
+                actor.invoke = opening_in_loop(host, policy.capacity or DEFAULT_PARTS, unit.streams)
+            elif unit.streams:
+                actor.invoke = reading(unit.streams)
             return actor
         actor.fn = node.target if node.template is None or fake else self._instance_handler(node)
         if node.gives_stream:
