@@ -1,0 +1,336 @@
+"""Actors that own their loop and give streams: one reader each, bounded, and cancelled when it leaves."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Literal, TypeAlias
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+PartInbox = ps.Inbox[ps.StreamWork[int, int]]
+Scheduler: TypeAlias = Literal["actors", "parallel", "wave", "sequential"]
+
+
+@ps.node
+class Counter(ps.StreamActor[int, int]):
+    """Counts up to each item, one part for each open item in turn; who does not keep up is dropped."""
+
+    async def loop(self, inbox: PartInbox, /) -> None:
+        open_items: dict[ps.StreamWork[int, int], int] = {}
+        while True:
+            for work in [] if open_items else [await inbox.get()]:
+                open_items[work] = 0
+            open_items |= dict.fromkeys(inbox.get_nowait(100), 0)
+            await asyncio.sleep(0)
+            for work, part in list(open_items.items()):
+                open_items[work] += 1
+                if work.cancelled or part == work.value:
+                    work.finish()
+                elif work.put_nowait(part):
+                    continue
+                else:
+                    work.fail(TimeoutError("too slow"))
+                del open_items[work]
+
+
+count = Counter()
+
+
+@ps.node
+async def letters(parts: AsyncIterator[int]) -> AsyncIterator[str]:
+    async for part in parts:
+        yield chr(97 + part)
+
+
+@ps.node
+async def collect(parts: AsyncIterator[int]) -> list[int]:
+    return [part async for part in parts]
+
+
+@ps.graph
+async def counted(n: int) -> AsyncIterator[int]:
+    return count(n)
+
+
+@ps.graph
+async def spelt(n: int) -> AsyncIterator[str]:
+    return letters(count(n))
+
+
+@ps.graph
+async def collected(n: int) -> list[int]:
+    return await collect(count(n))
+
+
+class Gate:
+    """An actor's loop hands its work to the test."""
+
+    def __init__(self) -> None:
+        self.taken: list[ps.StreamWork[int, int]] = []
+
+    def graph(
+        self, *, capacity: int | None = None, retry: ps.Retry | None = None
+    ) -> ps.Graph[[int], AsyncIterator[int]]:
+        gate = self
+
+        @ps.node(capacity=capacity, retry=retry)
+        class Gated(ps.StreamActor[int, int]):
+            async def loop(self, inbox: PartInbox, /) -> None:
+                while True:
+                    gate.taken.append(await inbox.get())
+
+        gated = Gated()
+
+        @ps.graph
+        async def graph(x: int) -> AsyncIterator[int]:
+            return gated(x)
+
+        return graph
+
+    async def work(self, number: int = 0) -> ps.StreamWork[int, int]:
+        await testing.wait_quiescent()
+        return self.taken[number]
+
+
+@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+async def test_parts_come_in_order_under_every_scheduler(scheduler: Scheduler) -> None:
+    async with engine.stream(counted(100), scheduler=scheduler) as parts:
+        assert [part async for part in parts] == list(range(100))
+    async with engine.stream(spelt(5), scheduler=scheduler) as parts:
+        assert [part async for part in parts] == ["a", "b", "c", "d", "e"]
+    assert await engine.run(collected(40), scheduler=scheduler) == list(range(40))
+
+
+async def test_many_streams_of_a_deployment_share_one_loop() -> None:
+    async with engine.deploy(counted, spelt, collected) as service:
+
+        async def read(n: int) -> list[int]:
+            async with service.stream(counted(n)) as parts:
+                return [part async for part in parts]
+
+        assert await asyncio.gather(*(read(n) for n in range(50))) == [list(range(n)) for n in range(50)]
+        assert await service.run(collected(3)) == [0, 1, 2]
+
+
+async def test_outside_a_graph_a_loop_runs_for_one_item() -> None:
+    assert [part async for part in count(3)] == [0, 1, 2]
+    parts = aiter(count(100))
+    assert await anext(parts) == 0
+    await parts.aclose()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+@pytest.mark.parametrize("capacity", [1, 3])
+async def test_a_reader_holds_no_more_than_the_capacity(capacity: int) -> None:
+    gate = Gate()
+    async with engine.stream(gate.graph(capacity=capacity)(0)) as parts:
+        starting = asyncio.create_task(parts.started())
+        work = await gate.work()
+        assert work.put_nowait(0)
+        await starting
+        await testing.wait_quiescent()
+        taken = 0
+        while work.put_nowait(taken + 1):
+            taken += 1
+            await testing.wait_quiescent()
+        assert taken <= capacity
+        assert await anext(parts) == 0
+        assert work.put_nowait(taken + 1)
+        work.finish()
+        assert [part async for part in parts] == list(range(1, taken + 2))
+
+
+async def test_a_reader_that_leaves_cancels_the_work_at_once() -> None:
+    gate = Gate()
+    graph = gate.graph()
+    async with engine.deploy(graph) as service:
+        for number, parts_read in enumerate((0, 1, 5)):
+            async with service.stream(graph(number)) as parts:
+                starting = asyncio.create_task(parts.started())
+                work = await gate.work(number)
+                for part in range(max(1, parts_read)):
+                    work.put_nowait(part)
+                await starting
+                assert [await anext(parts) for _ in range(parts_read)] == list(range(parts_read))
+                assert not work.cancelled
+            assert work.cancelled
+            assert work.put_nowait(1)  # ignored
+            work.finish()
+
+
+async def test_a_reader_that_leaves_before_the_first_part_leaves_the_inbox() -> None:
+    opened = asyncio.Event()
+    taken: list[int] = []
+
+    @ps.node
+    class Late(ps.StreamActor[int, int]):
+        async def loop(self, inbox: PartInbox, /) -> None:
+            await opened.wait()
+            while True:
+                work = await inbox.get()
+                taken.append(work.value)
+                work.finish()
+
+    late = Late()
+
+    @ps.graph
+    async def graph(x: int) -> AsyncIterator[int]:
+        return late(x)
+
+    async with engine.deploy(graph) as service:
+        first, second = service.stream(graph(1)), service.stream(graph(2))
+        starting = [asyncio.create_task(stream.started()) for stream in (first, second)]
+        await testing.wait_quiescent()
+        await first.aclose()
+        await asyncio.gather(starting[0], return_exceptions=True)
+        opened.set()
+        await starting[1]
+        assert [part async for part in second] == []
+    assert taken == [2]
+
+
+@pytest.mark.parametrize("parts_before", [0, 1, 3])
+async def test_an_error_comes_after_the_parts_before_it(parts_before: int) -> None:
+    gate = Gate()
+    async with engine.stream(gate.graph()(0)) as parts:
+        reading = asyncio.create_task(collect_all(parts))
+        work = await gate.work()
+        for part in range(parts_before):
+            work.put_nowait(part)
+            await testing.wait_quiescent()
+        work.fail(OSError("gone"))
+        got, error = await reading
+    assert got == list(range(parts_before))
+    assert isinstance(error, OSError)
+    assert "in node 'Gated' of graph 'graph', item 0" in error.__notes__[0]
+
+
+async def collect_all(parts: AsyncIterator[int]) -> tuple[list[int], BaseException | None]:
+    got: list[int] = []
+    try:
+        async for part in parts:
+            got.append(part)  # noqa: PERF401 - what came before the error counts
+    except Exception as error:  # noqa: BLE001 - it is what the test looks at
+        return got, error
+    return got, None
+
+
+async def test_retry_only_before_the_first_part() -> None:
+    gate = Gate()
+    async with engine.stream(gate.graph(retry=ps.Retry(attempts=3))(0)) as parts:
+        reading = asyncio.create_task(collect_all(parts))
+        (await gate.work(0)).fail(OSError("once"))
+        work = await gate.work(1)
+        work.put_nowait(1)
+        await testing.wait_quiescent()
+        work.fail(OSError("gone"))
+        got, error = await reading
+    assert got == [1]
+    assert str(error) == "gone"
+    assert len(gate.taken) == 2
+
+
+def test_the_deadline_covers_the_whole_stream() -> None:
+    gate = Gate()
+    graph = gate.graph()
+
+    async def main() -> None:
+        async with engine.stream(graph(0), timeout_seconds=2) as parts:
+            reading = asyncio.create_task(collect_all(parts))
+            work = await gate.work()
+            work.put_nowait(0)
+            await asyncio.sleep(1)
+            assert not work.cancelled
+            got, error = await reading
+            assert got == [0]
+            assert isinstance(error, ps.DeadlineExceeded)
+            assert work.cancelled
+            assert work.deadline == asyncio.get_running_loop().time() == 2
+
+    testing.run_virtual(main, timeout_seconds=60)
+
+
+@pytest.mark.parametrize("parts_before", [0, 2])
+async def test_the_end_of_a_loop_ends_its_streams(parts_before: int) -> None:
+    @ps.node
+    class Ending(ps.StreamActor[int, int]):
+        async def loop(self, inbox: PartInbox, /) -> None:
+            work = await inbox.get()
+            for part in range(parts_before):
+                work.put_nowait(part)
+                await asyncio.sleep(0.001)
+            raise OSError("the device is gone")
+
+    ending = Ending()
+
+    @ps.graph
+    async def graph(x: int) -> AsyncIterator[int]:
+        return ending(x)
+
+    async with engine.deploy(graph) as service:
+        for _ in range(2):
+            async with service.stream(graph(0)) as parts:
+                got, error = await collect_all(parts)
+            assert isinstance(error, ps.ActorStopped)
+            assert "actor 'Ending' takes no more items: its loop raised OSError" in str(error)
+            assert isinstance(error.__cause__, OSError)
+            assert got == list(range(parts_before))
+            parts_before = 0
+
+
+async def test_a_slow_reader_stalls_itself_and_nobody_else() -> None:
+    async with engine.deploy(counted) as service:
+        slow = service.stream(counted(1000))
+        await slow.started()
+        async with service.stream(counted(1000)) as parts:
+            assert [part async for part in parts] == list(range(1000))
+        got, error = await collect_all(slow)
+        assert got == list(range(len(got)))
+        assert 0 < len(got) < 50
+        assert str(error) == "too slow"
+        await slow.aclose()
+
+
+async def test_a_fake_is_a_generator() -> None:
+    async def fake(n: int) -> AsyncIterator[int]:
+        yield -n
+
+    with testing.replace(count, fake):
+        assert await engine.run(collected(3)) == [-3]
+
+
+def test_every_stream_has_one_end_under_many_interleavings(effort: int) -> None:
+    async def main() -> None:
+        async with engine.deploy(counted, spelt) as service:
+
+            async def read(n: int) -> None:
+                async with service.stream(counted(n)) as parts:
+                    assert [part async for part in parts] == list(range(n))
+
+            async def leave(n: int) -> None:
+                async with service.stream(spelt(n)) as parts:
+                    async for part in parts:
+                        if part == "d":
+                            return
+
+            async with asyncio.TaskGroup() as group:
+                for n in range(4):
+                    group.create_task(read(n * 7))
+                    group.create_task(leave(20))
+                gone = group.create_task(read(1000))
+                await asyncio.sleep(0)
+                gone.cancel()
+
+    testing.interleavings(main, count=40 * effort)
+
+
+def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
+    async def main() -> list[str]:
+        async with engine.stream(spelt(3)) as parts:
+            return [part async for part in parts]
+
+    for outcome in testing.cancel_at_every_step(main):
+        assert not outcome.tasks_left
+        assert not outcome.loop_errors
+        assert outcome.result == ["a", "b", "c"] or isinstance(outcome.error, asyncio.CancelledError)
