@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..telemetry import logs
 from .chain import SLOW_SECONDS, Link, failed_link, running_link
 from .channel import Channel, ChannelStatistics
+from .inbox import Inbox
 from .invocation import invoke
 from .places import Places
 from .policy import Policy
@@ -71,7 +72,7 @@ class Actor:
         "_all_returned", "abandoned",
         "args_of", "body", "busy_seconds", "completed", "consumers", "ends_line", "failed", "fn", "graph", "inbox",
         "index", "invoke", "kwargs_of", "links", "mode", "name", "out", "places", "policy", "reads", "retried", "run",
-        "slot", "successor", "warned", "was_slow",
+        "slot", "successor", "warned", "was_slow", "work",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +98,7 @@ class Actor:
         self.consumers: tuple[Actor, ...] = ()
         self.successor: Actor | None = None  # the only consumer, if it waits for nothing else
         self.ends_line = False  # its value is the result of the graph, and nothing else is left to do
+        self.work: Inbox[Any] | None = None  # of an actor that owns its loop: what waits for the loop
         self.completed = 0
         self.failed = 0
         self.retried = 0
@@ -207,7 +209,7 @@ class Actor:
             in_flight=self.places.in_flight,
             concurrency=self.places.limit if limited else None,
             busy_seconds=None if self.mode == ASYNC else self.busy_seconds,
-            inbox=self.inbox.statistics(),
+            inbox=(self.inbox if self.work is None else self.work).statistics(),
         )
 
 

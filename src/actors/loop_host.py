@@ -156,7 +156,7 @@ class LoopHost:
     def fail_taken(self, make_error: Callable[[], Exception]) -> None:
         """Fail what the loop has taken out of its inbox and not settled; each gets an error of its own."""
         for work in [work for work in self._unsettled if work.taken]:
-            work.fail(make_error())
+            work.give_up(make_error())
 
     def stop(self, error: BaseException | None) -> None:
         """Fail everything, now and later: the loop has ended, by `error` or by just returning."""
@@ -167,7 +167,7 @@ class LoopHost:
         self._cause = error
         self.inbox.close()
         for work in list(self._unsettled):
-            work.fail(self._stopped_error())
+            work.give_up(self._stopped_error())
 
     async def _run(self, entered: "asyncio.Future[None]") -> None:
         current.source.set(None)  # the loop works for no item in particular

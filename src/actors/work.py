@@ -49,6 +49,11 @@ class Request(Generic[In]):
         """Raise an error in the caller."""
         raise NotImplementedError
 
+    def give_up(self, error: BaseException) -> None:
+        """Fail it, because its actor is gone: what that still does to it does nothing."""
+        self.fail(error)
+        self._cancelled = True
+
     def _claim(self) -> bool:
         """Settle it; returns whether somebody waits for it."""
         if self.cancelled:

@@ -146,6 +146,7 @@ class Wiring:
             assert self._instances is not None
             host = self._instances.loop_of(node)
             actor.fn = node.fn  # its name is all that is asked for
+            actor.work = host.inbox
             actor.body = invocation.in_loop(host)
             if node.gives_stream:
                 actor.invoke = opening_in_loop(host, policy.capacity or DEFAULT_PARTS, unit.streams)

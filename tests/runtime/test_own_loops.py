@@ -285,6 +285,8 @@ async def test_work_that_does_not_fit_waits_outside_the_inbox() -> None:
     async with engine.deploy(graph_of(Late())) as service:
         calls = [asyncio.create_task(service(x)) for x in range(20)]
         await testing.wait_quiescent()
+        [actor] = service.statistics().actors
+        assert (actor.in_flight, actor.inbox.depth, actor.inbox.waiting_putters) == (20, 4, 16)
         opened.set()
         assert await asyncio.gather(*calls) == list(range(20))
     assert max(depths) == 4
@@ -312,6 +314,21 @@ async def test_the_end_of_a_loop_fails_its_items_and_names_the_actor(ending: str
     assert all(isinstance(result, ps.ActorStopped) for result in results)
     assert isinstance(caught.value.__cause__, OSError) == (ending == "raise")
     assert len({id(result) for result in results}) == 3
+
+
+async def test_what_a_loop_that_has_ended_left_running_may_still_settle_its_work() -> None:
+    gate = Gate()
+
+    @ps.node
+    class Short(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            gate.taken.append(await inbox.get())
+
+    async with engine.deploy(graph_of(Short())) as service:
+        with pytest.raises(ps.ActorStopped):
+            await service(1)
+        assert gate.taken[0].cancelled
+        gate.taken[0].finish(1)  # does nothing
 
 
 async def test_items_that_wait_for_room_fail_with_the_others() -> None:
