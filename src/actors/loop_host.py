@@ -203,8 +203,7 @@ class LoopHost:
         try:
             await instance.loop(self.inbox)
         except InboxClosed:
-            if not self._closing:
-                raise
+            pass  # the clean end
         except asyncio.CancelledError as error:
             if task.cancelling():
                 raise

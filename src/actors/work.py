@@ -120,8 +120,7 @@ class Work(Request[In], Generic[In, Out]):
     def cancel(self) -> None:
         """Nobody waits for it any more; for whoever put it into the inbox."""
         super().cancel()
-        if not self.outcome.cancel() and not self.outcome.cancelled():
-            self.outcome.exception()  # it came in the very turn in which its caller left; the loop must not report it
+        self.outcome.cancel()  # of one that is settled, too: then an error that nobody has seen is not reported as lost
 
 
 class StreamWork(Request[In], Generic[In, Out]):
@@ -153,7 +152,8 @@ class StreamWork(Request[In], Generic[In, Out]):
         return self._cancelled or (self._poured is not None and self._poured.cancelled())
 
     def _over(self) -> None:
-        self.parts.on_abandoned = None
+        if self._poured is None:  # else the parts are somebody else's
+            self.parts.on_abandoned = None
         super()._over()
 
     def put_nowait(self, part: Out, /) -> bool:
@@ -210,7 +210,6 @@ class StreamWork(Request[In], Generic[In, Out]):
                 if not await parts.put(own.take()):
                     return
             if not own.ended:
-                own.on_abandoned = None
                 self.parts = parts
                 self._poured = asyncio.get_running_loop().create_future()
                 await self._poured

@@ -173,5 +173,6 @@ async def test_a_loop_that_ignores_the_end_does_not_stop_the_others() -> None:
     task = asyncio.create_task(stubborn())
     for _ in range(3):
         await asyncio.sleep(0)  # it would never come back
+    assert not task.done()
     task.cancel()
     await asyncio.wait([task])

@@ -8,6 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from penstock.actors.batching import Batcher
 
 BatchFunction = Callable[[list[int]], Awaitable[list[int | Exception]]]
 
@@ -332,6 +333,78 @@ def test_what_cannot_be_batched_is_refused() -> None:
         ps.node(batch=ps.Batch(2), runs_on="process")(plain)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     with pytest.raises(TypeError, match="for functions and methods"):
         ps.node(batch=ps.Batch(2))(Recorder)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def test_a_scope_waits_for_a_thread_however_long_it_takes() -> None:
+    go_on = threading.Event()
+
+    @ps.node(batch=ps.Batch(2), runs_on="thread")
+    def stuck(items: list[int]) -> list[int]:
+        go_on.wait()
+        return items
+
+    async def main() -> None:
+        async with engine.deploy(graph_of(stuck)) as service:
+            call = asyncio.create_task(service(1))
+            await testing.wait_quiescent()
+            stopping = asyncio.create_task(service.abort())
+            await asyncio.sleep(3600)  # virtual
+            assert not stopping.done()
+            go_on.set()
+            await stopping
+            with pytest.raises(ps.EngineClosedError):
+                await call
+
+    testing.run_virtual(main)
+
+
+def batcher_of(
+    call: Callable[[list[int]], Awaitable[list[int]]], batch: ps.Batch, concurrency: int
+) -> Batcher[int, int]:
+    return Batcher(call, batch, concurrency, "batcher")
+
+
+def test_the_end_of_the_inbox_lets_what_waits_go_at_once() -> None:
+    async def main() -> None:
+        recorder = Recorder()
+        inbox: ps.Inbox[ps.Work[int, int]] = ps.Inbox()
+        looping = asyncio.create_task(batcher_of(recorder, ps.Batch(2, max_wait_seconds=3600), 1).loop(inbox))
+        works = [ps.Work[int, int](number) for number in range(5)]
+        for work in works:
+            await inbox.put(work)
+        await testing.wait_quiescent()
+        inbox.close()
+        await looping
+        assert [await work.outcome for work in works] == [0, 2, 4, 6, 8]
+        assert recorder.batches == [[0, 1], [2, 3], [4]]
+        assert asyncio.get_running_loop().time() == 0
+
+    testing.run_virtual(main, timeout_seconds=60)
+
+
+def test_a_batcher_that_is_cancelled_starts_nothing_more() -> None:
+    batches: list[list[int]] = []
+
+    async def slow_to_leave(items: list[int]) -> list[int]:
+        batches.append(items)
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(10)
+        return items
+
+    async def main() -> None:
+        inbox: ps.Inbox[ps.Work[int, int]] = ps.Inbox()
+        looping = asyncio.create_task(batcher_of(slow_to_leave, ps.Batch(2, max_wait_seconds=5), 2).loop(inbox))
+        for number in range(3):
+            await inbox.put(ps.Work(number))
+        await asyncio.sleep(1)
+        looping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await looping
+        assert batches == [[0, 1]]
+
+    testing.run_virtual(main, timeout_seconds=60)
 
 
 def test_every_item_has_one_outcome_under_many_interleavings(effort: int) -> None:

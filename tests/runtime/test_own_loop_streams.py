@@ -206,6 +206,22 @@ async def test_an_error_comes_after_the_parts_before_it(parts_before: int) -> No
     assert "in node 'Gated' of graph 'graph', item 0" in error.__notes__[0]
 
 
+@pytest.mark.parametrize("parts_before", [1, 3])
+async def test_what_is_settled_before_anything_was_read_is_read_to_its_end(parts_before: int) -> None:
+    for error in (None, OSError("gone")):
+        gate = Gate()
+        async with engine.stream(gate.graph()(0)) as parts:
+            reading = asyncio.create_task(collect_all(parts))
+            work = await gate.work()
+            for part in range(parts_before):
+                work.put_nowait(part)
+            if error is None:
+                work.finish()
+            else:
+                work.fail(error)
+            assert await reading == (list(range(parts_before)), error)
+
+
 async def collect_all(parts: AsyncIterator[int]) -> tuple[list[int], BaseException | None]:
     got: list[int] = []
     try:

@@ -118,6 +118,43 @@ async def test_outside_a_graph_a_loop_runs_for_one_item() -> None:
     assert await graph_of(node)(3) == 4
 
 
+async def test_outside_a_graph_each_call_has_an_instance_of_its_own() -> None:
+    seen: list[object] = []
+
+    @ps.node
+    class Seen(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            seen.append(self)
+            (await inbox.get()).finish(0)
+            await inbox.get()
+
+    node = Seen()
+    await asyncio.gather(node(1), node(2))
+    assert len({id(instance) for instance in [node, *seen]}) == 3
+
+
+async def test_a_loop_works_for_no_item_in_particular() -> None:
+    names: list[str] = []
+
+    @ps.node
+    class Nameless(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            work = await inbox.get()
+            names.append(ps.current().node)
+            work.finish(work.value)
+            await inbox.get()
+
+    inner = graph_of(Nameless())
+
+    @ps.node
+    async def outer(x: int) -> int:
+        names.append(ps.current().node)
+        return await engine.run(inner(x))
+
+    assert await engine.run(graph_of(outer)(1)) == 1
+    assert names == ["outer", ""]
+
+
 async def test_a_class_that_is_no_node_handles_items_by_itself() -> None:
     class Plain(ps.Actor[int, int]):
         async def loop(self, inbox: IntInbox, /) -> None:
@@ -212,6 +249,8 @@ async def test_queued_work_of_a_cancelled_call_leaves_the_inbox() -> None:
         calls[0].cancel()  # it is queued
         calls[1].cancel()  # it waits for room
         await testing.wait_quiescent()
+        [actor] = service.statistics().actors
+        assert (actor.inbox.depth, actor.inbox.waiting_putters) == (1, 0)
         opened.set()
         await testing.wait_quiescent()
         assert [work.value for work in gate.taken] == [2]
@@ -313,6 +352,7 @@ async def test_the_end_of_a_loop_fails_its_items_and_names_the_actor(ending: str
             await service(3)
     assert all(isinstance(result, ps.ActorStopped) for result in results)
     assert isinstance(caught.value.__cause__, OSError) == (ending == "raise")
+    assert ("awaited something that was cancelled" in str(caught.value)) == (ending == "foreign cancel")
     assert len({id(result) for result in results}) == 3
 
 
