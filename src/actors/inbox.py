@@ -26,7 +26,7 @@ class Inbox(Generic[W]):
     __slots__ = ("_channel",)
 
     def __init__(self, capacity: int | None = None, *, max_bytes: int | None = None) -> None:
-        self._channel: Channel[W] = Channel(capacity, max_bytes=max_bytes, size_of=lambda work: bytes_of(work.value))
+        self._channel: Channel[W] = Channel(capacity, max_bytes=max_bytes, size_of=_size_of)
 
     def __len__(self) -> int:
         return len(self._channel)
@@ -81,6 +81,13 @@ class Inbox(Generic[W]):
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""
         return self._channel.statistics()
+
+
+def _size_of(work: Request[Any]) -> int:
+    try:
+        return bytes_of(work.value)
+    except Exception:  # noqa: BLE001 - user code, which the loop will meet when it looks at the value
+        return 0
 
 
 def bytes_of(value: object) -> int:

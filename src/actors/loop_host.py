@@ -5,6 +5,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, Self
 
+import anyio
+
 from .._errors import ActorStopped, InboxClosed
 from ..telemetry import logs
 from . import current
@@ -36,7 +38,7 @@ class LoopHost:
         capacity: the most items that wait in its inbox.
         max_bytes: the most bytes of values that wait there, for values that know their size.
         on_exit: called with the host and the error (None if the loop just returned) when the loop ends before its
-            inbox was closed: that is a crash. It decides what becomes of the items, by `stop`, or by `fail_taken`
+            inbox was closed: that is a crash. It decides what becomes of the items, by `abandon`, or by `fail_taken`
             and `start`. Without it, all of them fail.
 
     Attributes:
@@ -59,6 +61,7 @@ class LoopHost:
         self._unsettled: dict[Request[Any], None] = {}  # in order
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self._halting = False
         self._why = "its scope ends"
         self._cause: BaseException | None = None
 
@@ -86,6 +89,24 @@ class LoopHost:
             raise
         if not entered.done():
             task.result()  # raises what kept it from being entered
+
+    async def halt(self) -> None:
+        """End the loop now, and leave the instance; what its inbox holds stays there, and `start` goes on with it.
+
+        Raises:
+            Exception: what the loop, or the end of the instance, raised meanwhile.
+        """
+        task = self._task
+        if task is None or task.done():
+            return
+        self._halting = True
+        try:
+            task.cancel()
+            await _ended(task)
+        finally:
+            self._halting = False
+        if not task.cancelled():
+            task.result()
 
     async def close(self) -> None:
         """End the loop: no more work comes, what is queued is done, and `inbox.get()` raises `InboxClosed` then.
@@ -158,7 +179,7 @@ class LoopHost:
         for work in [work for work in self._unsettled if work.taken]:
             work.give_up(make_error())
 
-    def stop(self, error: BaseException | None) -> None:
+    def abandon(self, error: BaseException | None) -> None:
         """Fail everything, now and later: the loop has ended, by `error` or by just returning."""
         if error is not None:
             self._why = f"its loop raised {error!r}"
@@ -180,20 +201,21 @@ class LoopHost:
                     await stack.enter_async_context(enter)
                 entered.set_result(None)
                 await self._loop(instance)
-        except Exception as error:
-            if not entered.done() or self._closing:
+        except BaseException as error:
+            if not entered.done() or self._halting:
+                raise
+            if self._closing or not isinstance(error, Exception):
+                self.abandon(error)
                 raise
             crash = error
-        except BaseException as error:
-            if entered.done():
-                self.stop(error)
-            raise
+        if self._halting:
+            return
         if self._closing:
-            self.stop(None)
+            self.abandon(None)
             return
         logs.warning("actor.stopped", node=self.name, error=repr(crash))
         if self._on_exit is None:
-            self.stop(crash)
+            self.abandon(crash)
         else:
             self._on_exit(self, crash)
 
@@ -222,9 +244,16 @@ class LoopHost:
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:
-    """Wait for a task that was cancelled, also while being cancelled once more."""
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            continue
+    """Wait for a task that was cancelled, also while being cancelled; the cancellation is raised afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):  # a scope of anyio that was cancelled would cancel in every turn
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    try:
+        if cancelled is not None:
+            raise cancelled
+    finally:
+        del cancelled  # it refers to this frame

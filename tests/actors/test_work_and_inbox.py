@@ -146,6 +146,23 @@ async def test_a_full_inbox_makes_its_callers_wait_and_withdrawn_work_makes_room
     assert inbox.statistics().high_water == 1
 
 
+async def test_an_inbox_may_be_bounded_by_the_bytes_of_its_values() -> None:
+    inbox: ps.Inbox[ps.Work[object, int]] = ps.Inbox(max_bytes=10)
+
+    class Odd:
+        @property
+        def nbytes(self) -> int:
+            raise OSError
+
+    for value in (b"123456", Odd(), "1234"):
+        await inbox.put(ps.Work(value))
+    putting = asyncio.create_task(inbox.put(ps.Work(b"7")))
+    await asyncio.sleep(0)
+    assert not putting.done()
+    assert (await inbox.get()).value == b"123456"
+    await putting
+
+
 async def test_a_closed_inbox_gives_what_it_holds_and_ends_then() -> None:
     inbox: ps.Inbox[IntWork] = ps.Inbox()
     await fill(inbox, 1, 2)

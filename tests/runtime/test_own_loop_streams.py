@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Literal, TypeAlias
 
 import pytest
+import structlog
 
 import penstock as ps
 from penstock import engine, testing
@@ -204,6 +205,20 @@ async def test_an_error_comes_after_the_parts_before_it(parts_before: int) -> No
     assert got == list(range(parts_before))
     assert isinstance(error, OSError)
     assert "in node 'Gated' of graph 'graph', item 0" in error.__notes__[0]
+
+
+async def test_an_error_that_nobody_has_read_is_logged() -> None:
+    gate = Gate()
+    with structlog.testing.capture_logs() as entries:
+        async with engine.stream(gate.graph()(0)) as parts:
+            starting = asyncio.create_task(parts.started())
+            work = await gate.work()
+            work.put_nowait(0)
+            await starting
+            await testing.wait_quiescent()
+            work.fail(OSError("gone"))
+            await testing.wait_quiescent()
+    assert [entry["event"] for entry in entries] == ["stream.unread_error"]
 
 
 @pytest.mark.parametrize("parts_before", [1, 3])
