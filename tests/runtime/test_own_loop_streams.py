@@ -207,17 +207,29 @@ async def test_an_error_comes_after_the_parts_before_it(parts_before: int) -> No
     assert "in node 'Gated' of graph 'graph', item 0" in error.__notes__[0]
 
 
-async def test_an_error_that_nobody_has_read_is_logged() -> None:
-    gate = Gate()
+async def test_an_error_that_no_reader_comes_to_is_logged() -> None:
+    gate, failed = Gate(), asyncio.Event()
+    inner = gate.graph()
+
+    @ps.node
+    async def first_of(parts: AsyncIterator[int]) -> int:
+        part = await anext(parts)
+        await failed.wait()
+        return part
+
+    @ps.graph
+    async def graph() -> int:
+        return await first_of(await inner(0))
+
     with structlog.testing.capture_logs() as entries:
-        async with engine.stream(gate.graph()(0)) as parts:
-            starting = asyncio.create_task(parts.started())
-            work = await gate.work()
-            work.put_nowait(0)
-            await starting
-            await testing.wait_quiescent()
-            work.fail(OSError("gone"))
-            await testing.wait_quiescent()
+        running = asyncio.create_task(engine.run(graph()))
+        work = await gate.work()
+        work.put_nowait(5)
+        await testing.wait_quiescent()
+        work.fail(OSError("gone"))
+        await testing.wait_quiescent()
+        failed.set()
+        assert await running == 5
     assert [entry["event"] for entry in entries] == ["stream.unread_error"]
 
 
