@@ -16,6 +16,7 @@ from .options import CallOptions as CallOptions
 from .planning import Plan as Plan
 from .service import Service as Service
 from .service import ServiceStatistics as ServiceStatistics
+from .statistics import Bottleneck as Bottleneck
 from .streaming import Outcome as Outcome
 from .streaming import Stream as Stream
 from .streaming import StreamStatistics as StreamStatistics

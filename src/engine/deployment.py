@@ -84,6 +84,7 @@ class Deployment:
             await self.abort()
             raise
         self._started = True
+        self.scope.uptime.restart()
         self.state = "ready"
         self.change()
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
 from ..actors.actor import ActorStatistics
@@ -17,17 +17,21 @@ from .planning import Plan
 from .running import run_call
 from .runtime import Runtime, running_loop
 from .service import Service
+from .statistics import Rendered
 from .streaming import CallsStream, Stream
 from .uninterrupted import uninterrupted
 from .values_stream import ValuesStream
+
+if TYPE_CHECKING:
+    from .statistics.table import Table
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class EngineStatistics:
-    """A snapshot of an Engine.
+class EngineStatistics(Rendered):
+    """A snapshot of an Engine. It shows itself as a table: printed, with rich, and in a notebook.
 
     Attributes:
         runs_in_flight: calls of `run` in flight.
@@ -42,6 +46,11 @@ class EngineStatistics:
     threads: ThreadPoolStatistics | None
     processes: ProcessPoolStatistics | None
     actors: tuple[ActorStatistics, ...]
+
+    def _table(self) -> "Table":
+        from .statistics.tables import engine_table
+
+        return engine_table(self)
 
 
 class Engine:

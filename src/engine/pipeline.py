@@ -18,6 +18,7 @@ from .options import ExecutionOptions
 from .scope import Scope, end_span, start_span
 from .source import Calls, Prepare, PulledSource, checked_call, feed
 from .uninterrupted import uninterrupted
+from .uptime import Uptime
 from .window import Window
 from .wiring import Wired
 
@@ -36,6 +37,7 @@ class Pipeline:
 
     Attributes:
         window: the places, and the items that have ended.
+        uptime: how long it has been open.
         on_closed: called with the pipeline when it has ended.
     """
 
@@ -54,6 +56,7 @@ class Pipeline:
         self._scope = scope
         self._options = options
         self._prepare = prepare
+        self.uptime = Uptime()
         self._owns_scope = owns_scope
         self._admission = admission
         self._context = copy_context() if context is None else context
@@ -106,6 +109,11 @@ class Pipeline:
                 return None
             await self.window.wait()
         return frame
+
+    @property
+    def actors_uptime(self) -> Uptime:
+        """How long the actors have been counting: of a stream of a deployment, longer than the stream is open."""
+        return self._scope.uptime
 
     def actors(self) -> list[Actor]:
         """Return the actors that the items go through."""
@@ -222,6 +230,7 @@ class Pipeline:
             self._closed()
 
     def _closed(self) -> None:
+        self.uptime.stop()
         if self._span is not None:
             self._span.end()
         self._scope.engine.pipelines.discard(self)

@@ -12,6 +12,7 @@ from ..telemetry import spans
 from .instances import Instances
 from .planning import ChosenScheduler, Plan
 from .uninterrupted import uninterrupted
+from .uptime import Uptime
 from .wiring import Wired, Wiring
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Scope:
         max_workers = options.max_workers if scheduler == "actors" else None
         self.wiring = Wiring(engine.pools, self.instances, max_workers)
         self._crews: set[Crew] = set()
+        self.uptime = Uptime()
         engine.scope_opened()
 
     async def prepare(self, plan: Plan) -> Wired:
@@ -56,6 +58,7 @@ class Scope:
         await uninterrupted(self._close())
 
     async def _close(self) -> None:
+        self.uptime.stop()
         try:
             for crew in list(self._crews):
                 crew.close()

@@ -19,12 +19,15 @@ from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .pipeline import Pipeline
 from .scope import end_span, start_span
 from .source import Calls
+from .statistics import Bottleneck, Rendered
+from .statistics.bottleneck import find_bottleneck
 from .streaming import CallsStream, Stream
 from .values_stream import ValuesStream
 from .wiring import Wired
 
 if TYPE_CHECKING:
     from .runtime import Runtime
+    from .statistics.table import Table
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,8 +35,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ServiceStatistics:
-    """A snapshot of a deployment.
+class ServiceStatistics(Rendered):
+    """A snapshot of a deployment. It shows itself as a table: printed, with rich, and in a notebook.
 
     Attributes:
         state: starting, ready, draining or stopped.
@@ -42,6 +45,8 @@ class ServiceStatistics:
         cancelled: calls whose caller went away.
         admission: places, and who waits for one.
         actors: the nodes.
+        uptime_seconds: since when it is ready, until it stopped; None before.
+        bottleneck: the node that limits it, on average since it is ready; None if the counters do not say.
     """
 
     state: ServiceState
@@ -50,6 +55,17 @@ class ServiceStatistics:
     cancelled: int
     admission: AdmissionStatistics
     actors: tuple[ActorStatistics, ...]
+    uptime_seconds: float | None = None
+
+    @property
+    def bottleneck(self) -> Bottleneck | None:
+        """The node that limits it, on average; None if the counters do not say."""
+        return find_bottleneck(self.actors, self.uptime_seconds)
+
+    def _table(self) -> "Table":
+        from .statistics.tables import service_table
+
+        return service_table(self)
 
 
 class Service(Generic[P, R]):
@@ -171,6 +187,7 @@ class Service(Generic[P, R]):
             deployment.counts["cancelled"],
             deployment.admission.statistics(),
             tuple(actor.statistics() for actor in deployment.scope.wiring.actors()),
+            None if self.state == "starting" else deployment.scope.uptime.seconds,
         )
 
     async def _run(self, call: Call[Any], timeout_seconds: float | None, priority: int) -> Any:

@@ -14,10 +14,13 @@ from .options import ExecutionOptions
 from .pipeline import Pipeline, log_skipped
 from .scope import Scope
 from .source import Calls
+from .statistics import Bottleneck, Rendered
+from .statistics.bottleneck import find_bottleneck
 from .window import Window
 
 if TYPE_CHECKING:
     from .runtime import Runtime
+    from .statistics.table import Table
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -38,8 +41,8 @@ class Outcome(Generic[T_co]):
 
 
 @dataclass(frozen=True)
-class StreamStatistics:
-    """A snapshot of a stream.
+class StreamStatistics(Rendered):
+    """A snapshot of a stream. It shows itself as a table: printed, with rich, and in a notebook.
 
     Attributes:
         submitted: items taken from the source.
@@ -48,7 +51,10 @@ class StreamStatistics:
         skipped: failed items that were skipped (`on_error="skip"`).
         yielded: items handed to the reader, as a result or as an error.
         in_flight: items that count in `max_in_flight` now.
-        actors: the nodes.
+        actors: the nodes; of a deployment's stream, those of the deployment, with all that they have done in it.
+        uptime_seconds: since when it is open, until it ended; None before.
+        actors_uptime_seconds: the time that the counters of `actors` cover; None before there are any.
+        bottleneck: the node that limits it, on average over that time; None if the counters do not say.
     """
 
     submitted: int
@@ -58,6 +64,18 @@ class StreamStatistics:
     yielded: int
     in_flight: int
     actors: tuple[ActorStatistics, ...]
+    uptime_seconds: float | None = None
+    actors_uptime_seconds: float | None = None
+
+    @property
+    def bottleneck(self) -> Bottleneck | None:
+        """The node that limits it, on average; None if the counters do not say."""
+        return find_bottleneck(self.actors, self.actors_uptime_seconds)
+
+    def _table(self) -> "Table":
+        from .statistics.tables import stream_table
+
+        return stream_table(self)
 
 
 class Stream(ABC, Generic[T_co]):
@@ -228,6 +246,8 @@ class CallsStream(Stream[T_co]):
             window.position - self._skipped,
             window.in_flight,
             tuple(actor.statistics() for actor in self._pipeline.actors()),
+            self._pipeline.uptime.seconds,
+            self._pipeline.actors_uptime.seconds,
         )
 
     def _start(self) -> Pipeline:

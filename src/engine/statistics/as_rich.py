@@ -1,0 +1,37 @@
+"""A table for rich, which is only imported here: whoever asks for it has it."""
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from ..drawing.characters import printable
+from .table import Table
+
+_NO_BREAK = "\N{NO-BREAK SPACE}"  # where there is little room, headings are broken and numbers stay whole
+
+
+def to_rich(table: Table) -> RenderableType:
+    """Return what `rich.print` shows. Names are text, whatever they look like, and no markup."""
+    facts = RichTable.grid(padding=(0, 2, 0, 0))
+    for label, value in table.facts:
+        facts.add_row(Text(label, "bold"), _text(value))
+    parts: list[RenderableType] = [facts]
+    if table.rows:
+        parts.append(_grid(table))
+    if table.remark:
+        parts.append(Text(table.remark, "dim"))
+    return Group(*parts)
+
+
+def _grid(table: Table) -> RichTable:
+    grid = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in table.columns:
+        grid.add_column(column.title, justify="right" if column.is_number else "left", overflow="fold")
+    for row in table.rows:
+        grid.add_row(*(_text(cell.replace(" ", _NO_BREAK)) for cell in row))
+    return grid
+
+
+def _text(cell: str) -> Text:
+    return Text(printable(cell))

@@ -1,0 +1,66 @@
+"""Which node limits a pipeline, where its counters say so."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ...actors.actor import ActorStatistics
+from ..quantities import significant
+
+# Items that waited for room, on average: with fewer, the inbox was full now and then, which limits nothing.
+LEAST_WAITING: Final = 0.5
+# Of a node whose places are free half of the time, nobody can say that it limits: it met a burst.
+LEAST_BUSY: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """The node that limits a stream or a deployment. `str()` says it in a sentence.
+
+    Attributes:
+        graph: name of its graph.
+        node: name of the node, as drawn.
+        waiting: how many items waited for room in its inbox, on average.
+        busy_share: how much of the time its places were busy, from 0 to 1, on average; None if that is not measured.
+        concurrency: the most items in flight in it; None if unlimited.
+    """
+
+    graph: str
+    node: str
+    waiting: float
+    busy_share: float | None
+    concurrency: int | None
+
+    def __str__(self) -> str:
+        sentence = f"{self.node} limits it: on average {significant(self.waiting)} items waited for room in its inbox"
+        if self.busy_share is None:
+            return sentence
+        places = "its only place was" if self.concurrency == 1 else f"its {self.concurrency:,} places were"
+        return f"{sentence}, while {places} {min(self.busy_share, 1):.0%} busy"
+
+
+def find_bottleneck(actors: Sequence[ActorStatistics], uptime_seconds: float | None) -> Bottleneck | None:
+    """Return the node that limits, on average over the time that the counters cover; None if they do not say.
+
+    Backpressure fills every inbox up to the slowest node, so in each graph it is the last one for whose inbox items
+    had to wait. Of several graphs, that for which most waited.
+
+    Args:
+        actors: the nodes; those of one graph in topological order.
+        uptime_seconds: the time that the counters cover; None if unknown, and then nothing can be said.
+    """
+    if not uptime_seconds:
+        return None
+    found: dict[str, Bottleneck] = {}
+    for actor in actors:
+        share = _busy_share(actor, uptime_seconds)
+        waiting = actor.inbox.put_wait_seconds / uptime_seconds
+        if waiting >= LEAST_WAITING and (share is None or share >= LEAST_BUSY):
+            found[actor.graph] = Bottleneck(actor.graph, actor.node, waiting, share, actor.concurrency)
+    return max(found.values(), key=lambda node: node.waiting, default=None)
+
+
+def _busy_share(actor: ActorStatistics, uptime_seconds: float) -> float | None:
+    if actor.busy_seconds is None or actor.concurrency is None:
+        return None
+    return actor.busy_seconds / uptime_seconds / actor.concurrency

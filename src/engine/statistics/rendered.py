@@ -1,0 +1,32 @@
+"""Records that can be looked at: printed, with rich, and in a notebook."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from .table import Table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+class Rendered(ABC):
+    """A record that is shown as a table; its `repr` stays that of a record."""
+
+    @abstractmethod
+    def _table(self) -> Table:
+        """Return what is shown."""
+
+    def __str__(self) -> str:
+        from .as_text import to_text
+
+        return to_text(self._table())
+
+    def __rich__(self) -> "RenderableType":
+        from .as_rich import to_rich
+
+        return to_rich(self._table())
+
+    def _repr_html_(self) -> str:
+        from .as_html import to_html
+
+        return to_html(self._table())
