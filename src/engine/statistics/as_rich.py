@@ -5,10 +5,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ..drawing.characters import printable
+from ..drawing.characters import printable, width
+from .as_text import MAX_CELL_COLUMNS
 from .table import Table
 
-_NO_BREAK = "\N{NO-BREAK SPACE}"  # where there is little room, headings are broken and numbers stay whole
+_LEAST_NAME_COLUMNS = 6
 
 
 def to_rich(table: Table) -> RenderableType:
@@ -25,11 +26,14 @@ def to_rich(table: Table) -> RenderableType:
 
 
 def _grid(table: Table) -> RichTable:
-    grid = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in table.columns:
-        grid.add_column(column.title, justify="right" if column.is_number else "left", overflow="fold")
+    grid = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for index, column in enumerate(table.columns):
+        # Where there is little room, headings are broken between their words, then names; numbers stay whole.
+        whole = [*column.title.split(), *(printable(row[index]) for row in table.rows)]
+        least = min(max(map(width, whole)), MAX_CELL_COLUMNS if column.is_number else _LEAST_NAME_COLUMNS)
+        grid.add_column(column.title, justify="right" if column.is_number else "left", overflow="fold", min_width=least)
     for row in table.rows:
-        grid.add_row(*(_text(cell.replace(" ", _NO_BREAK)) for cell in row))
+        grid.add_row(*map(_text, row))
     return grid
 
 

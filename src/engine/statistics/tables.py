@@ -22,13 +22,13 @@ _Facts = tuple[tuple[str, str], ...]
 _COLUMNS = (
     Column("node", is_number=False),
     Column("graph", is_number=False),
-    Column("completed"),
+    Column("done"),
     Column("failed"),
     Column("retried"),
     Column("in flight"),
     Column("inbox"),
     Column("high water"),
-    Column("busy/item"),
+    Column("busy per item"),
     Column("put wait"),
 )
 
