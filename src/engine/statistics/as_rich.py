@@ -5,11 +5,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ..drawing.characters import printable, width
-from .as_text import MAX_CELL_COLUMNS
+from ..drawing.characters import printable
 from .table import Table
-
-_LEAST_NAME_COLUMNS = 6
 
 
 def to_rich(table: Table) -> RenderableType:
@@ -27,11 +24,12 @@ def to_rich(table: Table) -> RenderableType:
 
 def _grid(table: Table) -> RichTable:
     grid = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for index, column in enumerate(table.columns):
-        # Where there is little room, headings are broken between their words, then names; numbers stay whole.
-        whole = [*column.title.split(), *(printable(row[index]) for row in table.rows)]
-        least = min(max(map(width, whole)), MAX_CELL_COLUMNS if column.is_number else _LEAST_NAME_COLUMNS)
-        grid.add_column(column.title, justify="right" if column.is_number else "left", overflow="fold", min_width=least)
+    for column in table.columns:
+        if column.is_number:
+            # A word a line, so that the table fits into 80 columns.
+            grid.add_column("\n".join(column.title.split()), justify="right", no_wrap=True)
+        else:
+            grid.add_column(column.title, overflow="fold")
     for row in table.rows:
         grid.add_row(*map(_text, row))
     return grid
