@@ -86,6 +86,16 @@ class Service(Generic[P, R]):
         """Return "starting", "ready", "draining" or "stopped"."""
         return self._deployment.state
 
+    def __str__(self) -> str:
+        from .service_picture import to_text
+
+        return to_text(self.statistics(), self._graphs, self._deployment)
+
+    def _repr_html_(self) -> str:
+        from .service_picture import to_html
+
+        return to_html(self.statistics(), self._graphs, self._deployment)
+
     async def __aenter__(self) -> Self:
         await self._deployment.start()
         return self

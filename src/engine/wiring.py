@@ -102,6 +102,10 @@ class Wiring:
         for actor in self.actors():
             await actor.all_returned()
 
+    def wired(self, plan: Plan) -> Wired | None:
+        """Return the actors of a plan, or of the plan of a body; None if it is not part of the scope."""
+        return self._wired.get(plan) or (None if self._bodies is None else self._bodies.wired(plan))
+
     def actors(self) -> list[Actor]:
         """Return every actor of the scope that stands for a node, those of bodies of control flow last."""
         own = [

@@ -1,9 +1,12 @@
 """Drawings of a graph: text for terminals, Mermaid for Markdown, Graphviz, and SVG for notebooks.
 
-All four take a `Drawing` and are pure, deterministic and free of recursion.
+All four take a `Drawing` and are pure, deterministic and free of recursion. Text and SVG also show what the nodes of a
+running graph are doing.
 """
 
 from .dot import to_dot as to_dot
+from .load import Load as Load
+from .load import Places as Places
 from .mermaid import to_mermaid as to_mermaid
 from .model import Drawing as Drawing
 from .model import DrawnNode as DrawnNode

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from .load import Load
 from .model import Drawing, DrawnNode, Edge
 
 _INDEX = re.compile(r"\[\d+\]")
@@ -21,7 +22,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A node, or `count` nodes alike that were folded into one; `name` is unique among the rows of a drawing."""
+    """A node, or `count` nodes alike that were folded into one, with the load of all of them.
+
+    `name` is unique among the rows of a drawing.
+    """
 
     node: DrawnNode
     name: str
@@ -29,6 +33,7 @@ class Row:
     level: int
     reads: tuple[Read, ...]
     readers: tuple[int, ...]
+    load: Load | None
 
 
 def topological(drawing: Drawing) -> list[DrawnNode]:
@@ -138,8 +143,13 @@ def _fold(order: list[DrawnNode], sources: list[list[int]], stands_for: list[int
         reads.append(tuple(Read(source, times[source], tuple(labels[source])) for source in times))
         levels.append(1 + max((levels[source] for source in times), default=-1))
     names = _unique_names([order[index].label for index in kept])
+    loads: list[Load | None] = [None] * len(kept)
+    for index, node in enumerate(order):
+        row = row_of[stands_for[index]]
+        if node.load is not None:
+            loads[row] = node.load + before if (before := loads[row]) is not None else node.load
     return [
-        Row(order[index], names[row], count[index], levels[row], reads[row], tuple(readers[row]))
+        Row(order[index], names[row], count[index], levels[row], reads[row], tuple(readers[row]), loads[row])
         for row, index in enumerate(kept)
     ]
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from .load import Load
+
 MAX_DEPTH = 6  # of bodies in bodies: deeper ones would start at the right margin
 Kind: TypeAlias = Literal["input", "node", "control", "output"]
 
@@ -33,6 +35,7 @@ class DrawnNode:
         detail: Policy and placement in a few words, e.g. `thread, 3 attempts`.
         kind: Parameter of the graph, ordinary node, control flow (with bodies), or result of the graph.
         inputs: The values it reads, in the order of its parameters.
+        load: What it is doing, in a graph that runs.
     """
 
     id: str
@@ -40,6 +43,7 @@ class DrawnNode:
     detail: str = ""
     kind: Kind = "node"
     inputs: tuple[Edge, ...] = ()
+    load: Load | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ _MAX_SEGMENTS = 3_000
 _MAX_ELEMENTS = 5_000
 _LABEL_WIDTH, _DETAIL_WIDTH = 7.9, 6.3  # pixels a character takes at most in the fonts below
 _PADDING = 16.0
-_MAX_LABEL_COLUMNS, _MAX_DETAIL_COLUMNS = 36, 44
+_MAX_LABEL_COLUMNS, _MAX_DETAIL_COLUMNS, _MAX_LOAD_COLUMNS = 36, 44, 64
+_LINE_HEIGHT = 16.0  # of what stands under a label
 
 # Colours are solid, so that the picture is legible on any page; they follow the reader's colour scheme.
 _STYLE = """
@@ -136,18 +137,19 @@ def _graph(found: Sequence[Row], bodies: dict[str, list[_Part]]) -> _Part:
     return _Part(elements, placement.width, placement.height)
 
 
-def _texts(row: Row) -> tuple[str, str]:
+def _texts(row: Row) -> tuple[str, list[str]]:
+    """Return the label of a box, and the lines under it."""
     times = f" ×{row.count:,}" if row.count > 1 else ""
-    return (
-        clip(printable(row.node.label), _MAX_LABEL_COLUMNS) + times,
-        clip(printable(row.node.detail), _MAX_DETAIL_COLUMNS),
-    )
+    detail = clip(printable(row.node.detail), _MAX_DETAIL_COLUMNS)
+    load = "" if row.load is None else clip(", ".join(filter(None, row.load.words())), _MAX_LOAD_COLUMNS)
+    return clip(printable(row.node.label), _MAX_LABEL_COLUMNS) + times, [line for line in (detail, load) if line]
 
 
 def _size(row: Row, bodies: Sequence[_Part]) -> tuple[float, float]:
-    label, detail = _texts(row)
-    wide = max(width(label) * _LABEL_WIDTH, width(detail) * _DETAIL_WIDTH, 28.0) + 2 * _PADDING
-    high = 50.0 if detail else 34.0
+    label, details = _texts(row)
+    below = max(map(width, details), default=0) * _DETAIL_WIDTH
+    wide = max(width(label) * _LABEL_WIDTH, below, 28.0) + 2 * _PADDING
+    high = 34.0 + _LINE_HEIGHT * len(details)
     if bodies:
         inside = sum(body.width for body in bodies) + _PADDING * (len(bodies) - 1)
         wide = max(wide, inside + 2 * _PADDING)
@@ -156,18 +158,21 @@ def _size(row: Row, bodies: Sequence[_Part]) -> tuple[float, float]:
 
 
 def _box(row: Row, wide: float, high: float, bodies: Sequence[_Part]) -> list[str]:
-    label, detail = _texts(row)
+    label, details = _texts(row)
     kind = row.node.kind
     round_ = high / 2 if kind in ("input", "output") else 8
     shape = f'class="{kind}" width="{wide:.1f}" height="{high:.1f}" rx="{round_:.0f}"'
     elements = [f'<rect {shape} transform="translate({5 * nth} {5 * nth})"/>' for nth in (2, 1) if row.count > 1]
     elements.append(f"<rect {shape}/>")
     elements.append(f'<text x="{wide / 2:.1f}" y="22" text-anchor="middle">{escape(label)}</text>')
-    if detail:
-        elements.append(f'<text class="detail" x="{wide / 2:.1f}" y="39" text-anchor="middle">{escape(detail)}</text>')
+    for nth, detail in enumerate(details):
+        y = 39 + _LINE_HEIGHT * nth
+        elements.append(
+            f'<text class="detail" x="{wide / 2:.1f}" y="{y:.0f}" text-anchor="middle">{escape(detail)}</text>'
+        )
     if bodies:
         left = (wide - sum(body.width for body in bodies) - _PADDING * (len(bodies) - 1)) / 2
-        top = 50.0 if detail else 34.0
+        top = 34.0 + _LINE_HEIGHT * len(details)
         for body in bodies:
             elements += [f'<g transform="translate({left:.1f} {top:.1f})">', *body.elements, "</g>"]
             left += body.width + _PADDING

@@ -22,8 +22,9 @@ def to_text(drawing: Drawing) -> str:
     """Draw a graph for a terminal of 100 columns.
 
     One line a node, sources first, with rails for the values between them; siblings that look alike are folded
-    (`fetch ×32`), joins name what they read, bodies of control flow stand under their node. A graph of more than
-    60 such lines is summarised: how many nodes of each name, how deep, how wide, its first and last levels.
+    (`fetch ×32`), joins name what they read, bodies of control flow stand under their node. In a running graph, the
+    load of a node stands beside its name. A graph of more than 60 such lines is summarised: how many nodes of each
+    name, how deep, how wide, its first and last levels.
 
     Args:
         drawing: The graph.
@@ -57,7 +58,7 @@ def _in_one_line(found: Sequence[Row]) -> list[str]:
     """Return `a → b → c` for a body that is a plain chain without details, nothing for any other."""
     for index, row in enumerate(found):
         sources = [read.source for read in row.reads]
-        if row.node.detail or row.count > 1 or sources != ([index - 1] if index else []) or _paths(row):
+        if row.node.detail or row.load or row.count > 1 or sources != ([index - 1] if index else []) or _paths(row):
             return []
     line = " → ".join(_name(row) for row in found)
     return [line] if width(line) <= MAX_COLUMNS // 2 else []
@@ -71,15 +72,27 @@ def _picture(found: Sequence[Row], bodies: _Bodies) -> list[str]:
         beside, below, rail_columns = ["•"] * len(found), [""] * len(found), 1
     names = [_name(row) for row in found]
     name_columns = max(map(width, names), default=0)
+    loads = _loads(found)
     lines: list[str] = []
-    for row, name, rail, rail_below in zip(found, names, beside, below, strict=True):
+    for row, name, load, rail, rail_below in zip(found, names, loads, beside, below, strict=True):
         at_a_glance = railed and sum(read.count for read in row.reads) <= 1 and not _paths(row)
-        remarks = ["" if at_a_glance else _reads(row, found), printable(row.node.detail)]
+        remarks = [load, "" if at_a_glance else _reads(row, found), printable(row.node.detail)]
         line = f"{pad(rail, rail_columns)}  {pad(name, name_columns)}   {'   '.join(filter(None, remarks))}"
         lines.append(clip(line.rstrip(), MAX_COLUMNS))
         margin = pad(rail_below, rail_columns) + "    "
         lines.extend(clip((margin + inner).rstrip(), MAX_COLUMNS) for inner in _body_lines(bodies.get(row.node.id, [])))
     return lines
+
+
+def _loads(found: Sequence[Row]) -> list[str]:
+    """Return the loads, with each number in a column of its own; nothing for a graph that does not run."""
+    words = [() if row.load is None else row.load.words() for row in found]
+    columns = [max(map(width, column)) for column in zip(*filter(None, words), strict=True)]
+    room = sum(columns) + 2 * sum(1 for column in columns[1:] if column)
+    return [
+        pad("  ".join(pad(word, column) for word, column in zip(row, columns, strict=False) if column), room)
+        for row in words
+    ]
 
 
 def _body_lines(owned: list[tuple[Drawing, list[str]]]) -> list[str]:

@@ -28,6 +28,6 @@ class Table:
     """
 
     facts: tuple[tuple[str, str], ...]
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
+    columns: tuple[Column, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
     remark: str = ""

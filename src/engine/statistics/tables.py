@@ -35,21 +35,23 @@ _COLUMNS = (
 
 def service_table(statistics: "ServiceStatistics") -> Table:
     """Return the table of a deployment."""
-    return _table((*service_facts(statistics), ("bottleneck", _or_unknown(statistics.bottleneck))), statistics.actors)
+    return _table(service_summary(statistics).facts, statistics.actors)
 
 
-def service_facts(statistics: "ServiceStatistics") -> _Facts:
+def service_summary(statistics: "ServiceStatistics") -> Table:
     """Return the state of a deployment and its totals, without its nodes."""
     uptime = statistics.uptime_seconds
     calls = [
         f"{count(statistics.completed)} completed", f"{count(statistics.failed)} failed",
         f"{count(statistics.cancelled)} cancelled", _mean_rate(statistics.completed, uptime),
     ]  # fmt: skip
-    return (
+    facts = (
         ("service", statistics.state + ("" if uptime is None else f", up {duration(uptime)}")),
         ("calls", ", ".join(calls)),
         ("admission", _admission(statistics.admission)),
+        ("bottleneck", _or_unknown(statistics.bottleneck)),
     )
+    return Table(facts)
 
 
 def stream_table(statistics: "StreamStatistics") -> Table:
