@@ -31,11 +31,9 @@ from time import perf_counter
 from typing import Any, NamedTuple, Self, overload
 
 import anyio
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 
 import penstock as ps
 from penstock import engine
@@ -231,16 +229,16 @@ async def serve(job: Job, queries: Sequence[str]) -> None:
                     rate = job.files / (perf_counter() - job.began)
                     now = f"{rate:.0f} files/s  in line: {inboxes(filling.statistics())}"
                     bar.update(task, completed=job.files, now=now)
-            filled, seconds = filling.statistics(), perf_counter() - job.began
+            filled = filling.statistics()
         await service("")  # the first query ranks everything
         job.seconds = perf_counter() - job.began
-        show_found(job)
+        show_found(job, filled.bottleneck)
         for query in queries:
             console.print(f"\n[bold]{escape(query)}[/]")
             show_hits(job, await service(query))
         while not queries and (query := await prompt()):
             show_hits(job, await service(query))
-        show_statistics(filled, service.statistics(), seconds)
+        console.print("", service.statistics())
 
 
 def run_plain_loop(job: Job) -> None:
@@ -312,8 +310,9 @@ def show_left_out(root: Path, error: OSError) -> None:
     line(f"[yellow]A folder is left out:[/] {escape(f'{os.path.relpath(error.filename, root)}: {error.strerror}')}")
 
 
-def show_found(job: Job) -> None:
+def show_found(job: Job, bottleneck: engine.Bottleneck | None) -> None:
     console.print(f"[bold]{job.found:,} functions and classes[/] found and ranked in {job.seconds:.1f} s")
+    console.print(bottleneck or "No node limits it: whatever was ready found room in the next inbox.")
     if job.skipped:
         console.print(f"[yellow]{counted(len(job.skipped), 'file')} skipped:[/]")
     for path, error in job.skipped[:SKIPPED]:
@@ -331,44 +330,9 @@ def show_hits(job: Job, hits: Sequence[Hit]) -> None:
         console.print("  [dim]nothing fits[/]")
 
 
-def show_statistics(filled: engine.StreamStatistics, served: engine.ServiceStatistics, seconds: float) -> None:
-    table = Table("graph", "node", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("items", "failed", "places", "busy", "fullest inbox", "waiting for it"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for actor in (*of_fill(filled), *(actor for actor in served.actors if actor.graph != fill.name)):
-        counts = f"{actor.completed:,}", f"{actor.failed:,}", f"{actor.concurrency or 'any'}"
-        busy = "" if actor.busy_seconds is None else f"{actor.busy_seconds:.1f} s"
-        fullest = f"{actor.inbox.high_water} of {actor.inbox.capacity or 'any'}"
-        waiting = f"{actor.inbox.put_wait_seconds / seconds:.1f} items"
-        table.add_row(actor.graph, actor.node, *counts, busy, fullest, waiting)
-    console.print(table)
-    console.print(limit(filled, seconds))
-
-
-def limit(filled: engine.StreamStatistics, seconds: float) -> str:
-    """Say which node limits the pipeline, in one sentence.
-
-    Backpressure fills every inbox up to the slowest node, so that is the last one for whose inbox items had to wait.
-    """
-    full = [actor for actor in of_fill(filled) if actor.inbox.put_wait_seconds > 0.5 * seconds]
-    if not full:
-        return "No node limits it: whatever was ready found room in the next inbox."
-    node = full[-1]
-    places, waiting = node.concurrency or 1, node.inbox.put_wait_seconds / seconds
-    share = (node.busy_seconds or 0.0) / seconds / places
-    return (
-        f"[bold]{node.node} limits it:[/] on average {waiting:.0f} items waited for room in its inbox, while its "
-        f"{counted(places, 'place')} {share:.0%} busy; behind it hardly anything waited."
-    )
-
-
-def of_fill(filled: engine.StreamStatistics) -> list[engine.ActorStatistics]:
-    return [actor for actor in filled.actors if actor.graph == fill.name]
-
-
 def inboxes(filled: engine.StreamStatistics) -> str:
     """Show how many items wait for each node, red where there is no room for more."""
-    shown = [(actor.node, actor.inbox.depth, actor.inbox.capacity) for actor in of_fill(filled)]
+    shown = [(node.node, node.inbox.depth, node.inbox.capacity) for node in filled.actors if node.graph == fill.name]
     return "  ".join(f"{name} [{'red' if held == room else 'green'}]{held:2}/{room}[/]" for name, held, room in shown)
 
 

@@ -116,14 +116,14 @@ def test_files_that_cannot_be_read_or_parsed_are_counted_and_named(answered: sub
 
 
 def test_the_table_counts_what_each_node_did(answered: subprocess.CompletedProcess[str]) -> None:
-    rows = [line.split()[:4] for line in answered.stdout.splitlines() if re.match(" (fill|ask|each) ", line)]
-    assert rows == [
-        ["fill", "read", "5", "2"],
-        ["fill", "parse", "3", "2"],
-        ["fill", "Index", "3", "0"],
-        ["ask", "Index", "5", "0"],  # four queries, and the one that ranks
-        ["ask", "map_each", "5", "0"],
-        ["each", "quote", "2", "0"],
+    rows = [line.split()[:4] for line in answered.stdout.splitlines() if re.match(r"\w+ +(fill|ask|each) ", line)]
+    assert sorted(rows) == [
+        ["Index", "ask", "5", "0"],  # four queries, and the one that ranks
+        ["Index", "fill", "3", "0"],
+        ["map_each", "ask", "5", "0"],
+        ["parse", "fill", "3", "2"],
+        ["quote", "each", "2", "0"],
+        ["read", "fill", "5", "2"],
     ]
 
 
@@ -192,7 +192,7 @@ def test_the_plain_loop_finds_the_same(folder: Path) -> None:
 def test_the_slowest_node_is_named(busy_folder: Path) -> None:
     done = run(busy_folder, "--query", "f1", "--limit", "80")
     assert done.returncode == 0
-    assert re.search(r"parse limits it: on average \d+ items waited for room in its inbox", done.stdout)
+    assert re.search(r"parse limits it: on average [\d.]+ items waited for room in its inbox", done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +295,7 @@ def test_the_person_at_the_terminal_is_asked_until_end_of_file(folder: Path) -> 
         shown.until("search ❯ [^❯]*search ❯ ")
         shown.type("\x04")  # Ctrl-D
         assert shown.end() == 0
-    assert re.search(r"ask +Index +2 ", shown.printed)
+    assert re.search(r"Index +ask +2 ", shown.printed)
 
 
 def test_progress_shows_rate_and_depth_of_each_inbox(busy_folder: Path) -> None:

@@ -1,0 +1,279 @@
+"""Statistics as tables: printed, with rich, and in a notebook; and which node limits."""
+
+import asyncio
+import dataclasses
+import io
+import subprocess
+import sys
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+import penstock as ps
+from penstock import engine
+from penstock.engine import ActorStatistics, AdmissionStatistics, ChannelStatistics, ServiceStatistics, StreamStatistics
+from penstock.engine.quantities import duration, milliseconds, rate, significant
+from penstock.testing import wait_quiescent
+
+IDLE = AdmissionStatistics(0, 64, 0, None, 0, 0, None)
+
+
+def inbox(**fields: Any) -> ChannelStatistics:
+    empty = ChannelStatistics(0, 16, 0, 0, 0, 0, 0, 0.0, 0.0)
+    return dataclasses.replace(empty, **fields)
+
+
+def actor(node: str, graph: str = "search", **fields: Any) -> ActorStatistics:
+    idle = ActorStatistics(graph, node, 0, 0, 0, 0, None, None, inbox())
+    return dataclasses.replace(idle, **fields)
+
+
+def service_of(*actors: ActorStatistics, uptime_seconds: float | None = 10.0) -> ServiceStatistics:
+    return ServiceStatistics("ready", 1204, 3, 1, IDLE, actors, uptime_seconds)
+
+
+BUSY = ServiceStatistics(
+    "ready", 1204, 3, 1,
+    AdmissionStatistics(64, 64, 12, 100, 1283, 7, 120.25),
+    (
+        actor("fetch", completed=1280, retried=4, in_flight=8, concurrency=8, busy_seconds=20.0, inbox=inbox(depth=3)),
+        actor(
+            "parse", completed=1204, failed=3, in_flight=2, concurrency=2, busy_seconds=19.2,
+            inbox=inbox(depth=16, high_water=16, put_wait_seconds=50.0),
+        ),
+        actor("each", "parse", in_flight=1, inbox=inbox(capacity=None)),
+    ),
+    10.0,
+)  # fmt: skip
+
+
+def with_rich(shown: object, columns: int) -> str:
+    console = Console(record=True, width=columns, file=io.StringIO())
+    console.print(shown)
+    return console.export_text()
+
+
+def squeezed(text: str) -> list[str]:
+    """The lines without the white space that only lays them out."""
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip(" ─")]
+
+
+PRINTED = """
+service     ready, up 10.0 s
+calls       1,204 completed, 3 failed, 1 cancelled, 120/s on average
+admission   64/64 in flight, 12/100 queued, 7 refused, 120 calls/s while full
+bottleneck  parse limits it: on average 5.00 items waited for room in its inbox, while its 2 places were 96% busy
+
+node   graph    done  failed  retried  in flight  inbox  high water  busy per item  put wait
+────────────────────────────────────────────────────────────────────────────────────────────
+fetch  search  1,280       0        4        8/8   3/16           0        15.6 ms       0 s
+parse  search  1,204       3        0        2/2  16/16          16        15.9 ms    50.0 s
+each   parse       0       0        0        1/-    0/-           0              -       0 s
+"""
+
+
+def test_a_deployment_is_printed_as_a_table() -> None:
+    assert str(BUSY) == PRINTED.strip()
+
+
+def test_rich_shows_the_same_cells_in_eighty_columns() -> None:
+    shown = with_rich(BUSY, 80)
+    assert max(map(len, shown.splitlines())) <= 80
+    rows = [line.split(maxsplit=1)[0] for line in str(BUSY).splitlines()[-3:]]
+    assert [line for line in squeezed(shown) if line.split()[0] in rows] == squeezed(str(BUSY))[-3:]
+
+
+def test_a_notebook_shows_the_same_cells() -> None:
+    page = ElementTree.fromstring(BUSY._repr_html_())
+    rows = [" ".join("".join(cell.itertext()) for cell in row) for row in page.iter("tr")]
+    assert rows == [line for line in squeezed(str(BUSY)) if line]
+
+
+def test_names_are_never_taken_for_markup_or_control() -> None:
+    evil = service_of(actor("<b>[red]x[/]</b>\x1b[2J&", "<script>"))
+    page = ElementTree.fromstring(evil._repr_html_())
+    assert [cell.text for cell in page.iter("td")][-10:-8] == ["<b>[red]x[/]</b>\\x1b[2J&", "<script>"]
+    assert "<b>[red]x[/]</b>\\x1b[2J&" in with_rich(evil, 120)
+    for shown in (str(evil), with_rich(evil, 120), evil._repr_html_()):
+        assert "\x1b" not in shown
+
+
+def test_a_long_name_is_cut_in_text() -> None:
+    assert max(map(len, str(service_of(actor("x" * 500))).splitlines())) < 150
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        ServiceStatistics("starting", 0, 0, 0, IDLE, ()),
+        StreamStatistics(0, 0, 0, 0, 0, 0, ()),
+        engine.EngineStatistics(0, 0, None, None, ()),
+    ],
+    ids=lambda empty: type(empty).__name__,
+)
+def test_what_has_no_nodes_yet_says_so(empty: Any) -> None:
+    assert str(empty).endswith("\n\nno nodes yet")
+    assert "no nodes yet" in with_rich(empty, 80)
+    ElementTree.fromstring(empty._repr_html_())
+    assert "None" not in str(empty)
+
+
+def test_of_a_thousand_nodes_the_most_telling_are_shown_and_the_others_are_counted() -> None:
+    many = [actor(f"n{index}", completed=index) for index in range(1000)]
+    many[500] = actor("slow", completed=1, inbox=inbox(put_wait_seconds=3.0))
+    many[2] = actor("bad", completed=1, failed=9)
+    shown = str(service_of(*many))
+    rows = [line.split()[0] for line in shown.splitlines() if " search " in line]
+    assert len(rows) == 60
+    assert rows[:3] == ["bad", "slow", "n942"]  # in the order of all
+    rest = sum(range(942)) - 500 - 2
+    assert shown.endswith(
+        f"and 940 nodes that were waited for less: {rest:,} completed, 0 failed; `actors` has all of them"
+    )
+    assert len(with_rich(service_of(*many), 120).splitlines()) < 80
+
+
+def test_a_record_stays_a_record() -> None:
+    assert repr(BUSY).startswith("ServiceStatistics(state='ready', completed=1204, ")
+    assert dataclasses.replace(BUSY) == BUSY
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        BUSY.completed = 0  # type: ignore[misc]
+
+
+def test_only_rich_loads_rich() -> None:
+    program = (
+        "import sys; from penstock.engine import StreamStatistics; it = StreamStatistics(0, 0, 0, 0, 0, 0, ())\n"
+        "str(it); it._repr_html_(); print('rich' in sys.modules); it.__rich__(); print('rich' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+# --- The node that limits ---
+
+
+def waited(node: str, seconds: float, graph: str = "search", **fields: Any) -> ActorStatistics:
+    return actor(node, graph, inbox=inbox(put_wait_seconds=seconds), **fields)
+
+
+@pytest.mark.parametrize(
+    ("actors", "limiting"),
+    [
+        ([], None),
+        ([actor("idle")], None),
+        ([waited("now and then", 4.9)], None),
+        ([waited("first", 80.0), waited("last full one", 30.0), waited("behind it", 1.0)], "last full one"),
+        ([waited("one", 80.0, "a"), waited("other", 90.0, "b")], "other"),
+        # Busy for a tenth of the time: it met a burst, and did not limit.
+        ([waited("burst", 30.0, concurrency=2, busy_seconds=2.0)], None),
+        ([waited("slow", 30.0, concurrency=2, busy_seconds=19.0),
+          waited("burst", 6.0, concurrency=1, busy_seconds=1.0)], "slow"),
+        ([waited("unlimited", 30.0, busy_seconds=2.0)], "unlimited"),
+    ],
+)  # fmt: skip
+def test_the_last_node_that_was_waited_for_limits(actors: list[ActorStatistics], limiting: str | None) -> None:
+    found = service_of(*actors).bottleneck
+    assert (found and found.node) == limiting
+
+
+def test_without_a_time_nothing_is_said_of_the_node_that_limits() -> None:
+    assert service_of(waited("full", 80.0), uptime_seconds=None).bottleneck is None
+    assert StreamStatistics(0, 0, 0, 0, 0, 0, (waited("full", 80.0),), 10.0, None).bottleneck is None
+
+
+def test_the_node_that_limits_is_named_in_a_sentence() -> None:
+    found = service_of(waited("parse", 123.0, concurrency=1, busy_seconds=9.9)).bottleneck
+    assert found == engine.Bottleneck("search", "parse", 12.3, 0.99, 1)
+    assert str(found) == (
+        "parse limits it: on average 12.3 items waited for room in its inbox, while its only place was 99% busy"
+    )
+
+
+# --- Live ---
+
+
+@ps.node(concurrency=1, capacity=2)
+async def wait_for(event: Any) -> None:
+    await event.wait()
+
+
+@ps.graph
+async def waiting(event: Any) -> None:
+    return await wait_for(event)
+
+
+async def test_uptime_begins_when_a_deployment_is_ready_and_stands_still_when_it_has_stopped() -> None:
+    service = engine.deploy(waiting)
+    assert service.statistics().uptime_seconds is None
+    async with service:
+        first = service.statistics().uptime_seconds
+        second = service.statistics().uptime_seconds
+        assert first is not None
+        assert second is not None
+        assert 0 <= first < second
+    assert service.statistics() == service.statistics()
+    assert str(service.statistics()).startswith("service     stopped, up ")
+
+
+async def test_a_stream_and_an_engine_show_what_they_did() -> None:
+    event = asyncio.Event()
+    async with engine.Engine() as one:
+        stream = one.stream(waiting(event) for _ in range(5))
+        assert "stream      0 in flight, up -" in str(stream.statistics())
+        async with stream:
+            await wait_quiescent()
+            now = str(stream.statistics())
+            assert "stream      4 in flight, up " in now
+            assert "items       4 submitted, 0 completed, 0 failed, 0 skipped, 0 yielded, 0/s on average" in now
+            assert squeezed(now)[-1].startswith("wait_for waiting 0 0 0 1/1 2/2 2 - ")
+            event.set()
+            assert [item async for item in stream] == [None] * 5
+        assert stream.statistics() == stream.statistics()
+        await one.run(waiting(event))
+        shown = squeezed(str(one.statistics()))
+    assert shown[:3] == ["engine 0 runs in flight, 0 scopes open", "threads -", "processes -"]
+    assert shown[-1] == "wait_for waiting 1 0 0 0/1 0/- 0 - 0 s"
+
+
+async def test_of_a_deployments_stream_the_nodes_have_counted_for_longer_than_it_is_open() -> None:
+    async with engine.deploy(waiting) as service, service.stream([]) as stream:
+        assert [item async for item in stream] == []
+        now = stream.statistics()
+    assert now.uptime_seconds is not None
+    assert now.actors_uptime_seconds is not None
+    assert now.uptime_seconds < now.actors_uptime_seconds
+
+
+async def test_threads_and_processes_of_an_engine_are_shown() -> None:
+    threads = engine.ThreadPoolStatistics(4, 1, 3, 2, 1000, 0)
+    processes = engine.ProcessPoolStatistics(2, 1, 1, 0, 50, 1, 2)
+    shown = str(engine.EngineStatistics(1, 2, threads, processes, ()))
+    assert "threads    3/4 busy, 2 queued, 1,000 done\n" in shown
+    assert "processes  1/2 busy, 0 queued, 50 done, 1 died, 2 killed\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (significant(0), "0"),
+        (significant(0.0001), "<0.001"),
+        (significant(0.1234), "0.123"),
+        (significant(0.99949), "0.999"),
+        (significant(0.9996), "1.00"),
+        (significant(9.996), "10.0"),
+        (significant(99.96), "100"),
+        (significant(1234567.8), "1,234,568"),
+        (milliseconds(0.0123), "12.3 ms"),
+        (milliseconds(None), "-"),
+        (rate(12.34, "calls"), "12.3 calls/s"),
+        (rate(None), "-"),
+        (duration(59.94), "59.9 s"),
+        (duration(250.7), "4 min 10 s"),
+        (duration(3 * 3600 + 12 * 60 + 59), "3 h 12 min"),
+        (duration(1000 * 86400 + 4 * 3600), "1,000 d 4 h"),
+    ],
+)
+def test_numbers_are_short_and_have_their_units(shown: str, expected: str) -> None:
+    assert shown == expected
