@@ -1,0 +1,187 @@
+"""What `print(service)` draws: each graph at work, with the load of its nodes."""
+
+import asyncio
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+from penstock.engine.drawing import Drawing, DrawnNode, Edge, Load, Places, to_dot, to_mermaid, to_svg, to_text
+from penstock.testing import wait_quiescent
+
+
+@ps.node(concurrency=2, capacity=4, timeout_seconds=60)
+async def fetch(gate: asyncio.Event, number: int) -> int:
+    await gate.wait()
+    if number == 0:
+        raise ValueError("zero")
+    return number
+
+
+@ps.node
+def half(number: int) -> float:
+    return number / 2
+
+
+@ps.node
+def shown(number: float) -> str:
+    return str(number)
+
+
+@ps.node(pure=True)
+async def twice(number: int) -> int:
+    return 2 * number
+
+
+@ps.graph
+async def report(gate: asyncio.Event, number: int) -> str:
+    return shown(half(await fetch(gate, number)))
+
+
+@ps.graph
+async def each(numbers: list[int]) -> list[int]:
+    await twice(numbers[0])  # nobody reads it
+    return await ps.map_each(twice, numbers)
+
+
+@ps.graph
+async def merged(number: int) -> tuple[int, int]:
+    return await twice(number), await twice(number)
+
+
+def lines_of(service: object) -> list[str]:
+    """The lines of a drawing, with `~` for each rate and time, which no two runs share."""
+    text = re.sub(r"<?[\d,.]+/s", "~/s", str(service))
+    return re.sub(r"up <?[\d.]+ s", "up ~", text).splitlines()
+
+
+async def ended(calls: list[asyncio.Task[str]]) -> list[str | BaseException]:
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+WAITING = """
+service     ready, up ~
+calls       0 completed, 0 failed, 0 cancelled, ~/s on average
+admission   5/64 in flight, 0/- queued, 0 refused, - while full
+bottleneck  -
+
+report
+
+○    gate
+│ ○  number
+●─╯  fetch    inbox 3/4   in flight 2/2  0 done  ~/s   ← gate, number   2 at once, 60 s
+●    half     inbox 0/16  in flight 0/1  0 done  ~/s
+●    shown                                             with half
+◎    result
+
+each
+
+○  numbers
+◆  map_each   inbox 0/16  in flight 0/32  0 done  ~/s
+│    each:
+│    ○  number
+│    ●  twice    inbox 0  in flight 0  0 done  ~/s   pure
+│    ◎  result
+◎  result
+"""
+
+
+async def test_each_graph_is_drawn_with_the_load_of_its_nodes() -> None:
+    gate = asyncio.Event()
+    async with engine.deploy(report, each) as service:
+        calls = [asyncio.create_task(service(gate, number)) for number in range(5)]
+        await wait_quiescent()
+        waiting = lines_of(service)
+        gate.set()
+        results = await ended(calls)
+        assert await service.run(each([1, 2, 3])) == [2, 4, 6]
+        done = lines_of(service)
+    assert isinstance(results[0], ValueError)
+    assert waiting == WAITING.strip().splitlines()
+    assert [line.split("●")[1] for line in done if "●" in line] == [
+        "  fetch    inbox 0/4   in flight 0/2  4 done  1 failed  ~/s   ← gate, number   2 at once, 60 s",
+        "  half     inbox 0/16  in flight 0/1  4 done            ~/s",
+        "  shown                                                       with half",
+        "  twice    inbox 0  in flight 0  3 done  ~/s   pure",
+    ]
+    assert [line for line in done if "map_each" in line] == ["◆  map_each   inbox 0/16  in flight 0/32  1 done  ~/s"]
+
+
+async def test_what_the_planner_dropped_or_merged_is_not_drawn() -> None:
+    async with engine.deploy(merged) as service:
+        assert await service(1) == (2, 2)
+        drawn = lines_of(service)
+    assert [line for line in drawn if "twice" in line] == ["●  twice    inbox 0/16  in flight 0/32  1 done  ~/s   pure"]
+
+
+async def test_before_and_after_its_life_a_deployment_can_be_printed() -> None:
+    service = engine.deploy(report, each)
+    assert str(service).startswith("service     starting\n")
+    assert str(report) in str(service)
+    assert str(each) in str(service)
+    async with service:
+        pass
+    assert str(service).startswith("service     stopped, up ")
+    assert "0 done" in str(service)
+    assert len(repr(service)) < 100
+
+
+async def test_a_notebook_shows_the_totals_and_a_picture_of_each_graph() -> None:
+    async with engine.deploy(report, each) as service:
+        page = service._repr_html_()
+    pictures = page[page.index("<svg") :].replace("</svg>", "</svg>\0").split("\0")[:-1]
+    texts = [["".join(text.itertext()) for text in ElementTree.fromstring(one).iter()] for one in pictures]
+    assert len(texts) == 2
+    assert any("inbox 0/4, in flight 0/2, 0 done, 0/s" in text for text in texts[0])
+    ElementTree.fromstring(page[: page.index("<svg")])
+
+
+def load(key: int, **numbers: Any) -> Load:
+    fields: dict[str, Any] = {"depth": 1, "capacity": 16, "completed": 10, "failed": 0, "per_second": 2.0} | numbers
+    return Load(frozenset([Places(key, 3, 8)]), **fields)
+
+
+def siblings(loads: list[Load]) -> Drawing:
+    fetches = [DrawnNode(f"f{nth}", "fetch", inputs=(Edge("in"),), load=one) for nth, one in enumerate(loads)]
+    joined = DrawnNode("out", "join", inputs=tuple(Edge(node.id) for node in fetches))
+    return Drawing("search", (DrawnNode("in", "query", kind="input"), *fetches, joined))
+
+
+def test_siblings_stay_folded_and_their_loads_add_up() -> None:
+    drawn = to_text(siblings([load(key, failed=key) for key in range(3)]))
+    assert "fetch ×3   inbox 3/48  in flight 9/24  30 done  3 failed  6.00/s" in drawn
+
+
+def test_places_that_siblings_share_count_once() -> None:
+    drawn = to_text(siblings([load(7), load(7), load(7)]))
+    assert "fetch ×3   inbox 3/48  in flight 3/8  30 done  6.00/s" in drawn
+
+
+def test_what_is_not_known_of_one_is_not_known_of_all() -> None:
+    drawn = to_text(siblings([load(1), load(2, capacity=None, per_second=None)]))
+    assert "fetch ×2   inbox 2  in flight 6/16  20 done" in drawn
+    assert "/s" not in drawn
+
+
+def test_loads_stand_in_columns() -> None:
+    nodes = (
+        DrawnNode("a", "first", load=load(1, completed=1_000_000)),
+        DrawnNode("b", "second", inputs=(Edge("a"),), load=load(2, failed=3, depth=16)),
+        DrawnNode("c", "third", inputs=(Edge("b"),)),
+    )
+    assert to_text(Drawing("line", nodes)).splitlines()[2:] == [
+        "●  first    inbox 1/16   in flight 3/8  1,000,000 done            2.00/s",
+        "●  second   inbox 16/16  in flight 3/8  10 done         3 failed  2.00/s",
+        "●  third",
+    ]
+
+
+@pytest.mark.parametrize("to_format", [to_mermaid, to_dot, to_svg])
+def test_a_load_disturbs_no_other_format(to_format: Any) -> None:
+    plain = Drawing("one", (DrawnNode("a", "first"),))
+    at_work = Drawing("one", (DrawnNode("a", "first", load=load(1)),))
+    assert (to_format(plain) == to_format(at_work)) == (to_format is not to_svg)
+    assert "first" in to_format(at_work)
