@@ -13,7 +13,7 @@ from penstock.engine.drawing import Drawing, DrawnNode, Edge, Load, Places, to_d
 from penstock.testing import wait_quiescent
 
 
-@ps.node(concurrency=2, capacity=4, timeout_seconds=60)
+@ps.node(concurrency=2, capacity=4)
 async def fetch(gate: asyncio.Event, number: int) -> int:
     await gate.wait()
     if number == 0:
@@ -53,9 +53,9 @@ async def merged(number: int) -> tuple[int, int]:
 
 
 def lines_of(service: object) -> list[str]:
-    """The lines of a drawing, with `~` for each rate and time, which no two runs share."""
-    text = re.sub(r"<?[\d,.]+/s", "~/s", str(service))
-    return re.sub(r"up <?[\d.]+ s", "up ~", text).splitlines()
+    """The lines of a drawing, with `~` for each rate and time, which no two runs share, nor the blanks around them."""
+    text = re.sub(r" *<?[\d,.]+/s", " ~/s", str(service))
+    return re.sub(r" {2,}", "  ", re.sub(r"up <?[\d.]+ s", "up ~", text)).splitlines()
 
 
 async def ended(calls: list[asyncio.Task[str]]) -> list[str | BaseException]:
@@ -63,28 +63,28 @@ async def ended(calls: list[asyncio.Task[str]]) -> list[str | BaseException]:
 
 
 WAITING = """
-service     ready, up ~
-calls       0 completed, 0 failed, 0 cancelled, ~/s on average
-admission   5/64 in flight, 0/- queued, 0 refused, - while full
+service  ready, up ~
+calls  0 completed, 0 failed, 0 cancelled, ~/s on average
+admission  5/64 in flight, 0/- queued, 0 refused, - while full
 bottleneck  -
 
 report
 
-○    gate
+○  gate
 │ ○  number
-●─╯  fetch    inbox 3/4   in flight 2/2  0 done  ~/s   ← gate, number   2 at once, 60 s
-●    half     inbox 0/16  in flight 0/1  0 done  ~/s
-●    shown                                             with half
-◎    result
+●─╯  fetch  inbox 3/4  in flight 2/2  0 done ~/s  ← gate, number  2 at once
+●  half  inbox 0/16  in flight 0/1  0 done ~/s
+●  shown  with half
+◎  result
 
 each
 
 ○  numbers
-◆  map_each   inbox 0/16  in flight 0/32  0 done  ~/s
-│    each:
-│    ○  number
-│    ●  twice    inbox 0  in flight 0  0 done  ~/s   pure
-│    ◎  result
+◆  map_each  inbox 0/16  in flight 0/32  0 done ~/s
+│  each:
+│  ○  number
+│  ●  twice  inbox 0  in flight 0  0 done ~/s  pure
+│  ◎  result
 ◎  result
 """
 
@@ -102,19 +102,19 @@ async def test_each_graph_is_drawn_with_the_load_of_its_nodes() -> None:
     assert isinstance(results[0], ValueError)
     assert waiting == WAITING.strip().splitlines()
     assert [line.split("●")[1] for line in done if "●" in line] == [
-        "  fetch    inbox 0/4   in flight 0/2  4 done  1 failed  ~/s   ← gate, number   2 at once, 60 s",
-        "  half     inbox 0/16  in flight 0/1  4 done            ~/s",
-        "  shown                                                       with half",
-        "  twice    inbox 0  in flight 0  3 done  ~/s   pure",
+        "─╯  fetch  inbox 0/4  in flight 0/2  4 done  1 failed ~/s  ← gate, number  2 at once",
+        "  half  inbox 0/16  in flight 0/1  4 done ~/s",
+        "  shown  with half",
+        "  twice  inbox 0  in flight 0  3 done ~/s  pure",
     ]
-    assert [line for line in done if "map_each" in line] == ["◆  map_each   inbox 0/16  in flight 0/32  1 done  ~/s"]
+    assert [line for line in done if "map_each" in line] == ["◆  map_each  inbox 0/16  in flight 0/32  1 done ~/s"]
 
 
 async def test_what_the_planner_dropped_or_merged_is_not_drawn() -> None:
     async with engine.deploy(merged) as service:
         assert await service(1) == (2, 2)
         drawn = lines_of(service)
-    assert [line for line in drawn if "twice" in line] == ["●  twice    inbox 0/16  in flight 0/32  1 done  ~/s   pure"]
+    assert [line for line in drawn if "twice" in line] == ["●  twice  inbox 0/16  in flight 0/32  1 done ~/s  pure"]
 
 
 async def test_before_and_after_its_life_a_deployment_can_be_printed() -> None:
