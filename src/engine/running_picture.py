@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from .wiring import Wiring
 
 
-def running_drawing(plan: "Plan", wiring: "Wiring", uptime_seconds: float | None) -> Drawing:
+def running_drawing(plan: "Plan", wiring: "Wiring", elapsed_seconds: float | None) -> Drawing:
     """Return the drawing of a plan at work.
 
     Args:
         plan: the plan.
         wiring: where its actors are.
-        uptime_seconds: the time that their counters cover; None if nothing is to be said of rates.
+        elapsed_seconds: the time that their counters cover; None if nothing is to be said of rates.
     """
-    return _with_loads(drawing_of(_kept(plan)), plan, wiring, uptime_seconds)
+    return _with_loads(drawing_of(_kept(plan)), plan, wiring, elapsed_seconds)
 
 
 def _kept(plan: "Plan") -> "Trace":
@@ -35,13 +35,13 @@ def _kept(plan: "Plan") -> "Trace":
     return replace(plan.trace, steps=steps, result=plan.result)
 
 
-def _with_loads(drawing: Drawing, plan: "Plan", wiring: "Wiring", uptime_seconds: float | None) -> Drawing:
+def _with_loads(drawing: Drawing, plan: "Plan", wiring: "Wiring", elapsed_seconds: float | None) -> Drawing:
     wired = wiring.wired(plan)
     loads: dict[str, Load] = {}
     together: dict[str, str] = {}  # the further steps of a chain, and the one whose actor runs them
     for unit, actor in () if wired is None else zip(wired.program.units, wired.actors, strict=True):
         if unit.step is not None:
-            loads[str(unit.step.head.source)] = _load(actor, uptime_seconds)
+            loads[str(unit.step.head.source)] = _load(actor, elapsed_seconds)
             together |= {str(step.source): actor.name for step in unit.step.chain[1:]}
     bodies = [body for planned in plan.steps for body in planned.bodies]
     return Drawing(
@@ -51,7 +51,7 @@ def _with_loads(drawing: Drawing, plan: "Plan", wiring: "Wiring", uptime_seconds
             for node in drawing.nodes
         ),
         tuple(
-            (owner_id, _with_loads(drawn, body, wiring, uptime_seconds))
+            (owner_id, _with_loads(drawn, body, wiring, elapsed_seconds))
             for (owner_id, drawn), body in zip(drawing.bodies, bodies, strict=True)
         ),
     )
@@ -61,7 +61,7 @@ def _joined(detail: str, together: Mapping[str, str], node_id: str) -> str:
     return ", ".join(filter(None, [detail, f"with {together[node_id]}" if node_id in together else ""]))
 
 
-def _load(actor: Actor, uptime_seconds: float | None) -> Load:
+def _load(actor: Actor, elapsed_seconds: float | None) -> Load:
     now = actor.statistics()
     return Load(
         frozenset([Places(id(actor.places), now.in_flight, now.concurrency)]),
@@ -69,5 +69,5 @@ def _load(actor: Actor, uptime_seconds: float | None) -> Load:
         now.inbox.capacity,
         now.completed,
         now.failed,
-        (now.completed + now.failed) / uptime_seconds if uptime_seconds else None,
+        (now.completed + now.failed) / elapsed_seconds if elapsed_seconds else None,
     )

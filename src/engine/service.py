@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -21,6 +21,7 @@ from .scope import end_span, start_span
 from .source import Calls
 from .statistics import Bottleneck, Rendered
 from .statistics.bottleneck import find_bottleneck
+from .statistics.difference import actors_less, less
 from .streaming import CallsStream, Stream
 from .values_stream import ValuesStream
 from .wiring import Wired
@@ -45,8 +46,8 @@ class ServiceStatistics(Rendered):
         cancelled: calls whose caller went away.
         admission: places, and who waits for one.
         actors: the nodes.
-        uptime_seconds: since when it is ready, until it stopped; None before.
-        bottleneck: the node that limits it, on average since it is ready; None if the counters do not say.
+        elapsed_seconds: the time that the counters cover: since it is ready, until it stopped; None before.
+        bottleneck: the node that limits it, on average over that time; None if the counters do not say.
     """
 
     state: ServiceState
@@ -55,12 +56,24 @@ class ServiceStatistics(Rendered):
     cancelled: int
     admission: AdmissionStatistics
     actors: tuple[ActorStatistics, ...]
-    uptime_seconds: float | None = None
+    elapsed_seconds: float | None = None
 
     @property
     def bottleneck(self) -> Bottleneck | None:
         """The node that limits it, on average; None if the counters do not say."""
-        return find_bottleneck(self.actors, self.uptime_seconds)
+        return find_bottleneck(self.actors, self.elapsed_seconds)
+
+    def since(self, earlier: "ServiceStatistics") -> "ServiceStatistics":
+        """Return what happened after an earlier look: counters less what they were then, all else as it is now.
+
+        Raises:
+            ValueError: `earlier` is not an earlier look at the same deployment.
+        """
+        return replace(
+            less(self, earlier, "completed", "failed", "cancelled", "elapsed_seconds"),
+            admission=less(self.admission, earlier.admission, "admitted", "refused"),
+            actors=actors_less(self.actors, earlier.actors),
+        )
 
     def _table(self) -> "Table":
         from .statistics.tables import service_table

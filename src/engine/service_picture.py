@@ -37,4 +37,4 @@ def _drawings(
         if wired is None or deployment.scope is None:  # not started yet
             yield drawing_of(graph._present_trace())
         else:
-            yield running_drawing(wired.program.plan, deployment.scope.wiring, statistics.uptime_seconds)
+            yield running_drawing(wired.program.plan, deployment.scope.wiring, statistics.elapsed_seconds)

@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from .._errors import EngineClosedError
@@ -16,6 +16,7 @@ from .scope import Scope
 from .source import Calls
 from .statistics import Bottleneck, Rendered
 from .statistics.bottleneck import find_bottleneck
+from .statistics.difference import actors_less, less
 from .window import Window
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ class StreamStatistics(Rendered):
         yielded: items handed to the reader, as a result or as an error.
         in_flight: items that count in `max_in_flight` now.
         actors: the nodes; of a deployment's stream, those of the deployment, with all that they have done in it.
-        uptime_seconds: since when it is open, until it ended; None before.
-        actors_uptime_seconds: the time that the counters of `actors` cover; None before there are any.
-        bottleneck: the node that limits it, on average over that time; None if the counters do not say.
+        elapsed_seconds: the time that the counters cover: since it is open, until it ended; None before.
+        actors_elapsed_seconds: the time that those of `actors` cover; None before there are any.
+        bottleneck: the node that limits, on average over that time; None if the counters do not say.
     """
 
     submitted: int
@@ -64,13 +65,22 @@ class StreamStatistics(Rendered):
     yielded: int
     in_flight: int
     actors: tuple[ActorStatistics, ...]
-    uptime_seconds: float | None = None
-    actors_uptime_seconds: float | None = None
+    elapsed_seconds: float | None = None
+    actors_elapsed_seconds: float | None = None
 
     @property
     def bottleneck(self) -> Bottleneck | None:
         """The node that limits it, on average; None if the counters do not say."""
-        return find_bottleneck(self.actors, self.actors_uptime_seconds)
+        return find_bottleneck(self.actors, self.actors_elapsed_seconds)
+
+    def since(self, earlier: "StreamStatistics") -> "StreamStatistics":
+        """Return what happened after an earlier look: counters less what they were then, all else as it is now.
+
+        Raises:
+            ValueError: `earlier` is not an earlier look at the same stream.
+        """
+        counters = "submitted", "completed", "failed", "skipped", "yielded", "elapsed_seconds", "actors_elapsed_seconds"
+        return replace(less(self, earlier, *counters), actors=actors_less(self.actors, earlier.actors))
 
     def _table(self) -> "Table":
         from .statistics.tables import stream_table

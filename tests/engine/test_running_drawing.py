@@ -55,7 +55,7 @@ async def merged(number: int) -> tuple[int, int]:
 def lines_of(service: object) -> list[str]:
     """The lines of a drawing, with `~` for each rate and time, which no two runs share, nor the blanks around them."""
     text = re.sub(r" *<?[\d,.]+/s", " ~/s", str(service))
-    return re.sub(r" {2,}", "  ", re.sub(r"up <?[\d.]+ s", "up ~", text)).splitlines()
+    return re.sub(r" {2,}", "  ", re.sub(r"over <?[\d.]+ s", "over ~", text)).splitlines()
 
 
 async def ended(calls: list[asyncio.Task[str]]) -> list[str | BaseException]:
@@ -63,8 +63,8 @@ async def ended(calls: list[asyncio.Task[str]]) -> list[str | BaseException]:
 
 
 WAITING = """
-service  ready, up ~
-calls  0 completed, 0 failed, 0 cancelled, ~/s on average
+service  ready
+calls  0 completed, 0 failed, 0 cancelled, ~/s over ~
 admission  5/64 in flight, 0/- queued, 0 refused, - while full
 bottleneck  -
 
@@ -124,7 +124,7 @@ async def test_before_and_after_its_life_a_deployment_can_be_printed() -> None:
     assert str(each) in str(service)
     async with service:
         pass
-    assert str(service).startswith("service     stopped, up ")
+    assert str(service).startswith("service     stopped\n")
     assert "0 done" in str(service)
     assert len(repr(service)) < 100
 

@@ -30,8 +30,8 @@ def actor(node: str, graph: str = "search", **fields: Any) -> ActorStatistics:
     return dataclasses.replace(idle, **fields)
 
 
-def service_of(*actors: ActorStatistics, uptime_seconds: float | None = 10.0) -> ServiceStatistics:
-    return ServiceStatistics("ready", 1204, 3, 1, IDLE, actors, uptime_seconds)
+def service_of(*actors: ActorStatistics, elapsed_seconds: float | None = 10.0) -> ServiceStatistics:
+    return ServiceStatistics("ready", 1204, 3, 1, IDLE, actors, elapsed_seconds)
 
 
 BUSY = ServiceStatistics(
@@ -61,8 +61,8 @@ def squeezed(text: str) -> list[str]:
 
 
 PRINTED = """
-service     ready, up 10.0 s
-calls       1,204 completed, 3 failed, 1 cancelled, 120/s on average
+service     ready
+calls       1,204 completed, 3 failed, 1 cancelled, 120/s over 10.0 s
 admission   64/64 in flight, 12/100 queued, 7 refused, 120 calls/s while full
 bottleneck  parse limits it: on average 5.00 items waited for room in its inbox, while its 2 places were 96% busy
 
@@ -179,7 +179,7 @@ def test_the_last_node_that_was_waited_for_limits(actors: list[ActorStatistics],
 
 
 def test_without_a_time_nothing_is_said_of_the_node_that_limits() -> None:
-    assert service_of(waited("full", 80.0), uptime_seconds=None).bottleneck is None
+    assert service_of(waited("full", 80.0), elapsed_seconds=None).bottleneck is None
     assert StreamStatistics(0, 0, 0, 0, 0, 0, (waited("full", 80.0),), 10.0, None).bottleneck is None
 
 
@@ -206,27 +206,30 @@ async def waiting(event: Any) -> None:
 
 async def test_uptime_begins_when_a_deployment_is_ready_and_stands_still_when_it_has_stopped() -> None:
     service = engine.deploy(waiting)
-    assert service.statistics().uptime_seconds is None
+    assert service.statistics().elapsed_seconds is None
     async with service:
-        first = service.statistics().uptime_seconds
-        second = service.statistics().uptime_seconds
+        first = service.statistics().elapsed_seconds
+        second = service.statistics().elapsed_seconds
         assert first is not None
         assert second is not None
         assert 0 <= first < second
     assert service.statistics() == service.statistics()
-    assert str(service.statistics()).startswith("service     stopped, up ")
+    assert str(service.statistics()).startswith("service     stopped\n")
 
 
 async def test_a_stream_and_an_engine_show_what_they_did() -> None:
     event = asyncio.Event()
     async with engine.Engine() as one:
         stream = one.stream(waiting(event) for _ in range(5))
-        assert "stream      0 in flight, up -" in str(stream.statistics())
+        assert (
+            "stream      0 in flight\nitems       0 submitted, 0 completed, 0 failed, 0 skipped, 0 yielded, - over -\n"
+            in str(stream.statistics())
+        )
         async with stream:
             await wait_quiescent()
             now = str(stream.statistics())
-            assert "stream      4 in flight, up " in now
-            assert "items       4 submitted, 0 completed, 0 failed, 0 skipped, 0 yielded, 0/s on average" in now
+            assert "stream      4 in flight\n" in now
+            assert "items       4 submitted, 0 completed, 0 failed, 0 skipped, 0 yielded, 0/s over " in now
             assert squeezed(now)[-1].startswith("wait_for waiting 0 0 0 1/1 2/2 2 - ")
             event.set()
             assert [item async for item in stream] == [None] * 5
@@ -241,9 +244,9 @@ async def test_of_a_deployments_stream_the_nodes_have_counted_for_longer_than_it
     async with engine.deploy(waiting) as service, service.stream([]) as stream:
         assert [item async for item in stream] == []
         now = stream.statistics()
-    assert now.uptime_seconds is not None
-    assert now.actors_uptime_seconds is not None
-    assert now.uptime_seconds < now.actors_uptime_seconds
+    assert now.elapsed_seconds is not None
+    assert now.actors_elapsed_seconds is not None
+    assert now.elapsed_seconds < now.actors_elapsed_seconds
 
 
 async def test_threads_and_processes_of_an_engine_are_shown() -> None:
@@ -277,3 +280,61 @@ async def test_threads_and_processes_of_an_engine_are_shown() -> None:
 )
 def test_numbers_are_short_and_have_their_units(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+# --- Between two looks ---
+
+
+def test_what_happened_between_two_looks() -> None:
+    later = dataclasses.replace(
+        BUSY,
+        completed=1304,
+        elapsed_seconds=15.0,
+        admission=dataclasses.replace(BUSY.admission, admitted=1400, refused=9, in_flight=1),
+        actors=(
+            dataclasses.replace(BUSY.actors[0], completed=1300, retried=5, busy_seconds=21.0, in_flight=0),
+            dataclasses.replace(BUSY.actors[1], inbox=dataclasses.replace(BUSY.actors[1].inbox, put_wait_seconds=51.0)),
+            BUSY.actors[2],
+            actor("late", completed=3),
+        ),
+    )
+    between = later.since(BUSY)
+    assert (between.completed, between.failed, between.elapsed_seconds) == (100, 0, 5.0)
+    assert (between.admission.admitted, between.admission.refused, between.admission.in_flight) == (117, 2, 1)
+    fetch, parse, each, late = between.actors
+    assert (fetch.completed, fetch.retried, fetch.busy_seconds, fetch.in_flight) == (20, 1, 1.0, 0)
+    assert (parse.inbox.put_wait_seconds, parse.inbox.high_water, parse.busy_seconds) == (1.0, 16, 0.0)
+    assert (each.busy_seconds, late.completed) == (None, 3)
+    assert later.bottleneck is not None
+    assert between.bottleneck is None  # it was one, and is none any more
+    assert "100 completed, 0 failed, 0 cancelled, 20.0/s over 5.00 s" in str(between)
+
+
+def test_nodes_of_the_same_name_are_told_apart() -> None:
+    before = service_of(actor("fetch", completed=1), actor("fetch", completed=10))
+    now = service_of(actor("fetch", completed=3), actor("fetch", completed=14))
+    assert [each.completed for each in now.since(before).actors] == [2, 4]
+
+
+def test_looks_in_the_wrong_order_are_refused() -> None:
+    later = dataclasses.replace(BUSY, completed=2000)
+    with pytest.raises(
+        ValueError, match="since\\(\\) takes an earlier look at the same counters, but completed was 2000"
+    ):
+        BUSY.since(later)
+
+
+async def test_two_looks_at_a_stream_from_its_beginning() -> None:
+    event = asyncio.Event()
+    event.set()
+    stream = engine.stream(waiting(event) for _ in range(3))
+    before = stream.statistics()
+    async with stream:
+        assert await anext(stream) is None
+        first = stream.statistics()
+        assert first.since(before) == first
+        assert [item async for item in stream] == [None] * 2
+        last = stream.statistics().since(first)
+    assert last.yielded == 2
+    assert last.elapsed_seconds is not None
+    assert last.elapsed_seconds > 0

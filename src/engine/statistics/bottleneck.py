@@ -39,7 +39,7 @@ class Bottleneck:
         return f"{sentence}, while {places} {min(self.busy_share, 1):.0%} busy"
 
 
-def find_bottleneck(actors: Sequence[ActorStatistics], uptime_seconds: float | None) -> Bottleneck | None:
+def find_bottleneck(actors: Sequence[ActorStatistics], elapsed_seconds: float | None) -> Bottleneck | None:
     """Return the node that limits, on average over the time that the counters cover; None if they do not say.
 
     Backpressure fills every inbox up to the slowest node, so in each graph it is the last one for whose inbox items
@@ -47,20 +47,20 @@ def find_bottleneck(actors: Sequence[ActorStatistics], uptime_seconds: float | N
 
     Args:
         actors: the nodes; those of one graph in topological order.
-        uptime_seconds: the time that the counters cover; None if unknown, and then nothing can be said.
+        elapsed_seconds: the time that the counters cover; None if unknown, and then nothing can be said.
     """
-    if not uptime_seconds:
+    if not elapsed_seconds:
         return None
     found: dict[str, Bottleneck] = {}
     for actor in actors:
-        share = _busy_share(actor, uptime_seconds)
-        waiting = actor.inbox.put_wait_seconds / uptime_seconds
+        share = _busy_share(actor, elapsed_seconds)
+        waiting = actor.inbox.put_wait_seconds / elapsed_seconds
         if waiting >= LEAST_WAITING and (share is None or share >= LEAST_BUSY):
             found[actor.graph] = Bottleneck(actor.graph, actor.node, waiting, share, actor.concurrency)
     return max(found.values(), key=lambda node: node.waiting, default=None)
 
 
-def _busy_share(actor: ActorStatistics, uptime_seconds: float) -> float | None:
+def _busy_share(actor: ActorStatistics, elapsed_seconds: float) -> float | None:
     if actor.busy_seconds is None or actor.concurrency is None:
         return None
-    return actor.busy_seconds / uptime_seconds / actor.concurrency
+    return actor.busy_seconds / elapsed_seconds / actor.concurrency

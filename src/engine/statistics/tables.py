@@ -40,13 +40,12 @@ def service_table(statistics: "ServiceStatistics") -> Table:
 
 def service_summary(statistics: "ServiceStatistics") -> Table:
     """Return the state of a deployment and its totals, without its nodes."""
-    uptime = statistics.uptime_seconds
     calls = [
         f"{count(statistics.completed)} completed", f"{count(statistics.failed)} failed",
-        f"{count(statistics.cancelled)} cancelled", _mean_rate(statistics.completed, uptime),
+        f"{count(statistics.cancelled)} cancelled", _mean_rate(statistics.completed, statistics.elapsed_seconds),
     ]  # fmt: skip
     facts = (
-        ("service", statistics.state + ("" if uptime is None else f", up {duration(uptime)}")),
+        ("service", statistics.state),
         ("calls", ", ".join(calls)),
         ("admission", _admission(statistics.admission)),
         ("bottleneck", _or_unknown(statistics.bottleneck)),
@@ -59,8 +58,8 @@ def stream_table(statistics: "StreamStatistics") -> Table:
     numbers = ("submitted", "completed", "failed", "skipped", "yielded")
     items = [f"{count(getattr(statistics, name))} {name}" for name in numbers]
     facts = (
-        ("stream", f"{count(statistics.in_flight)} in flight, up {duration(statistics.uptime_seconds)}"),
-        ("items", ", ".join([*items, _mean_rate(statistics.completed, statistics.uptime_seconds)])),
+        ("stream", f"{count(statistics.in_flight)} in flight"),
+        ("items", ", ".join([*items, _mean_rate(statistics.completed, statistics.elapsed_seconds)])),
         ("bottleneck", _or_unknown(statistics.bottleneck)),
     )
     return _table(facts, statistics.actors)
@@ -147,8 +146,9 @@ def _processes(processes: "ProcessPoolStatistics | None") -> str:
     return f"{busy}, {count(processes.completed)} done, {ended}"
 
 
-def _mean_rate(completed: int, uptime_seconds: float | None) -> str:
-    return f"{rate(completed / uptime_seconds if uptime_seconds else None)} on average"
+def _mean_rate(completed: int, elapsed_seconds: float | None) -> str:
+    per_second = completed / elapsed_seconds if elapsed_seconds else None
+    return f"{rate(per_second)} over {duration(elapsed_seconds)}"
 
 
 def _or_unknown(value: object) -> str:
