@@ -5,7 +5,8 @@ import dataclasses
 import io
 import subprocess
 import sys
-from typing import Any
+from time import perf_counter
+from typing import Any, Self
 from xml.etree import ElementTree
 
 import pytest
@@ -83,6 +84,14 @@ def test_rich_shows_the_same_cells_in_eighty_columns() -> None:
     assert max(map(len, shown.splitlines())) <= 80
     rows = [line.split(maxsplit=1)[0] for line in str(BUSY).splitlines()[-3:]]
     assert [line for line in squeezed(shown) if line.split()[0] in rows] == squeezed(str(BUSY))[-3:]
+
+
+def test_where_there_is_little_room_rich_breaks_names_and_no_numbers() -> None:
+    long = [dataclasses.replace(one, node="a_rather_long_name_of_a_node", graph="another_one") for one in BUSY.actors]
+    shown = with_rich(dataclasses.replace(BUSY, actors=tuple(long)), 72)
+    assert max(map(len, shown.splitlines())) <= 72
+    numbers = "1,204 3 0 2/2 16/16 16 15.9 ms 50.0 s"
+    assert any(numbers in line for line in squeezed(shown))
 
 
 def test_a_notebook_shows_the_same_cells() -> None:
@@ -215,6 +224,36 @@ async def test_uptime_begins_when_a_deployment_is_ready_and_stands_still_when_it
         assert 0 <= first < second
     assert service.statistics() == service.statistics()
     assert str(service.statistics()).startswith("service     stopped\n")
+
+
+@ps.node
+class Model:
+    entered = 0.0
+
+    async def __aenter__(self) -> Self:
+        await asyncio.sleep(0.01)  # as loading one takes a while
+        Model.entered = perf_counter()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+    async def __call__(self, number: int) -> int:
+        return number
+
+
+model = Model()
+
+
+@ps.graph
+async def infer(number: int) -> int:
+    return await model(number)
+
+
+async def test_what_a_deployment_needs_to_get_ready_does_not_count() -> None:
+    async with engine.deploy(infer) as service:
+        elapsed = service.statistics().elapsed_seconds
+        assert elapsed is not None
+        assert elapsed <= perf_counter() - Model.entered
 
 
 async def test_a_stream_and_an_engine_show_what_they_did() -> None:
