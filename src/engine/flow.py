@@ -16,6 +16,7 @@ from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
 from .scope import Scope, end_span, start_span
 from .uninterrupted import uninterrupted
+from .uptime import Uptime
 from .wiring import Wired
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Flow:
     Attributes:
         loop: its event loop.
         reader: what the call gives; None until it is opened.
+        uptime: how long it has been open.
     """
 
     def __init__(self, host: Host, call: Call[Any], options: ExecutionOptions) -> None:
@@ -77,6 +79,7 @@ class Flow:
         self._caller = calling_actor()
         seconds = options.timeout_seconds
         self._deadline = None if seconds is None else self.loop.time() + seconds
+        self.uptime = Uptime()
         self._scope: Scope | None = None
         self._frame: Frame | None = None
         self._span: Span | None = None
@@ -93,6 +96,11 @@ class Flow:
     def has_failed(self) -> bool:
         """Whether the call has ended with an error."""
         return self._frame is not None and self._frame.state == "failed"
+
+    @property
+    def actors_uptime(self) -> Uptime | None:
+        """How long the actors have been counting; None before there are any."""
+        return None if self._scope is None else self._scope.uptime
 
     def actors(self) -> list[Actor]:
         """Return the actors that it goes through."""
@@ -210,6 +218,7 @@ class Flow:
         except BaseException as error:  # noqa: BLE001 - as above: a stateful node did not end well
             self._error = self._error or error
         finally:
+            self.uptime.stop()
             self._opened.set()
             self._host.runtime.pipelines.discard(self)
 

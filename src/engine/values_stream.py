@@ -82,7 +82,11 @@ class ValuesStream(Stream[T_co]):
         held = 0 if self._parts is None else len(self._parts.held)
         given = self.position + held
         actors = tuple(actor.statistics() for actor in self._flow.actors())
-        return StreamStatistics(given, given, int(self._flow.has_failed), 0, self.position, held, actors)
+        counting = self._flow.actors_uptime
+        return StreamStatistics(
+            given, given, int(self._flow.has_failed), 0, self.position, held, actors,
+            self._flow.uptime.seconds, None if counting is None else counting.seconds,
+        )  # fmt: skip
 
     def _start(self) -> Flow:
         if self._flow is None:

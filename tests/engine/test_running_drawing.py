@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 from xml.etree import ElementTree
 
@@ -115,6 +116,31 @@ async def test_what_the_planner_dropped_or_merged_is_not_drawn() -> None:
         assert await service(1) == (2, 2)
         drawn = lines_of(service)
     assert [line for line in drawn if "twice" in line] == ["●  twice  inbox 0/16  in flight 0/32  1 done ~/s  pure"]
+
+
+@ps.node
+async def count_to(number: int) -> AsyncIterator[int]:
+    for each_number in range(number):
+        yield each_number
+
+
+@ps.graph
+async def counting(number: int) -> AsyncIterator[int]:
+    return ps.map_each(twice, count_to(number))
+
+
+async def test_a_graph_that_gives_a_stream_is_drawn_with_its_loads() -> None:
+    async with engine.deploy(counting) as service:
+        async with service.stream(counting(3)) as stream:
+            assert [number async for number in stream] == [0, 2, 4]
+            now = stream.statistics()
+        drawn = lines_of(service)
+    assert [line for line in drawn if "twice" in line] == ["│  ●  twice  inbox 0  in flight 0  3 done ~/s  pure"]
+    assert all(" 1 done ~/s " in line for line in drawn if "count_to" in line)
+    assert now.elapsed_seconds is not None
+    assert now.actors_elapsed_seconds is not None
+    assert now.elapsed_seconds < now.actors_elapsed_seconds
+    assert "items       3 submitted, 3 completed, 0 failed, 0 skipped, 3 yielded, " in str(now)
 
 
 async def test_before_and_after_its_life_a_deployment_can_be_printed() -> None:
