@@ -28,6 +28,7 @@ from ._errors import Overloaded as Overloaded
 from ._errors import PenstockError as PenstockError
 from ._errors import PlanError as PlanError
 from ._errors import ReentrantCallError as ReentrantCallError
+from ._errors import ResourceError as ResourceError
 from ._errors import UnknownItemError as UnknownItemError
 from ._errors import WorkerDied as WorkerDied
 from ._errors import WorkSettledError as WorkSettledError
@@ -54,6 +55,8 @@ from .engine.options import execution_options as execution_options
 from .engine.options import set_execution_options as set_execution_options
 from .engine.rate_limit import RateLimit as RateLimit
 from .engine.ref import Ref as Ref
+from .engine.resource import Resource as Resource
+from .engine.resource import resource as resource
 
 for _public in [value for value in globals().values() if getattr(value, "__module__", "") == "penstock._errors"]:
     _public.__module__ = "penstock"  # tracebacks show the name that one imports

@@ -37,6 +37,10 @@ class ChannelClosed(PenstockError):
     """A channel is closed: a put is refused, or a get found it drained."""
 
 
+class ResourceError(PenstockError):
+    """A resource is none: it yields twice or never, or it is called where nobody would close it."""
+
+
 class ReentrantCallError(PenstockError):
     """A node waits for itself, which would never end; the message names the chain of calls and the remedy.
 

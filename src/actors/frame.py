@@ -25,7 +25,7 @@ class Layout(Protocol):
 
     name: str
     is_line: bool
-    blank: tuple[None, ...]
+    blank: tuple[Any, ...]
     countdown: list[int]
     readers: list[int]
     sinks: int

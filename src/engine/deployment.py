@@ -1,6 +1,7 @@
 """Deployment: the inside of a Service: where its calls run, what is in flight, and how it starts and stops."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._errors import EngineClosedError, EngineLoopError, PlanError, ReentrantCallError
@@ -78,7 +79,7 @@ class Deployment:
                 plan = graph._planned()
                 (self.wired_streams if plan._gives_stream else self.wired)[graph] = await self.scope.prepare(plan)
             if self._is_stopped():
-                raise self._stopped_error()
+                raise self.stopped_error()
         except BaseException:
             self._started, self._stopping = True, None
             await self.abort()
@@ -97,7 +98,7 @@ class Deployment:
         while self.state == "starting":
             await self._change()
         if self._is_stopped():
-            raise self._stopped_error()
+            raise self.stopped_error()
 
     async def drain(self, timeout_seconds: float | None) -> None:
         """Refuse new calls, finish those that were accepted, and stop."""
@@ -156,7 +157,7 @@ class Deployment:
                 "this deployment was not started; enter it first: async with engine.deploy(...) as service"
             )
         if self.state != "ready":
-            raise self._stopped_error()
+            raise self.stopped_error()
         if asyncio._get_running_loop() is not self.scope.loop:  # None outside of any
             raise EngineLoopError("this deployment runs on another event loop than this code; call it from there")
         self.refuse_from_inside()
@@ -187,7 +188,7 @@ class Deployment:
         """
         if self.state == "stopped":
             admission.release()
-            raise self._stopped_error()
+            raise self.stopped_error()
 
     def one_value(self, graph: Graph[..., Any], verb: str) -> Wired:
         """Return the actors of a graph whose calls give one value.
@@ -212,6 +213,11 @@ class Deployment:
         if graph not in self.wired_streams:
             raise self._not_deployed(graph)
         return self.wired_streams[graph]
+
+    def all_wired(self) -> Iterator[Wired]:
+        """Yield the actors of every graph."""
+        yield from self.wired.values()
+        yield from self.wired_streams.values()
 
     def _not_deployed(self, graph: Graph[..., Any]) -> PlanError:
         return PlanError(
@@ -291,7 +297,8 @@ class Deployment:
     def _queued(self) -> int:
         return 0 if self.admission is None else self.admission.statistics().queued
 
-    def _stopped_error(self) -> EngineClosedError:
+    def stopped_error(self) -> EngineClosedError:
+        """Return the error of a call that comes before the start, or too late."""
         return EngineClosedError(f"the deployment of {self.names} is {self.state} and takes no more calls")
 
 

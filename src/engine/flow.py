@@ -1,6 +1,7 @@
 """Flow: the running part of a stream that one call gives: from its admission until nothing of it is left."""
 
 import asyncio
+from collections.abc import Iterator
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -105,6 +106,11 @@ class Flow:
     def actors(self) -> list[Actor]:
         """Return the actors that it goes through."""
         return [] if self._scope is None else self._scope.wiring.actors()
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield the call, once it has begun."""
+        if self._frame is not None:
+            yield self._frame
 
     async def opened(self) -> Reader[Any]:
         """Wait until there is something to read.

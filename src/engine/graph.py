@@ -11,6 +11,7 @@ from .._errors import GraphTraceError
 from .annotations import hints_of, is_stream_parameter
 from .call_site import call_location, definition_location, is_users
 from .control import Control
+from .eager import run_eagerly
 from .node import Node
 from .outside import inner_codes
 from .planning import Plan, make_plan
@@ -48,7 +49,7 @@ class Call(Unawaited, Generic[R_co]):
     def __await__(self) -> Generator[Any, Any, R_co]:
         tracer = active()
         if tracer is None:
-            return self.graph._start(self.arguments).__await__()
+            return run_eagerly(self.graph._start(self.arguments)).__await__()
         tracer.awaited(self)
         return cast(Generator[Any, Any, R_co], _inlined(tracer, self))
 

@@ -21,8 +21,8 @@ class Draft:
 
     Attributes:
         name: name of the graph.
-        parameter_sources: the numbers of the parameters' values.
-        annotations: annotations of the parameters; None where unknown.
+        parameter_sources: the numbers of the values that frames begin with: of parameters and resources.
+        annotations: annotations of these; None where unknown.
         steps: chains of steps in topological order; a chain of more than one shares an actor.
         result: template of the result.
     """

@@ -23,6 +23,9 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
         DrawnNode(str(source), name, "stream" if source in trace.streams else "", kind="input")
         for source, name in names.items()
     ]
+    # Not its arguments: what is drawn is shown around, and they may be credentials.
+    inputs += [DrawnNode(str(at), opening.name, "resource", kind="resource") for opening, at in trace.resources.items()]
+    names.update({at: opening.name for opening, at in trace.resources.items()})
     names.update({step.source: step.callee.name for step in trace.steps})
     steps = [
         DrawnNode(

@@ -1,7 +1,7 @@
 """Pipeline: the running part of a stream: source, window and crew, and how they end."""
 
 import asyncio
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, Callable, Iterator
 from contextvars import Context, copy_context
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..actors.current import calling_actor, enclosing_frame
 from ..actors.frame import Frame, plain_error
 from ..telemetry import logs, spans
 from .admission import Admission
+from .departures import listener_of
 from .options import ExecutionOptions
 from .scope import Scope, end_span, start_span
 from .source import Calls, Prepare, PulledSource, checked_call, feed
@@ -119,6 +120,15 @@ class Pipeline:
         """Return the actors that the items go through."""
         return self._scope.wiring.actors()
 
+    def frames(self) -> Iterator[Frame]:
+        """Yield the items for which something may still run."""
+        yield from self.window.frames.values()
+        yield from self._crews
+        if self._crew is not None:  # those that were taken out, and have not unwound
+            for worker in self._crew.workers:
+                if worker.position.frame is not None:
+                    yield worker.position.frame.root
+
     def abort(self, error: BaseException | None = None) -> None:
         """Begin to end everything; `aclose` waits for it."""
         if self._error is None:
@@ -136,7 +146,7 @@ class Pipeline:
     async def aclose(self) -> None:
         """End everything: cancel what runs, close the source, release stateful nodes; waits until nothing is left."""
         caller = enclosing_frame()
-        if caller is not None and any(frame.listener is self.window for frame in caller.lineage()):
+        if caller is not None and any(listener_of(frame) is self.window for frame in caller.lineage()):
             raise ReentrantCallError(
                 "a stream was closed from inside one of its own nodes, which would wait for itself for ever; let its "
                 "reader close it"

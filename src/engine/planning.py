@@ -14,6 +14,7 @@ from .template import Template
 from .tracer import Step, Trace
 
 if TYPE_CHECKING:
+    from .resources import Resources
     from .runtime import Runtime
     from .wiring import Wiring
 
@@ -78,6 +79,11 @@ class Plan:
         return WeakKeyDictionary()
 
     @cached_property
+    def _programs_with_resources(self) -> "WeakKeyDictionary[Resources, dict[ChosenScheduler, Program]]":
+        """The programs whose frames have the resources of an Engine, by those."""
+        return WeakKeyDictionary()
+
+    @cached_property
     def _programs(self) -> dict[ChosenScheduler, Program]:
         return {}
 
@@ -131,8 +137,8 @@ def make_plan(trace: Trace, *, run_passes: tuple[passes.Pass, ...] = passes.ALL)
     """
     draft = Draft(
         trace.name,
-        trace.parameter_sources,
-        trace.annotations,
+        (*trace.parameter_sources, *trace.resources.values()),
+        (*trace.annotations, *(opening.resource.result_annotation() for opening in trace.resources)),
         tuple((step,) for step in trace.steps),
         trace.result,
     )

@@ -5,7 +5,7 @@ the whole level before; "actors" and "parallel" add none and differ in how scope
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -62,6 +62,8 @@ class Program:
         countdown: for each unit, how many it waits for.
         readers: for each slot, how many readers it has.
         sinks: units that nobody waits for.
+        resources: what its frames have from the beginning, in slots after those of the parameters.
+        is_filled: whether new frames get them.
     """
 
     def __init__(self, plan: "Plan", scheduler: "ChosenScheduler") -> None:
@@ -82,7 +84,9 @@ class Program:
         self._slots: dict[int, int] = {}
         self.readers: list[int] = []
         self._lay_out()
-        self.blank = (None,) * (len(self.readers) - len(plan.parameter_sources))
+        self.resources = tuple(plan.trace.resources)
+        self.is_filled = False
+        self.blank: tuple[Any, ...] = (None,) * (len(self.readers) - len(plan.parameter_sources))
         self.countdown = [unit.countdown for unit in self.units]
         self.sinks = sum(not unit.consumers for unit in self.units)
         # One end and nowhere two inputs: then there is one beginning, too. A stream goes on beside the steps.
@@ -94,6 +98,17 @@ class Program:
         self.entries = tuple(unit.index for unit in self.units if not unit.countdown)
         # A result that is a stream is handed over by its unit, long before the frame ends.
         self.result: Callable[[Values], Any] = _nothing if plan._gives_stream else builder(plan.result, self._slots)
+
+    def fill(self, resources: Iterable[Any]) -> None:
+        """Have the frames that begin from now on see these resources."""
+        values = tuple(resources)
+        self.blank = (*values, *self.blank[len(values) :])
+        self.is_filled = True
+
+    def empty(self) -> None:
+        """Let the resources go."""
+        self.blank = (None,) * len(self.blank)
+        self.is_filled = False
 
     def _lay_out(self) -> None:
         """Give every value a slot.
@@ -111,6 +126,8 @@ class Program:
                 counts[source] += 1
         for source in plan.parameter_sources:
             self._new_slot(source, counts[source])
+        for source in plan.trace.resources.values():
+            self._new_slot(source, 0)  # nobody gives it up: a frame has it to its end
         for unit in self.units:
             if unit.step is not None:
                 self._place(unit, unit.step, counts)
@@ -165,11 +182,12 @@ class Program:
 def _units(plan: "Plan") -> list[Unit]:
     """Return the units of a plan, in topological order."""
     units: list[Unit] = []
+    resources = frozenset(plan.trace.resources.values())
     for source in plan.parameter_sources:
         if source in plan.trace.streams:
             units.append(Unit(len(units), None, "input", source))
     for step in plan.steps:
-        sources = tuple(dict.fromkeys(read.source for read in step.head.reads()))
+        sources = tuple(dict.fromkeys(read.source for read in step.head.reads() if read.source not in resources))
         units.append(Unit(len(units), step, "step", step.source, sources))
     if plan._gives_stream:
         sources = tuple(read.source for read in reads(plan.result))

@@ -91,7 +91,8 @@ class Unawaited:
 class PendingRef(Unawaited):
     """The result of an `async def` node that is not awaited yet, as a coroutine in plain Python is."""
 
-    __slots__ = ("_penstock_pending", "_penstock_ref")
+    __slots__ = ("_penstock_key", "_penstock_pending", "_penstock_ref")
+    _penstock_key: object
     _penstock_pending: dict[object, str]
     _penstock_ref: Ref
     __array_ufunc__ = None
@@ -99,10 +100,12 @@ class PendingRef(Unawaited):
     def __init__(self, ref: Ref, location: str, pending: dict[object, str]) -> None:
         object.__setattr__(self, "_penstock_ref", ref)
         object.__setattr__(self, "_penstock_pending", pending)
-        pending[ref._penstock_source] = location
+        # Not the number of the value: several calls of a resource give one, and it may be that of another trace.
+        object.__setattr__(self, "_penstock_key", object())
+        pending[self._penstock_key] = location
 
     def __await__(self) -> Generator[Any, Any, Ref]:
-        if self._penstock_pending.pop(self._penstock_ref._penstock_source, None) is None:
+        if self._penstock_pending.pop(self._penstock_key, None) is None:
             refuse(self._penstock_ref, "awaiting it twice", "await it once and keep the result in a variable")
         yield from ()  # a generator, as __await__ must be; it never suspends
         return self._penstock_ref

@@ -1,8 +1,9 @@
 """Running one call: `engine.run`."""
 
 import asyncio
+from collections.abc import Coroutine
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._errors import DeadlineExceeded
 from ..actors.crew import Crew
@@ -20,12 +21,16 @@ from .wiring import Wired
 if TYPE_CHECKING:
     from .runtime import Runtime
 
+T = TypeVar("T")
+
 
 async def run_call(runtime: "Runtime", call: Call[Any], options: ExecutionOptions) -> Any:
     """Run one call from start to end; nothing of it is left when this returns or raises."""
     plan = one_value(call.graph, "engine.run")
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
     wired = runtime.shared_wiring(plan, scheduler)
+    if wired is not None and wired.program.resources:
+        return await _run_with_resources(runtime, call, options, wired)
     if wired is not None:
         runtime.scope_opened()
         try:
@@ -44,16 +49,23 @@ async def _run_in_own_scope(
     run = _Run(runtime, call, options)
     scope = Scope(runtime, options, scheduler)
     try:
-        # The deadline covers the start of stateful nodes as well.
-        timer = asyncio.timeout_at(run.deadline)
-        try:
-            async with timer:
-                wired = await scope.prepare(plan)
-        except BaseException as error:  # noqa: BLE001 - raised again, by the name of what was meant to start
-            raise run.not_started(error, timed_out=timer.expired()) from None
-        return await run.finish(wired)
+        return await run.finish(await run.started(scope.prepare(plan)))
     finally:
         await scope.close()
+
+
+async def _run_with_resources(runtime: "Runtime", call: Call[Any], options: ExecutionOptions, wired: Wired) -> Any:
+    run = _Run(runtime, call, options)
+    runtime.scope_opened()
+    try:
+        if not runtime.resources.hold_nowait(wired.program, run):
+            await run.started(runtime.resources.hold(wired.program, run))
+        return await run.finish(wired)
+    finally:
+        try:
+            await runtime.resources.release(run)
+        finally:
+            await runtime.scope_closed()
 
 
 class _Run:
@@ -74,8 +86,20 @@ class _Run:
         self.deadline = None if seconds is None else loop.time() + seconds
         self._crew = Crew(loop, context, self._ended, traced=traced, deadline=self.deadline)
 
+    async def started(self, starting: Coroutine[Any, Any, T]) -> T:
+        """Wait for the start of what the graph needs; the deadline covers it as well."""
+        timer = asyncio.timeout_at(self.deadline)
+        try:
+            async with timer:
+                return await starting
+        except BaseException as error:
+            substitute = self.not_started(error, timed_out=timer.expired())
+            if substitute is error:
+                raise
+            raise substitute from None
+
     async def finish(self, wired: Wired) -> Any:
-        if self._runtime.closed:  # while a stateful node was entered
+        if self._runtime.closed:  # while something was opened
             raise self.not_started(self._runtime.closed_error(), timed_out=False)
         frame = Frame(wired.program, self._call.arguments, self._crew, self, 0, enclosing_frame())
         frame.span = self._span if self._traced else None
@@ -96,10 +120,12 @@ class _Run:
         return frame.outcome()
 
     def not_started(self, error: BaseException, *, timed_out: bool) -> BaseException:
-        """End the span of a call whose stateful nodes did not start; returns what to raise."""
+        """End the span of a call that did not start; returns what to raise."""
         if timed_out and self._options.timeout_seconds is not None:
             name, seconds = self._call.graph.name, self._options.timeout_seconds
-            error = DeadlineExceeded(f"the stateful nodes of graph {name!r} did not start within {seconds:g} s")
+            error = DeadlineExceeded(
+                f"the resources and stateful nodes of graph {name!r} did not start within {seconds:g} s"
+            )
         if self._span is not None:
             spans.end_run(self._span, "failed", error)
         return error

@@ -1,8 +1,8 @@
 """Runtime: the inside of an Engine, which its runs, streams and deployments share."""
 
 import asyncio
-from typing import TYPE_CHECKING
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from .._errors import EngineClosedError, EngineLoopError
 from ..actors.actor import Actor
@@ -10,12 +10,14 @@ from ..actors.frame import Frame
 from .instances import stateful_nodes
 from .planning import ChosenScheduler, Plan
 from .pools import Pools
+from .resources import Resources
 from .wiring import Wired, Wiring
 
 if TYPE_CHECKING:
     from .deployment import Deployment
     from .flow import Flow
     from .pipeline import Pipeline
+    from .resource import Resource
 
 
 class Runtime:
@@ -27,6 +29,8 @@ class Runtime:
 
     Attributes:
         pools: threads, worker processes and the limits of nodes.
+        resources: what is open.
+        reloads: for each resource that was reloaded, who does it now.
         frames: the calls of `run` in flight.
         pipelines: the streams that have begun and not ended.
         deployments: those that were entered and have not ended.
@@ -36,6 +40,8 @@ class Runtime:
 
     def __init__(self, max_threads: int, *, is_default: bool) -> None:
         self.pools = Pools(max_threads, ends_with_loop=is_default)
+        self.resources = Resources(closes_unused=is_default)
+        self.reloads: WeakKeyDictionary[Resource[..., Any], asyncio.Lock] = WeakKeyDictionary()
         self.frames: set[Frame] = set()
         self.pipelines: set[Pipeline | Flow] = set()
         self.deployments: set[Deployment] = set()
@@ -81,11 +87,29 @@ class Runtime:
         if wiring is None:
             # Every run has workers of its own, so nothing but the limits of nodes is shared and bounded here.
             wiring = shared[scheduler] = Wiring(self.pools, None, None)
-        return wiring.wire(plan._program(scheduler))
+        return wiring.wire(self.resources.program(plan, scheduler))
 
     def shared_actors(self) -> list[Actor]:
         """Return the actors that runs share."""
         return [actor for plan in self._plans for wiring in plan._wirings[self].values() for actor in wiring.actors()]
+
+    def frames_in_flight(self) -> set[Frame]:
+        """Return every call and item, of any scope, for which something may still run."""
+        found = {*self.frames, *(frame for pipeline in self.pipelines for frame in pipeline.frames())}
+        for deployment in self.deployments:
+            found |= deployment.live
+        return {frame for frame in found if not frame.settled}
+
+    async def threads_returned(self) -> None:
+        """Wait until no thread runs on for an item that has ended, in any scope that is open now."""
+        actors = self.shared_actors()
+        for pipeline in self.pipelines:
+            actors += pipeline.actors()
+        for deployment in self.deployments:
+            if deployment.scope is not None:
+                actors += deployment.scope.wiring.actors()
+        for actor in actors:
+            await actor.all_returned()
 
     def scope_opened(self) -> None:
         """Count a scope that uses the pools."""
@@ -111,6 +135,7 @@ class Runtime:
     async def close(self) -> None:
         """End what is still open, then the threads and worker processes; waits for what runs in them."""
         self.closed = True
+        self.resources.refuse()
         for frame in list(self.frames):
             frame.fail(self.closed_error())
         for pipeline in list(self.pipelines):
@@ -123,7 +148,10 @@ class Runtime:
             if self._last_scope_closed is None:
                 self._last_scope_closed = asyncio.Event()
             await self._last_scope_closed.wait()
-        await self.pools.close()
+        try:
+            await self.resources.close()
+        finally:
+            await self.pools.close()
 
 
 def running_loop() -> asyncio.AbstractEventLoop:

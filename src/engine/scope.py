@@ -43,9 +43,11 @@ class Scope:
         engine.scope_opened()
 
     async def prepare(self, plan: Plan) -> Wired:
-        """Return the actors of a plan; the first time, enter the stateful nodes that it uses."""
+        """Return the actors of a plan; the first time, open the resources and enter the stateful nodes it uses."""
+        program = self.engine.resources.program(plan, self.scheduler)
+        await self.engine.resources.hold(program, self)
         await self.instances.open(plan)
-        return self.wiring.wire(plan._program(self.scheduler))
+        return self.wiring.wire(program)
 
     def crew(self, context: Context, *, traced: bool = False, deadline: float | None = None) -> Crew:
         """Return a new crew, which is gone when it is closed and its workers have ended."""
@@ -69,7 +71,10 @@ class Scope:
             await self.wiring.returned()  # a thread may still be in an instance
             await self.instances.close()
         finally:
-            await self.engine.scope_closed()
+            try:
+                await self.engine.resources.release(self)
+            finally:
+                await self.engine.scope_closed()
 
     def _crew_ended(self, crew: Crew) -> None:
         self._crews.discard(crew)

@@ -15,8 +15,10 @@ from .admission import Admission, AdmissionStatistics
 from .deployment import Deployment, Flight, ServiceState
 from .flow import Flow
 from .graph import Call, Graph, as_call
+from .node import Node
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .pipeline import Pipeline
+from .reloading import reload
 from .scope import end_span, start_span
 from .source import Calls
 from .statistics import Bottleneck, Rendered
@@ -196,6 +198,22 @@ class Service(Generic[P, R]):
     async def abort(self) -> None:
         """Refuse new calls, end those in flight with `EngineClosedError`, and stop; waits until nothing is left."""
         await self._deployment.abort()
+
+    async def reload(self, resource: Node[..., Any], /) -> None:
+        """Open a resource anew, and give it to the calls that are admitted from now on; no call is dropped or fails.
+
+        Calls in flight keep the one that they began with; it is closed after the last of them. A resource belongs to
+        the Engine, so whatever else uses it with the same arguments there gets the new one as well.
+
+        Args:
+            resource: the resource; it is opened for each distinct arguments that the deployment uses it with.
+
+        Raises:
+            PlanError: the deployment does not use it; the message names those that it does.
+            EngineClosedError: the deployment is not ready.
+            Exception: what an opening raised; the old ones stay in place then.
+        """
+        await reload(self._deployment, resource)
 
     def statistics(self) -> ServiceStatistics:
         """Return a snapshot of the counters."""

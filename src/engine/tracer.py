@@ -4,7 +4,7 @@ import types
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from .._errors import GraphTraceError
@@ -20,6 +20,7 @@ from .template import Constant, Read, Template, capture, reads
 if TYPE_CHECKING:
     from .control import Control
     from .node import Node
+    from .opening import Opening
 
 # What a step runs.
 Callee: TypeAlias = "Node[..., Any] | Control"
@@ -69,6 +70,7 @@ class Trace:
         annotations: annotations of the parameters, None where unknown.
         streams: the numbers of the values that are streams.
         gives_stream: whether the result is one.
+        resources: what has to be open while it runs, bodies included, with the number of the value of each.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Trace:
     annotations: tuple[Any, ...] = ()
     streams: frozenset[int] = frozenset()
     gives_stream: bool = False
+    resources: "Mapping[Opening, int]" = field(default_factory=dict["Opening", int])
 
 
 _active: ContextVar["Tracer | None"] = ContextVar("penstock_tracer", default=None)
@@ -106,6 +109,7 @@ class Tracer:
         functions: every function whose body was traced.
         pending: what was called and is not awaited yet, with the place of the call.
         streams: which of the values are streams.
+        resources: what has to be open while the graph runs, with the number of the value of each.
         closed: whether the trace is finished.
     """
 
@@ -116,6 +120,7 @@ class Tracer:
         self.pending: dict[object, str] = {}
         self.closed = False
         self.streams = StreamValues()
+        self.resources: dict[Opening, int] = {}
         self._steps: list[Step] = []
         self._parameters: list[str] = []
         self._parameter_sources: list[int] = []
@@ -154,6 +159,20 @@ class Tracer:
         self._steps.append(Step(callee, source, tuple(templates), named, bodies, location))
         ref = Ref(self, source, callee.name, annotation=callee.result_annotation)
         return PendingRef(ref, location, self.pending) if callee.is_async else ref
+
+    def open(self, opening: "Opening") -> PendingRef:
+        """Note that a resource has to be open while the outermost graph runs; returns what stands for it.
+
+        It is no step: a frame has it from the beginning. So all of its call sites, those in bodies included, see one.
+        """
+        outermost = self
+        while outermost.parent is not None:
+            outermost = outermost.parent
+        source = outermost.resources.get(opening)
+        if source is None:
+            source = outermost.resources[opening] = outermost._new_source()
+        ref = Ref(outermost, source, opening.name, annotation=opening.resource.result_annotation)
+        return PendingRef(ref, call_location(), self.pending)
 
     def check_callee(self, fn: object, name: str) -> None:
         """Refuse a function that takes a symbolic value along in its closure or its instance."""
@@ -242,6 +261,7 @@ class Tracer:
             annotations,
             frozenset(self.streams.sources),
             gives_stream,
+            self.resources,
         )
 
     def body(self, name: str, fn: Callable[..., Any]) -> "Trace":

@@ -304,11 +304,11 @@ def test_bodies_that_would_bury_their_graph_are_counted() -> None:
     text = to_text(draw("g", f"?x\n{loops}", *((f"w{n}", long) for n in range(3))))
     assert text.count("body: not shown (nodes: 50)") == 3
     assert "step" not in text
-    wide = draw("body", "\n".join(f"source{n}" for n in range(149)))
+    wide = draw("body", "\n".join(f"leaf{n}" for n in range(149)))
     inner = draw("body", "\n".join(f"!w{n}" for n in range(20)), *((f"w{n}", wide) for n in range(20)))
     svg = to_svg(draw("g", "!w", ("w", inner)))
     assert "not shown (nodes: 20, bodies: 20)" in svg
-    assert "source" not in svg
+    assert "leaf" not in svg
 
 
 def line_of(length: int) -> Drawing:

@@ -8,6 +8,7 @@ from .outline import Block, outline
 
 _STYLES = {
     "input": 'shape=box, style="rounded,filled", fillcolor="#e3f1fb", color="#4a90c2"',
+    "resource": 'shape=cylinder, style=filled, fillcolor="#f3eafa", color="#8e62b5"',
     "node": 'shape=box, style="rounded,filled", fillcolor="#f4f5f8", color="#8a93a6"',
     "control": 'shape=hexagon, style=filled, fillcolor="#fdf1dc", color="#c58f2e"',
     "output": 'shape=box, style="rounded,filled", fillcolor="#e2f5ea", color="#3f9a68"',

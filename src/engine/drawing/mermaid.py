@@ -7,7 +7,13 @@ from .characters import printable
 from .model import Drawing
 from .outline import Block, outline
 
-_SHAPES = {"input": ('(["', '"])'), "node": ('("', '")'), "control": ('{{"', '"}}'), "output": ('(["', '"])')}
+_SHAPES = {
+    "input": ('(["', '"])'),
+    "resource": ('[("', '")]'),
+    "node": ('("', '")'),
+    "control": ('{{"', '"}}'),
+    "output": ('(["', '"])'),
+}
 _SAFE = frozenset(" _.,:()=+/?!…×")
 
 

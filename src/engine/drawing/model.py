@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from .load import Load
 
 MAX_DEPTH = 6  # of bodies in bodies: deeper ones would start at the right margin
-Kind: TypeAlias = Literal["input", "node", "control", "output"]
+Kind: TypeAlias = Literal["input", "resource", "node", "control", "output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class DrawnNode:
         id: Unique within its `Drawing`; never shown.
         label: What a person calls it; need not be unique.
         detail: Policy and placement in a few words, e.g. `thread, 3 attempts`.
-        kind: Parameter of the graph, ordinary node, control flow (with bodies), or result of the graph.
+        kind: Parameter of the graph, what is open while it runs, ordinary node, control flow (with bodies), or result
+            of the graph.
         inputs: The values it reads, in the order of its parameters.
         load: What it is doing, in a graph that runs.
     """

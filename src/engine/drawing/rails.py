@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from .layout import Row
 
-_GLYPHS = {"input": "○", "node": "●", "control": "◆", "output": "◎"}
+_GLYPHS = {"input": "○", "resource": "□", "node": "●", "control": "◆", "output": "◎"}
 
 
 def rails(rows: Sequence[Row]) -> tuple[list[str], list[str]]:

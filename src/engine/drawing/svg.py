@@ -26,6 +26,7 @@ _STYLE = """
 .penstock .page{fill:#ffffff;stroke:#e3e7ef}
 .penstock .node{fill:#f5f7fb;stroke:#c3ccdc}
 .penstock .input{fill:#e6f0ff;stroke:#8fb6f2}
+.penstock .resource{fill:#f5edfc;stroke:#c09be0}
 .penstock .control{fill:#fff7e6;stroke:#e8bd66}
 .penstock .output{fill:#e5f6ec;stroke:#84c9a0}
 .penstock .body{fill:#ffffff;stroke:#e8bd66;stroke-dasharray:4 3}
@@ -37,6 +38,7 @@ _STYLE = """
 .penstock .page{fill:#12161d;stroke:#2a313d}
 .penstock .node{fill:#1e2530;stroke:#465268}
 .penstock .input{fill:#16294a;stroke:#3f6fb8}
+.penstock .resource{fill:#2b1c3a;stroke:#7b569c}
 .penstock .control{fill:#33280f;stroke:#94742c}
 .penstock .output{fill:#12321f;stroke:#3b8659}
 .penstock .body{fill:#12161d;stroke:#94742c}

@@ -1,0 +1,114 @@
+"""Reloading a resource: the next frames see a new one, and the old is closed after its last frame."""
+
+import asyncio
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from .._errors import EngineLoopError, PlanError
+from ..actors.frame import Frame
+from ..telemetry import logs
+from .departures import departed
+from .hosting import Host
+from .opening import Opening
+from .resource import Resource
+from .resources import Entry
+
+if TYPE_CHECKING:
+    from .deployment import Deployment
+    from .runtime import Runtime
+
+
+async def reload(deployment: "Deployment", resource: object) -> None:
+    """Open a resource anew for every distinct arguments that a deployment uses it with, and swap.
+
+    Raises:
+        PlanError: the deployment does not use it.
+        EngineClosedError: the deployment is not ready, or was stopped meanwhile.
+        Exception: what an opening raised; the old ones stay in place then.
+    """
+    openings = _openings(deployment, resource)
+    runtime = deployment.runtime
+    # One reload of a resource at a time: a later one opens again, since it may have been asked for after a change.
+    lock = runtime.reloads.setdefault(openings[0].resource, asyncio.Lock())
+    async with lock:
+        entries = [_entry(deployment, opening) for opening in openings]
+        try:
+            for entry in entries:
+                await _open_next(runtime, entry, deployment.names)
+            for entry in entries:
+                if _entry(deployment, entry.opening) is not entry:  # pragma: no cover - only an Engine's end does that
+                    raise deployment.stopped_error()
+        except BaseException:
+            for entry in reversed(entries):
+                if entry.candidate is not None:
+                    await _discard(entry)
+            raise
+        _swap(runtime, entries)
+
+
+def _openings(deployment: "Deployment", resource: object) -> list[Opening]:
+    if deployment.scope is None or deployment.state != "ready":
+        raise deployment.stopped_error()
+    if asyncio.get_running_loop() is not deployment.scope.loop:
+        raise EngineLoopError("this deployment runs on another event loop than this code; call it from there")
+    if not isinstance(resource, Resource):
+        raise TypeError(f"service.reload takes a resource, got {resource!r}")
+    name: str = resource.name
+    used = dict.fromkeys(opening for wired in deployment.all_wired() for opening in wired.program.resources)
+    openings = [opening for opening in used if opening.resource is resource]
+    if not openings:
+        names = ", ".join(dict.fromkeys(opening.name for opening in used)) or "none"
+        raise PlanError(
+            f"resource {name!r} is not used by this deployment of {deployment.names}; it uses: {names}"
+        )
+    return openings
+
+
+def _entry(deployment: "Deployment", opening: Opening) -> Entry:
+    entry = deployment.runtime.resources.entries.get(opening)
+    if deployment.state != "ready" or entry is None or entry.ending:
+        raise deployment.stopped_error()
+    return entry
+
+
+async def _open_next(runtime: "Runtime", entry: Entry, graphs: str) -> None:
+    host = entry.candidate = runtime.resources.new_host(entry.opening)
+    await host.settled()
+    if not host.is_open:
+        raise runtime.resources.failure(entry.opening, host, graphs)
+
+
+async def _discard(entry: Entry) -> None:
+    """Close what was opened for a reload that failed."""
+    host, entry.candidate = entry.candidate, None
+    assert host is not None
+    was_open = host.is_open
+    error = await host.ended()
+    if was_open and error is not None:
+        logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
+
+
+def _swap(runtime: "Runtime", entries: list[Entry]) -> None:
+    replaced: list[Host[Any]] = []
+    for entry in entries:
+        host, entry.candidate = entry.candidate, None
+        assert host is not None
+        replaced.append(runtime.resources.swap(entry, host))
+    programs = {program for entry in entries for program in entry.programs}
+    frames = [frame for frame in runtime.frames_in_flight() if frame.layout in programs]
+    work = _retire(runtime, entries[0].opening.name, replaced, frames)
+    task = asyncio.get_running_loop().create_task(work, name="penstock-resource-retires", context=Context())
+    for entry in entries:
+        entry.retiring.add(task)
+        task.add_done_callback(entry.retiring.discard)
+
+
+async def _retire(runtime: "Runtime", name: str, replaced: list[Host[Any]], frames: list[Frame]) -> None:
+    """Close what was replaced, the last opened first, once nothing can use it any more."""
+    await departed(frames)
+    frames.clear()
+    await runtime.threads_returned()
+    for host in sorted(replaced, key=lambda host: host.number, reverse=True):
+        error = await host.ended()
+        if error is not None:
+            logs.warning("resource.not_closed", resource=name, error=repr(error))

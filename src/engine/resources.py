@@ -1,0 +1,275 @@
+"""Resources: what is open in one Engine, who uses it, and how it is opened and closed."""
+
+import asyncio
+from collections.abc import Iterable
+from contextvars import Context
+from copy import copy
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from .._errors import EngineClosedError, NodeCancelledError, NodeError
+from ..telemetry import logs
+from .hosting import Host
+from .opening import Opening
+from .program import Program
+from .uninterrupted import uninterrupted
+
+if TYPE_CHECKING:
+    from .planning import ChosenScheduler, Plan
+
+_MARK = "__penstock_opening__"
+
+
+class Entry:
+    """A resource that is open, or being opened or closed.
+
+    Attributes:
+        opening: which one.
+        host: what keeps it open.
+        candidate: what opens the next one, while it is reloaded.
+        users: the scopes that use it; of an Engine that keeps it open anyway, those that wait for it.
+        programs: those whose frames have it.
+        ending: it is being closed, or its opening is cancelled.
+        retiring: tasks that close what it was before it was reloaded.
+    """
+
+    def __init__(self, opening: Opening, host: Host[Any]) -> None:
+        self.opening = opening
+        self.host = host
+        self.candidate: Host[Any] | None = None
+        self.users: set[object] = set()
+        self.programs: WeakSet[Program] = WeakSet()
+        self.ending = False
+        self.retiring: set[asyncio.Task[None]] = set()
+
+
+class Resources:
+    """The resources of one Engine, or of one graph that is called without.
+
+    Args:
+        closes_unused: close a resource when nobody uses it any more, and not only in the end.
+
+    Attributes:
+        closed: nothing is opened any more.
+        entries: what is open, or being opened or closed.
+    """
+
+    def __init__(self, *, closes_unused: bool) -> None:
+        self.closed = False
+        self.entries: dict[Opening, Entry] = {}
+        self._closes_unused = closes_unused
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether anything is open, or being opened or closed."""
+        return bool(self.entries)
+
+    def program(self, plan: "Plan", scheduler: "ChosenScheduler") -> Program:
+        """Return what frames of a plan need to run; with resources, a copy whose frames have those of this Engine."""
+        program = plan._program(scheduler)
+        if not program.resources:
+            return program
+        # Kept with the plan and not here, so that graphs made by a factory for one call leave nothing behind.
+        own = plan._programs_with_resources.setdefault(self, {})
+        if scheduler not in own:
+            own[scheduler] = copy(program)
+        return own[scheduler]
+
+    def hold_nowait(self, program: Program, user: object) -> bool:
+        """Have a scope use the resources of a program, if all are open already; whether they are."""
+        if not program.resources:
+            return True
+        if not program.is_filled:
+            return False
+        if self._closes_unused:
+            entries = [self.entries[opening] for opening in program.resources]
+            if any(entry.ending for entry in entries):
+                return False
+            for entry in entries:
+                entry.users.add(user)
+        return True
+
+    async def hold(self, program: Program, user: object) -> None:
+        """Have a scope use the resources of a program, and open those that are not open.
+
+        Args:
+            program: its frames have them from now on.
+            user: the scope, which calls `release` in the end, also if this fails.
+
+        Raises:
+            Exception: what the opening of one raised, with a note.
+            EngineClosedError: the Engine was closed meanwhile.
+        """
+        if self.hold_nowait(program, user):
+            return
+        entries = [await self._use(opening, program.name, user) for opening in program.resources]
+        for entry in entries:
+            entry.programs.add(program)
+        self._fill([program])
+
+    async def value_of(self, opening: Opening) -> Any:
+        """Return what a resource gives, for a graph that is called without an engine."""
+        return (await self._use(opening, None, object())).host.value
+
+    async def release(self, user: object) -> None:
+        """A scope has ended; close what nobody uses any more, the last opened first. Every one is closed.
+
+        Raises:
+            Exception: the first that a closing raised; further ones are logged.
+        """
+        if not self._closes_unused:
+            return
+        unused: list[Entry] = []
+        for entry in self.entries.values():
+            if user in entry.users:
+                entry.users.discard(user)
+                if not entry.users and not entry.ending:
+                    unused.append(entry)
+        if unused:
+            await uninterrupted(self._end(unused))
+
+    def refuse(self) -> None:
+        """Open nothing any more, and cancel the openings that go on: the Engine is being closed."""
+        self.closed = True
+        for entry in self.entries.values():
+            if not entry.host.is_open:
+                entry.host.end_soon()
+            if entry.candidate is not None:
+                entry.candidate.end_soon()
+
+    async def close(self) -> None:
+        """Close everything, the last opened first; every one is closed.
+
+        Raises:
+            Exception: the first that a closing raised; further ones are logged.
+        """
+        self.refuse()
+        if self.entries:
+            await uninterrupted(self._end([entry for entry in self.entries.values() if not entry.ending]))
+
+    def new_host(self, opening: Opening) -> Host[Any]:
+        """Begin to open a resource."""
+        # An empty context: what is shared must not see the variables, or the span, of whoever happened to come first.
+        return Host(opening.manager(), f"penstock-resource-{opening.name}", Context())
+
+    def swap(self, entry: Entry, host: Host[Any]) -> Host[Any]:
+        """Have the frames that begin from now on see another one; returns what keeps the one before open."""
+        before, entry.host = entry.host, host
+        self._watch(entry)
+        self._fill(entry.programs)
+        return before
+
+    def failure(self, opening: Opening, host: Host[Any], graph: str | None) -> BaseException:
+        """Return the error of an opening for one of those who waited for it, with a note."""
+        error = host.error
+        if self.closed:
+            return EngineClosedError(f"the Engine was closed while resource {opening.name!r} was opened")
+        if error is None:
+            error = NodeCancelledError(
+                "the opening was cancelled, but not by the engine: something that it awaited was, or its own task"
+            )
+        place = "" if graph is None else f" for graph {graph!r}"
+        return _noted(error, f"while resource {opening.name!r} was opened{place}")
+
+    async def _use(self, opening: Opening, graph: str | None, user: object) -> Entry:
+        while True:
+            entry = self.entries.get(opening)
+            if entry is not None and entry.ending:
+                await asyncio.wait([entry.host.task])  # never two at a time: it may hold what the next one needs
+                continue
+            if self.closed:
+                raise EngineClosedError(f"resource {opening.name!r} is not opened any more: the Engine was closed")
+            if entry is None:
+                entry = self.entries[opening] = Entry(opening, self.new_host(opening))
+                self._watch(entry)
+            elif entry.host.task.done():  # it has ended by itself
+                entry.host = self.new_host(opening)
+                self._watch(entry)
+            entry.users.add(user)
+            host = entry.host
+            try:
+                await host.settled()
+            except BaseException:
+                await self._left_waiting(entry, user)
+                raise
+            if host.is_open and not entry.ending:
+                if not self._closes_unused:
+                    entry.users.discard(user)
+                self._fill(program for program in entry.programs if not program.is_filled)
+                return entry
+            entry.users.discard(user)
+            if not entry.ending:
+                raise self.failure(opening, host, graph)
+
+    async def _left_waiting(self, entry: Entry, user: object) -> None:
+        """Whoever waited was cancelled: the last one cancels the opening, and waits until it has unwound."""
+        entry.users.discard(user)
+        if entry.users or entry.ending or (entry.host.is_open and not self._closes_unused):
+            return
+        try:
+            await uninterrupted(self._end([entry]))
+        except Exception as error:  # noqa: BLE001 - of the opening's own unwinding; the cancellation goes on
+            logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
+
+    async def _end(self, entries: Iterable[Entry]) -> None:
+        errors: list[BaseException] = []
+        ending = sorted(entries, key=lambda entry: entry.host.number, reverse=True)
+        for entry in ending:
+            entry.ending = True
+            for program in entry.programs:
+                program.empty()
+        for entry in ending:
+            if entry.candidate is not None:
+                await entry.candidate.ended()
+            if entry.retiring:
+                await asyncio.wait(entry.retiring)
+            error = await entry.host.ended()
+            if error is not None:
+                errors.append(error)
+            self._forget(entry)
+        for error in errors[1:]:
+            logs.warning("resource.not_closed", error=repr(error))
+        if errors:
+            raise errors[0]
+
+    def _watch(self, entry: Entry) -> None:
+        host = entry.host
+        host.task.add_done_callback(lambda _: self._host_ended(entry, host))
+
+    def _host_ended(self, entry: Entry, host: Host[Any]) -> None:
+        """An opening failed, or what was open has ended by itself: whoever needs it next opens it again."""
+        if entry.host is not host or entry.ending:
+            return
+        if host.error is not None and host.number:
+            logs.warning("resource.ended", resource=entry.opening.name, error=repr(host.error))
+        for program in entry.programs:
+            program.is_filled = False
+        if not entry.programs:
+            self._forget(entry)
+
+    def _fill(self, programs: Iterable[Program]) -> None:
+        for program in programs:
+            entries = [self.entries.get(opening) for opening in program.resources]
+            hosts = [entry.host for entry in entries if entry is not None and entry.host.is_open]
+            if len(hosts) == len(entries):
+                program.fill(host.value for host in hosts)
+
+    def _forget(self, entry: Entry) -> None:
+        if self.entries.get(entry.opening) is entry:
+            del self.entries[entry.opening]
+
+
+def _noted(error: BaseException, note: str) -> BaseException:
+    """Add a note; an exception that has one, for another caller, is wrapped, or it would collect those of all."""
+    if not isinstance(error, Exception):
+        return error
+    try:
+        if hasattr(error, _MARK):
+            wrapped = NodeError(f"{type(error).__name__}: {error}")
+            wrapped.__cause__ = error
+            error = wrapped
+        error.add_note(note)
+        setattr(error, _MARK, True)
+    except Exception:  # noqa: BLE001 - an exception that refuses attributes goes without
+        pass
+    return error
