@@ -1,0 +1,531 @@
+"""Resources: opened once, shared, closed in reverse order; what fails or hangs leaves the next caller able to try."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+
+import anyio
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+
+class World:
+    """What the resources of these tests do, and are told to do."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.fail_opening: list[BaseException] = []
+        self.fail_closing: dict[str, Exception] = {}
+        self.tasks: set[tuple[str, asyncio.Task[object] | None]] = set()
+        self.is_open: set[str] = set()
+        self.count = 0
+
+
+world = World()
+
+
+@pytest.fixture(autouse=True)
+def new_world() -> Iterator[None]:
+    global world  # noqa: PLW0603 - the nodes of a module know no fixture
+    world = World()
+    yield
+    assert not world.is_open
+
+
+class Client:
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.closed = False
+
+
+@asynccontextmanager
+async def connected(name: str) -> AsyncIterator[Client]:
+    world.log.append(f"opening {name}")
+    world.tasks.add((name, asyncio.current_task()))
+    async with asyncio.TaskGroup():  # must be left by the task that entered it
+        await world.gate.wait()
+        if world.fail_opening:
+            raise world.fail_opening.pop()
+        world.count += 1
+        client = Client(name, world.count)
+        world.is_open.add(name)
+        world.log.append(f"open {name}")
+        try:
+            yield client
+        finally:
+            client.closed = True
+            world.is_open.discard(name)
+            world.log.append(f"close {name}")
+            world.tasks.add((name, asyncio.current_task()))
+            await asyncio.sleep(0)
+    if name in world.fail_closing:
+        raise world.fail_closing[name]
+
+
+@ps.resource
+async def http(base: str) -> AsyncIterator[Client]:
+    async with connected(base) as client:
+        yield client
+
+
+@ps.resource
+async def pool(size: int = 4, *, name: str = "pool") -> AsyncIterator[Client]:
+    async with connected(f"{name}{size}") as client:
+        yield client
+
+
+@ps.node
+async def fetch(client: Client, url: str) -> str:
+    assert not client.closed
+    await asyncio.sleep(0)
+    assert not client.closed
+    return f"{client.name}/{url}"
+
+
+@ps.node
+def shout(client: Client, text: str) -> str:
+    assert not client.closed
+    return text.upper()
+
+
+@ps.graph
+async def search(url: str) -> str:
+    return await fetch(await http("web"), url)
+
+
+@ps.graph
+async def both(url: str) -> tuple[str, str]:
+    return await fetch(await http("web"), url), await fetch(await pool(), url)
+
+
+def opened() -> int:
+    return sum(line.startswith("open ") for line in world.log)
+
+
+@pytest.mark.parametrize("scheduler", ["parallel", "actors", "wave", "sequential"])
+async def test_a_graph_gets_what_the_resource_yields(scheduler: engine.CallOptions) -> None:
+    assert await engine.run(both("x"), scheduler=scheduler) == ("web/x", "pool4/x")  # type: ignore[arg-type]
+    assert world.log[-2:] == ["close pool4", "close web"]
+
+
+async def test_it_is_opened_once_for_a_hundred_concurrent_first_users() -> None:
+    world.gate.clear()
+    async with engine.Engine() as e:
+        runs = [asyncio.create_task(e.run(search(str(n)))) for n in range(100)]
+        await testing.wait_quiescent()
+        assert world.log == ["opening web"]
+        world.gate.set()
+        assert await asyncio.gather(*runs) == [f"web/{n}" for n in range(100)]
+        assert await e.run(search("again")) == "web/again"
+        async with e.stream(search(str(n)) for n in range(10)) as results:
+            assert len([result async for result in results]) == 10
+        async with e.deploy(search, both) as service:
+            assert await service("a") == "web/a"
+            assert await service.run(both("b")) == ("web/b", "pool4/b")
+        assert world.log == ["opening web", "open web", "opening pool4", "open pool4"]
+    assert world.log[4:] == ["close pool4", "close web"]
+
+
+async def test_the_default_engine_closes_it_when_the_last_scope_that_uses_it_ends() -> None:
+    async with engine.deploy(search) as service:
+        assert await service("a") == "web/a"
+        assert await engine.run(both("b")) == ("web/b", "pool4/b")
+        assert world.is_open == {"web"}
+        async with engine.stream([search("c")]) as results:
+            assert [result async for result in results] == ["web/c"]
+        assert world.is_open == {"web"}
+    assert world.log == ["opening web", "open web", "opening pool4", "open pool4", "close pool4", "close web"]
+    await engine.run(search("again"))
+    assert opened() == 3
+
+
+async def test_it_is_opened_and_closed_by_one_task_which_is_no_callers() -> None:
+    await engine.run(search("x"))
+    assert len(world.tasks) == 1
+    ((_, task),) = world.tasks
+    assert task is not asyncio.current_task()
+    world.tasks.clear()
+
+
+_variable = ContextVar("variable", default="")
+
+
+async def test_it_sees_nothing_of_the_context_of_whoever_comes_first() -> None:
+    @ps.resource
+    async def seen() -> AsyncIterator[str]:
+        yield _variable.get()
+
+    @ps.graph
+    async def look() -> str:
+        return await seen()
+
+    _variable.set("the first caller's")
+    assert await engine.run(look) == ""
+
+
+async def test_equal_arguments_are_one_and_others_are_others() -> None:
+    @ps.graph
+    async def many(url: str) -> list[Client]:
+        one = await pool(1)
+        return [
+            one, await pool(size=1), await pool(1, name="pool"), await pool(True), await pool(2), await http("a"),
+        ]  # fmt: skip
+
+    async with engine.Engine() as e:
+        first = await e.run(many(""))
+        assert [client.number for client in first] == [1, 1, 1, 2, 3, 4]
+        assert await e.run(many("")) == first
+
+
+async def test_it_is_one_step_of_no_graph_and_costs_no_actor() -> None:
+    @ps.graph
+    async def twice(url: str) -> tuple[str, str]:
+        return await fetch(await http("a"), url), await fetch(await http("a"), url)
+
+    assert len(engine.plan(twice).steps) == 2
+    assert str(twice).count("□") == 1
+
+
+async def test_bodies_of_control_flow_and_graphs_inside_share_it() -> None:
+    async def inside(url: str) -> str:
+        return await fetch(await http("web"), url)
+
+    async def elsewhere(url: str) -> str:
+        return await fetch(await http("other"), url)
+
+    async def is_short(url: str) -> bool:
+        return shorter(await pool(), url)
+
+    @ps.node
+    def shorter(client: Client, url: str) -> bool:
+        return len(url) < 12
+
+    @ps.graph
+    async def everywhere(urls: list[str]) -> list[object]:
+        return [
+            await ps.map_each(inside, urls),
+            await ps.cond(shorter(await pool(), urls[0]), inside, elsewhere, urls[0]),
+            await ps.switch(1, (inside, elsewhere), urls[1]),
+            await ps.while_loop(is_short, inside, urls[0]),
+            await search(urls[0]),
+        ]
+
+    for run in (engine.run, lambda call: call):
+        world.log.clear()
+        assert await run(everywhere(["a", "b"])) == [
+            ["web/a", "web/b"], "web/a", "other/b", "web/web/web/a", "web/a",
+        ]  # fmt: skip
+        assert sorted(line for line in world.log if line.startswith("open ")) == ["open other", "open pool4", "open web"]
+    async with engine.deploy(everywhere, search) as service:
+        assert len(await service.map([everywhere(["a", "b"])] * 3)) == 3
+
+
+async def test_it_may_be_returned_and_its_attributes_read() -> None:
+    @ps.graph
+    async def give(url: str) -> tuple[Client, str]:
+        client = await http("web")
+        return client, shout(client, client.name)
+
+    client, name = await engine.run(give(""))
+    assert client.closed
+    assert name == "WEB"
+
+
+async def test_an_opening_that_fails_tells_every_caller_in_its_own_words() -> None:
+    error = ConnectionError("refused")
+    world.gate.clear()
+    world.fail_opening.append(error)
+    async with engine.Engine() as e:
+        runs = [asyncio.create_task(e.run(call)) for call in [search("a"), both("b"), search("c")]]
+        await testing.wait_quiescent()
+        world.gate.set()
+        group = await asyncio.gather(*runs, return_exceptions=True)
+        first, second, third = (one for one in group if isinstance(one, BaseException))
+        assert isinstance(first, ExceptionGroup)  # a task group's
+        assert first.exceptions == (error,)
+        assert first.__notes__ == ["while resource 'http' was opened for graph 'search'"]
+        for other, graph in ((second, "both"), (third, "search")):
+            assert isinstance(other, ps.NodeError)
+            assert other.__cause__ is first
+            assert other.__notes__ == [f"while resource 'http' was opened for graph {graph!r}"]
+        assert await e.run(search("d")) == "web/d"
+    assert world.log == ["opening web", "opening web", "open web", "close web"]
+
+
+async def test_a_deployment_and_a_stream_raise_what_the_opening_raised() -> None:
+    world.fail_opening = [ConnectionError("one"), ConnectionError("two")]
+    with pytest.raises(ExceptionGroup):
+        async with engine.deploy(search):
+            pass
+    with pytest.raises(ExceptionGroup):
+        async with engine.stream([search("a")]) as results:
+            await anext(results)
+    assert await engine.run(search("b")) == "web/b"
+
+
+async def test_an_opening_that_hangs_ends_with_the_deadline_of_its_only_caller() -> None:
+    world.gate.clear()
+    async with engine.Engine() as e:
+        with pytest.raises(ps.DeadlineExceeded, match=r"resources and stateful nodes of graph 'search' did not start"):
+            await e.run(search("a"), timeout_seconds=0.01)
+        patient = asyncio.create_task(e.run(search("b")))
+        await testing.wait_quiescent()
+        with pytest.raises(TimeoutError):
+            await e.run(search("a"), timeout_seconds=0.01)  # it goes away, and the other waits on
+        world.gate.set()
+        assert await patient == "web/b"
+    assert world.log == ["opening web", "opening web", "open web", "close web"]
+
+
+async def test_the_opening_is_cancelled_with_the_last_caller_and_not_before() -> None:
+    world.gate.clear()
+    async with engine.Engine() as e:
+        runs = [asyncio.create_task(e.run(search(str(n)))) for n in range(3)]
+        await testing.wait_quiescent()
+        runs[0].cancel()
+        await testing.wait_quiescent()
+        assert runs[0].cancelled()
+        assert not runs[1].done()
+        runs[1].cancel()
+        runs[2].cancel()
+        await asyncio.wait(runs)
+        assert runs[1].cancelled()
+        assert runs[2].cancelled()
+        world.gate.set()
+        await testing.wait_quiescent()
+        assert world.log == ["opening web"]
+        assert await e.run(search("d")) == "web/d"
+
+
+async def test_a_new_opening_waits_until_a_cancelled_one_has_unwound() -> None:
+    unwinding, unwound = asyncio.Event(), asyncio.Event()
+    opening = 0
+
+    @ps.resource
+    async def port() -> AsyncIterator[int]:
+        nonlocal opening
+        opening += 1
+        if opening == 1:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                unwinding.set()
+                await unwound.wait()
+        yield opening
+
+    @ps.graph
+    async def use() -> int:
+        return await port()
+
+    async with engine.Engine() as e:
+        first = asyncio.create_task(e.run(use))
+        await testing.wait_quiescent()
+        first.cancel()
+        await unwinding.wait()
+        second = asyncio.create_task(e.run(use))
+        await testing.wait_quiescent()
+        assert opening == 1
+        assert not second.done()
+        unwound.set()
+        assert await second == 2
+        assert first.cancelled()
+
+
+async def test_everything_is_closed_in_reverse_order_although_closings_raise() -> None:
+    world.fail_closing = {"pool4": LookupError("first"), "web": LookupError("second")}
+    with pytest.raises(LookupError, match="first"):
+        async with engine.Engine() as e:
+            await e.run(both("a"))
+    assert world.log[-2:] == ["close pool4", "close web"]
+    with pytest.raises(LookupError, match="first"):
+        await engine.run(both("a"))
+    with pytest.raises(LookupError, match="first"):
+        await both("a")
+    assert world.log[-2:] == ["close pool4", "close web"]
+
+
+async def test_an_engine_that_is_closed_ends_the_openings_that_go_on() -> None:
+    world.gate.clear()
+    async with engine.Engine() as e:
+        run = asyncio.create_task(e.run(search("a")))
+        await testing.wait_quiescent()
+    with pytest.raises(ps.EngineClosedError, match="while resource 'http' was opened"):
+        await run
+    assert world.log == ["opening web"]
+
+
+async def test_what_ended_by_itself_is_opened_again_by_whoever_comes_next() -> None:
+    broken = asyncio.Event()
+
+    async def watch() -> None:
+        await broken.wait()
+        raise LookupError("lost")
+
+    @ps.resource
+    async def line() -> AsyncIterator[Client]:
+        async with connected("line") as client, asyncio.TaskGroup() as group:
+            watcher = group.create_task(watch())
+            yield client
+            watcher.cancel()
+
+    @ps.graph
+    async def use() -> int:
+        return (await line()).number
+
+    async with engine.Engine() as e:
+        assert await e.run(use) == 1
+        broken.set()
+        await testing.wait_quiescent()
+        assert "close line" in world.log
+        broken.clear()
+        assert await e.run(use) == 2
+        assert await e.run(use) == 2
+
+
+@pytest.mark.parametrize("kind", ["default", "own", "eager"])
+def test_a_cancel_at_every_step_leaves_nothing_open(kind: str) -> None:
+    async def main() -> None:
+        global world  # noqa: PLW0603
+        world = World()
+        if kind == "eager":
+            await both("a")
+        elif kind == "default":
+            await asyncio.gather(engine.run(search("a")), engine.run(both("b")))
+        else:
+            async with engine.Engine() as e:
+                await asyncio.gather(e.run(search("a")), e.run(both("b")))
+                async with e.deploy(both) as service:
+                    await asyncio.gather(service("c"), service.reload(http))
+
+    for outcome in testing.cancel_at_every_step(main):
+        assert not outcome.tasks_left, outcome
+        assert not outcome.loop_errors, outcome
+        assert not world.is_open, outcome
+        assert outcome.cancelled == isinstance(outcome.error, asyncio.CancelledError), outcome
+
+
+# --- without an engine
+
+
+async def test_a_graph_without_an_engine_opens_it_and_closes_it_at_its_end() -> None:
+    assert await both("x") == ("web/x", "pool4/x")
+    assert world.log == ["opening web", "open web", "opening pool4", "open pool4", "close pool4", "close web"]
+
+
+async def test_graphs_inside_of_one_without_an_engine_share_it() -> None:
+    @ps.node
+    async def nested(url: str) -> str:
+        return await search(url)
+
+    @ps.graph
+    async def outer(url: str) -> tuple[str, str, str]:
+        return await search(url), await search(url), await nested(url)
+
+    assert await outer("x") == ("web/x", "web/x", "web/x")
+    assert world.log == ["opening web", "open web", "close web"]
+
+
+async def test_a_stream_that_a_graph_gives_without_an_engine_keeps_it_open_to_its_end() -> None:
+    @ps.node
+    async def pages(client: Client, url: str) -> AsyncIterator[str]:
+        for page in range(3):
+            assert not client.closed
+            yield f"{url}{page}"
+
+    @ps.graph
+    async def read(url: str) -> AsyncIterator[str]:
+        return pages(await http("web"), url)
+
+    values = await read("a")
+    assert world.is_open == {"web"}
+    assert [value async for value in values] == ["a0", "a1", "a2"]
+    assert not world.is_open
+    async with engine.stream(read("b")) as results:
+        assert [value async for value in results] == ["b0", "b1", "b2"]
+    async with engine.deploy(read) as service, service.stream(read("b")) as results:
+        assert [value async for value in results] == ["b0", "b1", "b2"]
+
+
+async def test_outside_of_a_graph_it_is_refused_and_open_is_for_tests_of_itself() -> None:
+    with pytest.raises(ps.ResourceError, match=r"test_resources.py:\d+: resource 'http' is called outside of a graph"):
+        await http("web")
+
+    @ps.node
+    async def late() -> Client:
+        return await http("web")
+
+    @ps.graph
+    async def use() -> Client:
+        return await late()
+
+    with pytest.raises(ps.ResourceError, match="call it in the graph and pass the value to the node"):
+        await engine.run(use)
+    async with http.open("web") as client:
+        assert client.name == "web"
+    assert world.log == ["opening web", "open web", "close web"]
+
+
+# --- fakes
+
+
+async def test_a_fake_is_a_resource_or_a_function_that_gives_the_value() -> None:
+    closed: list[str] = []
+
+    async def opened_fake(base: str) -> AsyncIterator[Client]:
+        yield Client(f"fake-{base}", 0)
+        closed.append(base)
+
+    async def given_fake(base: str) -> Client:
+        return Client(f"given-{base}", 0)
+
+    async with engine.Engine() as e:
+        assert await e.run(search("a")) == "web/a"
+        with testing.replace(http, opened_fake):
+            assert await e.run(search("a")) == "fake-web/a"
+            assert await search("a") == "fake-web/a"
+            assert closed == ["web"]
+        with testing.replace(http, given_fake):
+            assert await e.run(search("a")) == "given-web/a"
+            assert await search("a") == "given-web/a"
+        assert await e.run(search("a")) == "web/a"
+        assert opened() == 1
+    assert closed == ["web", "web"]
+
+
+async def test_a_trace_does_not_go_stale() -> None:
+    assert await engine.run(search("a")) == "web/a"
+
+    @ps.resource
+    async def other(base: str) -> AsyncIterator[Client]:
+        async with connected(f"other-{base}") as client:
+            yield client
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "http", other)
+        assert await engine.run(search("a")) == "other-web/a"
+    assert await engine.run(search("a")) == "web/a"
+
+
+async def test_a_resource_with_scopes_of_anyio_is_left_in_its_own_task() -> None:
+    @ps.resource
+    async def beating() -> AsyncIterator[int]:
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep_forever)
+            with anyio.CancelScope():
+                yield 1
+            group.cancel_scope.cancel()
+
+    @ps.graph
+    async def use() -> int:
+        return await beating()
+
+    assert await engine.run(use) == 1
+    assert await use() == 1
+    async with engine.Engine() as e:
+        assert await e.run(use) == 1
