@@ -34,10 +34,9 @@ async def reload(deployment: "Deployment", resource: object) -> None:
         entries = [_entry(deployment, opening) for opening in openings]
         try:
             for entry in entries:
-                await _open_next(runtime, entry, deployment.names)
+                await _open_next(deployment, entry)
             for entry in entries:
-                if _entry(deployment, entry.opening) is not entry:  # pragma: no cover - only an Engine's end does that
-                    raise deployment.stopped_error()
+                _check_wanted(deployment, entry)
         except BaseException:
             for entry in reversed(entries):
                 if entry.candidate is not None:
@@ -65,17 +64,24 @@ def _openings(deployment: "Deployment", resource: object) -> list[Opening]:
 
 
 def _entry(deployment: "Deployment", opening: Opening) -> Entry:
-    entry = deployment.runtime.resources.entries.get(opening)
-    if deployment.state != "ready" or entry is None or entry.ending:
-        raise deployment.stopped_error()
+    entry = deployment.runtime.resources.entries[opening]  # the deployment uses it, so it is there
+    _check_wanted(deployment, entry)
     return entry
 
 
-async def _open_next(runtime: "Runtime", entry: Entry, graphs: str) -> None:
-    host = entry.candidate = runtime.resources.new_host(entry.opening)
+def _check_wanted(deployment: "Deployment", entry: Entry) -> None:
+    """Refuse to go on when the deployment was stopped meanwhile, or what is to be replaced is being closed."""
+    if deployment.state != "ready" or entry.ending:
+        raise deployment.stopped_error()
+
+
+async def _open_next(deployment: "Deployment", entry: Entry) -> None:
+    resources = deployment.runtime.resources
+    host = entry.candidate = resources.new_host(entry.opening)
     await host.settled()
+    _check_wanted(deployment, entry)
     if not host.is_open:
-        raise runtime.resources.failure(entry.opening, host, graphs)
+        raise resources.failure(entry.opening, host, deployment.names)
 
 
 async def _discard(entry: Entry) -> None:

@@ -89,9 +89,14 @@ async def predict(pause: asyncio.Event) -> tuple[tuple[int, int], tuple[int, int
     return await second(model, before), await ps.cond(await yes(before), inside, inside, before)
 
 
+@ps.node
+def total(one: Weights, other: Weights) -> int:
+    return one.version + other.version
+
+
 @ps.graph
 async def compare(pause: asyncio.Event) -> int:
-    return (await first(await weights("a"), pause)).version + (await first(await weights("b"), pause)).version
+    return total(await first(await weights("a"), pause), await first(await weights("b"), pause))
 
 
 @ps.graph
@@ -114,7 +119,7 @@ def is_set() -> asyncio.Event:
 async def test_a_thousand_calls_in_flight_each_see_one_instance_and_none_is_dropped(own: bool) -> None:
     async with engine.Engine() as e:
         deploy = e.deploy if own else engine.deploy
-        async with deploy(predict, max_in_flight=2000) as service:
+        async with deploy(predict, max_in_flight=2000, max_workers=2000) as service:
             pauses = [asyncio.Event() for _ in range(1000)]
             before = [asyncio.create_task(service(pause)) for pause in pauses]
             await testing.wait_quiescent()
@@ -270,7 +275,7 @@ async def test_calls_that_fail_or_are_cancelled_let_the_old_go_when_they_have_un
 
     @ps.graph
     async def stubborn() -> None:
-        await slow_to_leave(await weights("a"))
+        return await slow_to_leave(await weights("a"))
 
     async with engine.deploy(stubborn) as service:
         call = asyncio.create_task(service())
