@@ -57,9 +57,7 @@ def _openings(deployment: "Deployment", resource: object) -> list[Opening]:
     openings = [opening for opening in used if opening.resource is resource]
     if not openings:
         names = ", ".join(dict.fromkeys(opening.name for opening in used)) or "none"
-        raise PlanError(
-            f"resource {name!r} is not used by this deployment of {deployment.names}; it uses: {names}"
-        )
+        raise PlanError(f"resource {name!r} is not used by this deployment of {deployment.names}; it uses: {names}")
     return openings
 
 

@@ -1,18 +1,23 @@
 """Replacing a node by a fake."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from ..engine.node import Node
 from ..engine.replacement import replaced
+from ..engine.resource import Resource
 from ..engine.stateful import is_stateful, node_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def replace(node: Node[P, R] | Callable[P, R], fake: Callable[P, R], /) -> AbstractContextManager[None]:
+@overload
+def replace(node: Resource[P, R], fake: Callable[P, AsyncIterator[R]], /) -> AbstractContextManager[None]: ...
+@overload
+def replace(node: Node[P, R] | Callable[P, R], fake: Callable[P, R], /) -> AbstractContextManager[None]: ...
+def replace(node: Any, fake: Any, /) -> AbstractContextManager[None]:
     """Run `fake` in place of a node, and of its copies with another policy, inside the `with`.
 
     Graphs are traced again; a deployment that runs already keeps its plan. The policy of the node stays: limits,
@@ -20,8 +25,9 @@ def replace(node: Node[P, R] | Callable[P, R], fake: Callable[P, R], /) -> Abstr
 
     Args:
         node: the node; a method, taken from its class or from any instance; or an instance of a stateful node, which
-            then is not made and not entered by any scope.
-        fake: what runs instead, with the same parameters and result, `async def` if the node is.
+            then is not made and not entered by any scope; or a resource.
+        fake: what runs instead, with the same parameters and result, `async def` if the node is. For a resource, an
+            async generator function like its own, or an `async def` that gives the value.
 
     Raises:
         TypeError: `node` is no node.
@@ -30,4 +36,4 @@ def replace(node: Node[P, R] | Callable[P, R], fake: Callable[P, R], /) -> Abstr
         return replaced(cast(Node[..., Any], node), fake)
     if is_stateful(node) and not isinstance(node, type):
         return replaced(node_of(node), fake)
-    raise TypeError(f"testing.replace takes a node or an instance of a stateful one, got {node!r}")
+    raise TypeError(f"testing.replace takes a node, an instance of a stateful one, or a resource, got {node!r}")

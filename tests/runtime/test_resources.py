@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import anyio
 import pytest
@@ -109,8 +110,8 @@ def opened() -> int:
 
 
 @pytest.mark.parametrize("scheduler", ["parallel", "actors", "wave", "sequential"])
-async def test_a_graph_gets_what_the_resource_yields(scheduler: engine.CallOptions) -> None:
-    assert await engine.run(both("x"), scheduler=scheduler) == ("web/x", "pool4/x")  # type: ignore[arg-type]
+async def test_a_graph_gets_what_the_resource_yields(scheduler: Any) -> None:
+    assert await engine.run(both("x"), scheduler=scheduler) == ("web/x", "pool4/x")
     assert world.log[-2:] == ["close pool4", "close web"]
 
 
@@ -221,7 +222,11 @@ async def test_bodies_of_control_flow_and_graphs_inside_share_it() -> None:
         assert await run(everywhere(["a", "b"])) == [
             ["web/a", "web/b"], "web/a", "other/b", "web/web/web/a", "web/a",
         ]  # fmt: skip
-        assert sorted(line for line in world.log if line.startswith("open ")) == ["open other", "open pool4", "open web"]
+        assert sorted(line for line in world.log if line.startswith("open ")) == [
+            "open other",
+            "open pool4",
+            "open web",
+        ]
     async with engine.deploy(everywhere, search) as service:
         assert len(await service.map([everywhere(["a", "b"])] * 3)) == 3
 

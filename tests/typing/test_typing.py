@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from tests.typing import correct, streams
+from tests.typing import correct, resources, streams
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +30,11 @@ def test_a_type_checker_has_nothing_to_add(command: list[str]) -> None:
 )
 def test_what_type_checks_can_be_planned(graph: ps.Graph[..., object]) -> None:
     assert engine.plan(graph).name == graph.name
+
+
+async def test_resources_are_opened_and_reloaded() -> None:
+    await resources.serve()
+    assert await engine.run(resources.build("a")("x")) == b"x"
 
 
 async def test_an_answer_is_streamed() -> None:

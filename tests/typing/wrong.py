@@ -9,6 +9,7 @@ from typing import Any
 
 import penstock as ps
 from penstock import engine, testing
+from tests.typing import resources
 from tests.typing.correct import (
     Client,
     Hit,
@@ -146,4 +147,23 @@ def replacing() -> None:
     def narrower(url: bytes) -> Coroutine[Any, Any, bytes]:
         return fetch("a")
 
-    testing.replace(fetch, narrower)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    testing.replace(fetch, narrower)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+async def opening() -> None:
+    await resources.http(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await resources.http("a", 3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    text: str = await resources.http("a")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    print(text)
+
+    async def number(base_url: int) -> resources.Http:
+        return resources.Http()
+
+    testing.replace(resources.http, number)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    @ps.resource  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    async def no_yield() -> int:
+        return 3
+
+    async with engine.deploy(search) as service:
+        await service.reload(search)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

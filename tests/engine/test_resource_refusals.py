@@ -1,0 +1,221 @@
+"""What is no resource, and what a resource cannot be called with, is refused with place and remedy."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+
+
+@ps.resource
+async def client(base: str, retries: object = 0) -> AsyncIterator[str]:
+    yield base
+
+
+@ps.node
+async def fetch(client: str, url: str) -> str:
+    return client + url
+
+
+@ps.node
+def length(text: str) -> int:
+    return len(text)
+
+
+def no_generator(base: str) -> str:
+    return base
+
+
+async def no_yield(base: str) -> str:
+    return base
+
+
+def plain_generator(base: str) -> Iterator[str]:
+    yield base
+
+
+class Owner:
+    async def method(self) -> AsyncIterator[str]:
+        yield ""
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (no_generator, "needs an async generator function, got .*no_generator.*write `async def` with one `yield`"),
+        (no_yield, "needs an async generator function, got .*no_yield"),
+        (plain_generator, "needs an async generator function, got .*plain_generator"),
+        (Owner, "needs an async generator function"),
+        (Owner.method, "resource 'method' is a method of Owner"),
+        (fetch, "<Node fetch> is a node or a resource already"),
+        (client, "<Resource client> is a node or a resource already"),
+    ],
+)
+def test_what_is_no_resource_is_refused(fn: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        ps.resource(fn)
+
+
+@dataclass
+class Mutable:
+    url: str
+
+
+@dataclass(frozen=True)
+class Frozen:
+    url: str
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (1, x), Frozen])
+def test_an_argument_that_each_call_has_its_own_of_is_refused(wrap: Any) -> None:
+    @ps.graph
+    async def search(url: str) -> str:
+        return await fetch(await client(base=wrap(url)), url)
+
+    with pytest.raises(
+        ps.GraphTraceError,
+        match=r"resource_refusals.py:\d+: argument 'base' of resource 'client' is <Ref url>.*def build\(base_url\)",
+    ):
+        engine.plan(search)
+
+
+def test_the_value_of_another_step_or_resource_is_refused_as_an_argument() -> None:
+    @ps.graph
+    async def search(url: str) -> str:
+        return await client(await client("a"), length(url))
+
+    with pytest.raises(ps.GraphTraceError, match="argument 'base' of resource 'client' is <Ref client>"):
+        engine.plan(search)
+
+
+@pytest.mark.parametrize("value", [["a"], {"a": 1}, Mutable("a"), ("a", [])])
+async def test_an_argument_that_is_not_hashable_is_named(value: object) -> None:
+    @ps.graph
+    async def search(url: str) -> str:
+        return await fetch(await client("a", retries=value), url)
+
+    message = r"test_resource_refusals.py:\d+: argument 'retries' of resource 'client' cannot be hashed"
+    with pytest.raises(ps.GraphTraceError, match=message):
+        engine.plan(search)
+    with pytest.raises(ps.GraphTraceError, match=message):
+        await search("x")
+
+
+async def test_a_frozen_dataclass_and_none_are_fine() -> None:
+    @ps.graph
+    async def search(url: str) -> str:
+        return await fetch(await client("a", Frozen("b")), await fetch(await client("c", None), url))
+
+    assert await engine.run(search("x")) == "acx"
+
+
+def test_wrong_arguments_are_refused_while_tracing() -> None:
+    @ps.graph
+    async def search(url: str) -> str:
+        return await client(bse="a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+    with pytest.raises(
+        ps.GraphTraceError, match=r"resource 'client' is called wrongly: .*'base'.*parameters are \(base"
+    ):
+        engine.plan(search)
+
+
+def test_a_call_that_is_not_awaited_is_refused() -> None:
+    @ps.graph
+    async def search(url: str) -> str:
+        client("a")  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
+        return url
+
+    with pytest.raises(ps.GraphTraceError, match="the result of this call in 'search' is never awaited"):
+        engine.plan(search)
+
+
+async def test_calls_that_are_awaited_later_are_told_apart() -> None:
+    async def inside(url: str) -> str:
+        one = fetch("a", url)
+        other, same = client("b"), client("b")
+        return await fetch(await other, await fetch(await same, await one))
+
+    @ps.graph
+    async def search(urls: list[str]) -> list[str]:
+        return await ps.map_each(inside, urls)
+
+    assert await engine.run(search(["x", "y"])) == ["bbax", "bbay"]
+
+
+def test_a_type_that_does_not_fit_is_found_by_the_plan() -> None:
+    @ps.graph
+    async def search(count: int) -> int:
+        return await add(await client("a"), count)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    @ps.node
+    async def add(one: int, other: int) -> int:
+        return one + other
+
+    with pytest.raises(ps.PlanError, match="parameter 'one' of node 'add' takes int, but gets str"):
+        engine.plan(search)
+
+
+def test_a_policy_is_refused() -> None:
+    with pytest.raises(TypeError, match="resource 'client' has no policy"):
+        client.with_policy(timeout_seconds=1)
+
+
+@ps.resource
+async def twice() -> AsyncIterator[int]:
+    for number in range(3):
+        yield number
+
+
+@ps.resource
+async def never() -> AsyncIterator[int]:
+    for number in range(0):
+        yield number
+
+
+@ps.resource
+async def late() -> AsyncIterator[int]:
+    yield 1
+    raise StopAsyncIteration
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (twice, ps.ResourceError, "resource 'twice' yielded twice: it yields what it opened, once"),
+        (never, ps.ResourceError, "resource 'never' ended without a `yield`"),
+        (late, RuntimeError, "raised StopAsyncIteration"),
+    ],
+)
+async def test_a_generator_that_yields_twice_or_never(
+    wrong: ps.Resource[[], int], error: type[Exception], message: str
+) -> None:
+    @ps.graph
+    async def use() -> int:
+        return await wrong()
+
+    with pytest.raises(error, match=message):
+        await engine.run(use)
+    with pytest.raises(error, match=message):
+        await use()
+    with pytest.raises(error, match=message):
+        async with wrong.open():
+            pass
+    with pytest.raises(error, match=message):
+        async with engine.Engine() as e:
+            await e.run(use)
+
+
+def test_it_is_drawn_with_a_shape_of_its_own_and_without_its_arguments() -> None:
+    @ps.graph
+    async def search(url: str) -> str:
+        return await fetch(await client("https://user:secret@host"), url)
+
+    assert "□  client   resource" in str(search)
+    assert '[("client<br/><small>resource</small>")]' in search.to_mermaid()
+    assert "shape=cylinder" in search.to_dot()
+    assert 'class="resource"' in search._repr_svg_()
+    assert "secret" not in str(search) + search.to_mermaid() + search.to_dot() + search._repr_svg_()
