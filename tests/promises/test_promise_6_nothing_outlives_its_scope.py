@@ -8,6 +8,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,56 @@ print(threading.active_count())
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.split() == ["8", "2", "1"]
     assert done.stderr == ""
+
+
+def test_promise_6_resources_are_closed_once_whatever_is_cancelled_and_reloaded_when(effort: int) -> None:
+    async def main() -> None:
+        made: list[list[str]] = []
+
+        @ps.resource
+        async def line(name: str) -> AsyncIterator[list[str]]:
+            await asyncio.sleep(0)
+            made.append(state := ["open"])
+            try:
+                yield state
+            finally:
+                state.append("closing")
+                await asyncio.sleep(0)
+                state.append("closed")
+
+        @ps.node
+        async def use(state: list[str], number: int) -> int:
+            for _ in range(number % 4):
+                assert state == ["open"]
+                await asyncio.sleep(0)
+            return number
+
+        @ps.graph
+        async def work(number: int) -> int:
+            return await use(await line("a"), await use(await line("b"), number))
+
+        async def cancel_some(calls: list[asyncio.Task[int]]) -> None:
+            for call in calls[::3]:
+                await asyncio.sleep(0)
+                call.cancel()
+
+        async def use_all(own: engine.Engine) -> None:
+            async with own.deploy(work, max_in_flight=4) as service:
+                calls = [asyncio.create_task(service(number)) for number in range(12)]
+                calls += [asyncio.create_task(own.run(work(number))) for number in range(12)]
+                calls += [asyncio.create_task(engine.run(work(number))) for number in range(12)]
+                reloads = [asyncio.create_task(service.reload(line)) for _ in range(2)]
+                await cancel_some(calls)
+                results = await asyncio.gather(*calls, return_exceptions=True)
+                await asyncio.gather(*reloads)
+            expected = [*range(12)] * 3
+            for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
+                assert result == wanted or (number % 3 == 0 and isinstance(result, asyncio.CancelledError))
+
+        async with engine.Engine() as own:
+            await use_all(own)
+        assert all(state == ["open", "closing", "closed"] for state in made)
+        assert others() == set()
+
+    for _ in testing.interleavings(main, count=30 * effort):
+        pass

@@ -166,7 +166,69 @@ async def test_streams_runs_and_other_deployments_of_the_engine_go_over_as_well(
         assert await other(pause) == 1  # one of the two was reloaded
 
 
-async def test_a_stream_of_values_keeps_what_it_began_with() -> None:
+async def test_items_that_wait_in_an_inbox_and_items_that_unwind_keep_the_old() -> None:
+    unwound = asyncio.Event()
+
+    @ps.node(concurrency=1)
+    async def one_by_one(model: Weights, pause: asyncio.Event) -> Weights:
+        await pause.wait()
+        assert not model.closed
+        return model
+
+    @ps.node
+    async def slow_to_leave(model: Weights, pause: asyncio.Event) -> int:
+        try:
+            await pause.wait()
+        finally:
+            await unwound.wait()
+            assert not model.closed
+        return 1
+
+    @ps.node
+    async def fail(model: Weights, pause: asyncio.Event) -> int:
+        raise LookupError
+
+    @ps.graph
+    async def queue(pause: asyncio.Event) -> Weights:
+        return await one_by_one(await weights("a"), pause)
+
+    @ps.graph
+    async def unwind(pause: asyncio.Event) -> tuple[int, int]:
+        model = await weights("a")
+        return await slow_to_leave(model, pause), await fail(model, pause)
+
+    async with engine.Engine() as e, e.deploy(unwind) as service:
+        pauses = [asyncio.Event() for _ in range(3)]
+        async with e.stream([queue(pause) for pause in pauses]) as queued:
+            await testing.wait_quiescent()
+            await service.reload(weights)
+            for pause in pauses:
+                await testing.wait_quiescent()
+                assert not made[0].closed
+                pause.set()
+            assert [one.version async for one in queued] == [0, 0, 0]
+        await testing.wait_quiescent()
+        assert made[0].closed
+        for verb, closed in ((service.stream, 1), (e.stream, 2)):
+            unwound.clear()
+            async with verb([unwind(asyncio.Event())]) as items:
+                assert [type(item.error) async for item in _first(items)] == [LookupError]
+                await service.reload(weights)
+                await testing.wait_quiescent()
+                assert not made[closed].closed
+                unwound.set()
+                await testing.wait_quiescent()
+                assert made[closed].closed
+
+
+async def _first(items: engine.Stream[tuple[int, int]]) -> AsyncIterator[engine.Outcome[tuple[int, int]]]:
+    async for item in items.outcomes():
+        yield item
+        return
+
+
+@pytest.mark.parametrize("deployed", [True, False])
+async def test_a_stream_of_values_keeps_what_it_began_with(deployed: bool) -> None:
     @ps.node
     async def versions(model: Weights, steps: asyncio.Semaphore) -> AsyncIterator[int]:
         for _ in range(4):
@@ -180,7 +242,7 @@ async def test_a_stream_of_values_keeps_what_it_began_with() -> None:
 
     steps = asyncio.Semaphore(1)
     async with engine.deploy(count) as service:
-        async with service.stream(count(steps)) as values:
+        async with (service if deployed else engine).stream(count(steps)) as values:
             assert await anext(values) == 0
             await service.reload(weights)
             await testing.wait_quiescent()

@@ -1,6 +1,8 @@
 """Resources: opened once, shared, closed in reverse order; what fails or hangs leaves the next caller able to try."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -146,6 +148,24 @@ async def test_the_default_engine_closes_it_when_the_last_scope_that_uses_it_end
     assert opened() == 3
 
 
+async def test_what_is_closed_is_let_go_and_opened_again_by_the_next_run() -> None:
+    held: list[weakref.ref[Client]] = []
+
+    @ps.node
+    async def hold(client: Client) -> int:
+        held.append(weakref.ref(client))
+        return client.number
+
+    @ps.graph
+    async def use() -> int:
+        return await hold(await http("web"))
+
+    for number in (1, 2, 3):
+        assert await engine.run(use) == number
+        gc.collect()
+        assert held[-1]() is None
+
+
 async def test_it_is_opened_and_closed_by_one_task_which_is_no_callers() -> None:
     await engine.run(search("x"))
     assert len(world.tasks) == 1
@@ -189,7 +209,9 @@ async def test_it_is_one_step_of_no_graph_and_costs_no_actor() -> None:
     async def twice(url: str) -> tuple[str, str]:
         return await fetch(await http("a"), url), await fetch(await http("a"), url)
 
-    assert len(engine.plan(twice).steps) == 2
+    plan = engine.plan(twice)
+    assert len(plan.steps) == 2
+    assert engine.plan(search)._program("actors").is_line
     assert str(twice).count("□") == 1
 
 
