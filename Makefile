@@ -8,15 +8,18 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 # How many times more random examples and interleavings `make test-long` tries.
 EFFORT ?= 40
+# How long `make soak` runs.
+MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo test test-long check format bench bench-peers docs clean
+.PHONY: help demo test test-long soak check format bench bench-peers docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library's code"
 	@echo "make test         all tests, on every core"
 	@echo "make test-long    the same with $(EFFORT) times the random examples and interleavings"
+	@echo "make soak         $(MINUTES) minutes of a deployment under load, with faults (MINUTES=…, ARGS=\"--seed …\")"
 	@echo "make check        lint, format, types (mypy and pyright), import directions"
 	@echo "make format       let ruff rewrite what it can"
 	@echo "make bench        ratios against hand-written asyncio"
@@ -64,6 +67,9 @@ check: $(VENV)/.dev
 	$(BIN)/mypy $(TYPED)
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/house/test_import_directions.py
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix

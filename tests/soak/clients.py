@@ -1,0 +1,157 @@
+"""The clients of a soak: they call, stream, give up, leave in the middle, and write down what became of each call."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import penstock as ps
+from penstock import engine
+from tests.soak.world import Injected, answer, book, chat, heavy
+
+Service = engine.Service[..., Any]
+
+OUTCOMES = ("results", "errors", "cancelled", "expired", "refused")
+
+
+class Ledger:
+    """What became of every call.
+
+    Attributes:
+        counts: "submitted", and one of `OUTCOMES` for each of them.
+        surprises: errors that no fault and no limit explains.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.surprises: list[str] = []
+
+    @property
+    def lost(self) -> int:
+        """Calls without an outcome, or with more than one."""
+        return self.counts["submitted"] - sum(self.counts[outcome] for outcome in OUTCOMES)
+
+    async def follow(self, call: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+        """Make one call and wait for it; its result is whether the client stayed to the end."""
+        self.counts["submitted"] += 1
+        try:
+            stayed = await call()
+        except asyncio.CancelledError:
+            self.counts["cancelled"] += 1
+        except ps.DeadlineExceeded:
+            self.counts["expired"] += 1
+        except ps.Overloaded:
+            self.counts["refused"] += 1
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this call's outcome
+            self.failed(error)
+        else:
+            self.counts["results" if stayed else "cancelled"] += 1
+
+    def failed(self, error: Exception) -> None:
+        self.counts["errors"] += 1
+        expected = Injected, ps.NodeCancelledError, ps.WorkerDied, ps.NodeTimeoutError
+        if not isinstance(error, expected) and len(self.surprises) < 10:
+            self.surprises.append(repr(error))
+
+
+class Clients:
+    """Clients that come at random moments, each doing one of the things that clients do.
+
+    Args:
+        service: what they call.
+        rng: what they draw from.
+    """
+
+    def __init__(self, service: Service, rng: random.Random) -> None:
+        self.ledger = Ledger()
+        self._service = service
+        self._rng = rng
+        self._present: set[asyncio.Task[None]] = set()
+
+    async def come(self, per_second: float, seconds: float) -> None:
+        """Have clients come for some time, whatever becomes of those before: that is how servers are overloaded."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        end = due + seconds
+        while due < end:
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            self._enter()
+            due += self._rng.expovariate(per_second)
+
+    async def gone(self, patience_seconds: float = 30) -> None:
+        """Wait until all have gone; who stays longer has lost its call."""
+        if self._present:
+            await asyncio.wait(self._present, timeout=patience_seconds)
+        for task in self._present:
+            task.cancel()  # counted as cancelled, too late: but the wait above has shown it
+            self.ledger.surprises.append("a call did not end")
+
+    def _enter(self) -> None:
+        rng, page = self._rng, self._rng.randrange(1 << 20)
+        kind = rng.random()
+        call: Callable[[], Coroutine[Any, Any, bool]]
+        if kind < 0.60:
+            call = partial(self._call, answer(page))
+        elif kind < 0.70:
+            call = partial(self._call, book(page))
+        elif kind < 0.73:
+            call = partial(self._call, heavy(page))
+        elif kind < 0.97:
+            call = partial(self._chat, page)
+        else:
+            self._add(self._pipeline(page))
+            return
+        task = self._add(self.ledger.follow(call))
+        if rng.random() < 0.06:  # the connection breaks
+            asyncio.get_running_loop().call_later(rng.expovariate(30), task.cancel)
+
+    def _add(self, client: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(client)
+        self._present.add(task)
+        task.add_done_callback(self._present.discard)
+        return task
+
+    def _options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if self._rng.random() < 0.3:
+            options["timeout_seconds"] = self._rng.choice([0.03, 0.1, 1.0])
+        if self._rng.random() < 0.1:
+            options["priority"] = self._rng.choice([-1, 1])
+        return options
+
+    async def _call(self, call: ps.Call[Any]) -> bool:
+        await self._service.run(call, **self._options())
+        return True
+
+    async def _chat(self, page: int) -> bool:
+        """Read a stream of tokens: to its end, slowly, or until something better comes up."""
+        rng = self._rng
+        leaves_after = rng.choice([None, None, None, 0, 3, 20])
+        drops = rng.random() < 0.3  # without a word: no `aclose`
+        stream = self._service.stream(chat(page), **self._options())
+        try:
+            read = 0
+            async for _ in stream:
+                read += 1
+                if leaves_after is not None and read > leaves_after:
+                    return False
+                if rng.random() < 0.02:
+                    await asyncio.sleep(0.02)
+        finally:
+            if not drops:
+                await stream.aclose()
+        return True
+
+    async def _pipeline(self, page: int) -> None:
+        """Send several calls as one stream; each of them has an outcome."""
+        calls = [answer(page + number) for number in range(8)]
+        self.ledger.counts["submitted"] += len(calls)
+        async with self._service.stream(calls, max_in_flight=3) as stream:
+            async for outcome in stream.outcomes():
+                if outcome.error is None:
+                    self.ledger.counts["results"] += 1
+                else:
+                    assert isinstance(outcome.error, Exception)
+                    self.ledger.failed(outcome.error)
