@@ -17,7 +17,7 @@ from .admission import Admission
 from .departures import listener_of
 from .options import ExecutionOptions
 from .scope import Scope, end_span, start_span
-from .source import Calls, Prepare, PulledSource, checked_call, feed
+from .source import Calls, Prepare, PulledSource, checked_call, enter, feed
 from .uninterrupted import uninterrupted
 from .uptime import Uptime
 from .window import Window
@@ -200,8 +200,7 @@ class Pipeline:
             self._crews[frame] = crew
             crew.launch(frame, wired.entries)
             return
-        for actor in crew.start(frame, wired.entries):
-            await actor.queue(frame)
+        await enter(frame, crew.start(frame, wired.entries), self.window)
 
     def _item_settled(self, frame: Frame) -> None:
         self._crews.pop(frame).close()

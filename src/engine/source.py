@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
+from .._errors import NodeCancelledError
 from ..actors.actor import Actor
 from ..actors.crew import Crew
 from ..actors.current import Position
@@ -71,8 +72,7 @@ class PulledSource:
                 if self._blocked is not None:
                     frame, full = self._blocked
                     self._blocked = None
-                    for actor in full:
-                        await actor.queue(frame)
+                    await enter(frame, full, self._window)
                     del frame, full
         except _Ended:
             return
@@ -245,6 +245,19 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
         aclose = getattr(source, "aclose", None)
         if aclose is not None:
             await aclose()
+
+
+async def enter(frame: Frame, full: Iterable[Actor], window: Window) -> None:
+    """Wait until a new item is in the inboxes that had no room for it."""
+    try:
+        for actor in full:
+            await actor.queue(frame)
+    except asyncio.CancelledError as error:
+        if not window.closed:  # not by the engine, which cancels its items itself: nobody else would end this one
+            cancelled = NodeCancelledError("the source of this stream was cancelled while this item waited to enter")
+            cancelled.__cause__ = error
+            frame.fail(cancelled)
+        raise
 
 
 def _fail(frame: Frame, actor: Actor, error: BaseException) -> None:

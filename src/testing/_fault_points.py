@@ -1,5 +1,6 @@
 """Where faults are injected: the functions of the engine that stand there, replaced as long as there is a fault."""
 
+import asyncio
 import functools
 import os
 import signal
@@ -12,6 +13,7 @@ from ..actors.chain import Link
 from ..actors.frame import Frame
 from ..actors.parts import close_stream
 from ..actors.processes import ProcessPool
+from ..actors.worker import _foreign_cancel
 from ..engine import instances, replacement
 from ..engine.stateful import node_of
 from ..engine.wiring import Wiring
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
     from .faults import Injections
 
 Point: TypeAlias = Literal["actor.start", "node.call", "channel.put", "worker.process"]
+
+
+class InjectedCancel(asyncio.CancelledError):
+    """A cancel that nobody asked for."""
+
+
 # Makes what stands in place of a function, out of the function.
 Replace: TypeAlias = Callable[[Any], Any]
 
@@ -159,6 +167,9 @@ def _queue(original: Any) -> Any:
                 _held_up[self, frame] = None
                 try:
                     await fault._act()
+                except InjectedCancel as error:
+                    frame.fail(_foreign_cancel(error), self)
+                    return
                 except Exception as error:  # noqa: BLE001 - the fault: an inbox has nobody to raise it to but the item
                     frame.fail(error, self)
                     return

@@ -28,7 +28,7 @@ from typing import Any, TypeAlias, get_args, overload
 
 from ..engine.node import Node
 from ..engine.stateful import is_stateful, node_of
-from ._fault_points import Point, install, remove
+from ._fault_points import InjectedCancel, Point, install, remove
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Cancel:
         self._act_blocking()
 
     def _act_blocking(self) -> None:
-        raise asyncio.CancelledError("penstock.testing.faults: cancelled here")
+        raise InjectedCancel("penstock.testing.faults: cancelled here")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Promise 1: every submitted item gets exactly one terminal outcome: result, error, cancelled or expired."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
 import penstock as ps
-from penstock import engine
+from penstock import engine, testing
 from tests.promises.exploring import Explorer
 from tests.promises.scenario import Boom, Item, World, check_outcomes, live
 
@@ -58,6 +59,37 @@ async def test_promise_1_the_first_failure_of_an_item_wins_and_a_later_one_is_lo
 
     with pytest.raises(Boom, match="first"):
         await engine.run(two_failures(1))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_promise_1_an_item_whose_source_is_cancelled_before_it_has_entered_ends_too(asynchronous: bool) -> None:
+    """By whoever cancels all tasks that it can find."""
+    gate = asyncio.Event()
+
+    @ps.node(concurrency=1, capacity=1)
+    async def narrow(x: int) -> int:
+        await gate.wait()
+        return x
+
+    @ps.graph
+    async def line(x: int) -> int:
+        return await narrow(x)
+
+    async def calls() -> AsyncIterator[ps.Call[int]]:
+        for x in range(5):
+            yield line(x)
+
+    async with engine.stream(calls() if asynchronous else (line(x) for x in range(5))) as results:
+        await testing.wait_quiescent()
+        source = next(task for task in asyncio.all_tasks() if task.get_name() == "penstock-source")
+        source.cancel()
+        await asyncio.wait([source])
+        gate.set()
+        got = []
+        with pytest.raises(ps.NodeCancelledError, match="the source of this stream was cancelled"):
+            async for outcome in results.outcomes():
+                got.append(outcome.value if outcome.error is None else type(outcome.error))
+        assert got == [0, 1, ps.NodeCancelledError]
 
 
 async def forever() -> None:
