@@ -11,6 +11,7 @@ from ..actors import current
 from ..actors.actor import Actor
 from ..actors.chain import Link
 from ..actors.frame import Frame
+from ..actors.loop_host import LoopHost
 from ..actors.parts import close_stream
 from ..actors.processes import ProcessPool
 from ..actors.worker import _foreign_cancel
@@ -95,10 +96,22 @@ class _Starting:
         return None
 
 
+def _start(original: Any) -> Any:
+    async def start(self: LoopHost) -> None:
+        await _pass("actor.start", self.name)
+        await original(self)
+
+    return start
+
+
 def _node_actor(original: Any) -> Any:
     def node_actor(self: Wiring, program: Any, unit: Any, step: Any, node: Any) -> Actor:
         actor: Actor = original(self, program, unit, step, node)
-        if node.gives_stream:
+        if node.runs_loop and node.gives_stream:
+            actor.invoke = _awaited(actor.invoke, actor.name)
+        elif node.runs_loop:
+            actor.body = _awaited(actor.body, actor.name)
+        elif node.gives_stream:
             actor.fn = _iterated(actor.fn, actor.name)
         elif node.is_async:
             actor.fn = _awaited(actor.fn, actor.name)
@@ -215,7 +228,7 @@ def _assign(original: Any) -> Any:
 
 
 _REPLACED: dict[Point, tuple[tuple[Any, str, Replace], ...]] = {
-    "actor.start": ((instances, "fresh_instance", _fresh_instance),),
+    "actor.start": ((instances, "fresh_instance", _fresh_instance), (LoopHost, "start", _start)),
     "node.call": ((Wiring, "_node_actor", _node_actor),),
     "channel.put": ((Actor, "offer", _offer), (Actor, "queue", _queue)),
     "worker.process": ((ProcessPool, "run", _run), (ProcessPool, "_assign", _assign)),

@@ -1,14 +1,14 @@
 """A small world that keeps books: what was called, how often, how many at a time, and for whom.
 
 Graphs with everything that can get in the way (limits, tiny inboxes, retries, failures, a fan-out and a join, a
-fan-out over a list, a stateful node) are run in every way that the engine has, with delays, failures, cancels,
+fan-out over a list, one over a stream, a stateful node) are run in every way that the engine has, with delays, failures, cancels,
 deadlines, slow readers and injected faults drawn from a seed. The promises are then read off the books.
 """
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,7 +91,7 @@ class World:
             yield
             return
         rng = self.rng
-        nodes = ("take", "left", "right", "join", "each", "tally")
+        nodes = ("take", "left", "right", "join", "each", "parts_of", "Tally")
         fault: faults.Fault = rng.choice([faults.Raise(Injected("injected")), faults.Cancel(), faults.Delay(0.3)])
         point: faults.Point = rng.choice(["node.call", "node.call", "channel.put", "actor.start"])
         if point == "actor.start":
@@ -212,6 +212,18 @@ async def each(part: tuple[Item, int]) -> int:
     return part[0].index * part[1]
 
 
+@ps.node(capacity=1)
+async def parts_of(item: Item) -> AsyncIterator[tuple[Item, int]]:
+    for part in range(3):
+        await asyncio.sleep(0 if item.index % 2 else 0.25)
+        yield item, part
+
+
+@ps.node
+async def collect(parts: AsyncIterator[int]) -> list[int]:
+    return [part async for part in parts]
+
+
 @ps.node
 class Tally:
     """A stateful node: one item at a time, on the instance of its scope."""
@@ -251,6 +263,12 @@ async def stateful(item: Item) -> tuple[Any, ...]:
     return await join(taken, await tally(taken), await left(taken))
 
 
+@ps.graph
+async def streamed(item: Item) -> tuple[Any, ...]:
+    taken = await take(item)
+    return await join(taken, await collect(ps.map_each(each, parts_of(taken), concurrency=2)), plain(taken))
+
+
 SHAPES = {
     "fan-out": Shape(
         fan_out,
@@ -260,6 +278,12 @@ SHAPES = {
     ),
     "mapped": Shape(
         mapped,
+        ("take", "each 0", "each 1", "each 2", "plain", "join"),
+        ("take", "each 1", "plain", "join"),
+        lambda i: (i, [0, i, 2 * i], 1000 * i),
+    ),
+    "streamed": Shape(
+        streamed,
         ("take", "each 0", "each 1", "each 2", "plain", "join"),
         ("take", "each 1", "plain", "join"),
         lambda i: (i, [0, i, 2 * i], 1000 * i),

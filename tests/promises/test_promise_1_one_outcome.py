@@ -85,11 +85,12 @@ async def test_promise_1_an_item_whose_source_is_cancelled_before_it_has_entered
         source.cancel()
         await asyncio.wait([source])
         gate.set()
-        got = []
+        outcomes = results.outcomes()
+        got = [await anext(outcomes) for _ in range(3)]
+        assert [outcome.value for outcome in got[:2]] == [0, 1]
+        assert isinstance(got[2].error, ps.NodeCancelledError)
         with pytest.raises(ps.NodeCancelledError, match="the source of this stream was cancelled"):
-            async for outcome in results.outcomes():
-                got.append(outcome.value if outcome.error is None else type(outcome.error))
-        assert got == [0, 1, ps.NodeCancelledError]
+            await anext(outcomes)
 
 
 async def forever() -> None:

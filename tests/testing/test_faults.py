@@ -10,6 +10,7 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from penstock.actors.actor import Actor
+from penstock.actors.loop_host import LoopHost
 from penstock.actors.processes import ProcessPool
 from penstock.engine import instances
 from penstock.engine.wiring import Wiring
@@ -171,6 +172,62 @@ async def test_a_stateful_node_does_not_start() -> None:
     assert [one.node for one in injected] == ["Store"]
 
 
+@ps.node
+class Doubler(ps.Actor[int, int]):
+    async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
+        while True:
+            work = await inbox.get()
+            work.finish(2 * work.value)
+
+
+doubler = Doubler()
+
+
+@ps.graph
+async def doubled_in_loop(x: int) -> int:
+    return await doubler(x)
+
+
+async def test_an_actor_that_owns_its_loop_does_not_start_or_does_not_take_a_call() -> None:
+    with (
+        faults.inject("actor.start", faults.Raise(OSError("no disk")), node=doubler, at=1),
+        faults.inject("node.call", faults.Raise(OSError("down")), node="Doubler", at=2),
+    ):
+        with pytest.raises(OSError, match="no disk"):
+            async with engine.deploy(doubled_in_loop):
+                pass
+        async with engine.deploy(doubled_in_loop) as service:
+            assert await service(1) == 2
+            with pytest.raises(OSError, match="down"):
+                await service(1)
+            assert await service(1) == 2
+
+
+@ps.node
+class Counter(ps.StreamActor[int, int]):
+    async def loop(self, inbox: ps.Inbox[ps.StreamWork[int, int]], /) -> None:
+        while True:
+            work = await inbox.get()
+            work.put_nowait(work.value)
+            work.finish()
+
+
+counter = Counter()
+
+
+@ps.graph
+async def counted_in_loop(x: int) -> AsyncIterator[int]:
+    return counter(x)
+
+
+async def test_a_stream_of_an_actor_that_owns_its_loop_fails_before_it_gets_there() -> None:
+    with faults.inject("node.call", faults.Raise(OSError("down")), node=counter, at=2):
+        async with engine.deploy(counted_in_loop) as service:
+            assert [x async for x in service.stream(counted_in_loop(3))] == [3]
+            with pytest.raises(OSError, match="down"):
+                await anext(service.stream(counted_in_loop(3)))
+
+
 def narrow_line(begun: list[int]) -> ps.Graph[[int], int]:
     @ps.node(concurrency=1)
     async def narrow(x: int) -> int:
@@ -313,7 +370,7 @@ async def test_a_deployment_that_outlives_the_fault_is_healthy() -> None:
 
 def functions() -> list[Any]:
     """Returns what the points may replace, and what an item runs through."""
-    owners = (Actor, Wiring, ProcessPool)
+    owners = (Actor, LoopHost, Wiring, ProcessPool)
     return [vars(owner)[name] for owner in owners for name in vars(owner) if callable(vars(owner)[name])] + [
         instances.fresh_instance
     ]
@@ -326,7 +383,7 @@ async def test_nothing_of_a_fault_stays_behind_whatever_the_order_of_the_ends() 
         manager.__enter__()
     changed = [function for function in before if function not in functions()]
     assert {function.__name__ for function in changed} == {
-        "fresh_instance", "_node_actor", "offer", "queue", "run", "_assign",
+        "fresh_instance", "start", "_node_actor", "offer", "queue", "run", "_assign",
     }  # fmt: skip
     for manager in managers:  # the first that was installed ends first
         manager.__exit__(None, None, None)
