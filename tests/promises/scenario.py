@@ -1,7 +1,7 @@
 """A small world that keeps books: what was called, how often, how many at a time, and for whom.
 
-Graphs with everything that can get in the way (limits, tiny inboxes, retries, failures, a fan-out and a join, a
-fan-out over a list, one over a stream, a stateful node) are run in every way that the engine has, with delays, failures, cancels,
+Graphs with everything that can get in the way (limits, tiny inboxes, retries, failures, a fan-out and a join, one over
+a list, one over a stream, a stateful node) are run in every way that the engine has, with delays, failures, cancels,
 deadlines, slow readers and injected faults drawn from a seed. The promises are then read off the books.
 """
 

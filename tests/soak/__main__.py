@@ -58,6 +58,7 @@ async def soak(seconds: float, seed: int) -> list[str]:
             engine.Engine(max_workers=MAX_THREADS) as own,
             own.deploy(*GRAPHS, max_in_flight=24, max_queue=24) as service,
         ):
+            idle = await Sample.take()
             full = await capacity(service, rng, measuring)
             print(f"seed {seed}; capacity {full:.0f} calls/s; {rounds} rounds", flush=True)
             print(_row(COLUMNS), flush=True)
@@ -88,11 +89,10 @@ async def soak(seconds: float, seed: int) -> list[str]:
         never = [repr(one) for one in injections if not one]
     after = await Sample.take()
     workers = len(os.sched_getaffinity(0))
-    # The stateful node has a task; each worker process a thread, a socket and a handle to wait for it.
+    # Each worker process has a thread, a socket and a handle to wait for it.
     bounds = Sample(
-        0, before.tasks + 1, before.threads + MAX_THREADS + workers, before.children + workers,
-        before.descriptors + 3 * workers,
-    )  # fmt: skip
+        0, idle.tasks, idle.threads + MAX_THREADS + workers, idle.children + workers, idle.descriptors + 3 * workers
+    )
     wrong += growth(samples[WARM_UP_ROUNDS:], bounds)
     wrong += [f"after the end: {line}" for line in growth([after], before)[:4] if "memory" not in line]
     wrong += [f"no call was {outcome}, so nothing was shown about those" for outcome in OUTCOMES if not total[outcome]]

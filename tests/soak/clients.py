@@ -9,7 +9,7 @@ from typing import Any
 
 import penstock as ps
 from penstock import engine
-from tests.soak.world import Injected, answer, book, chat, heavy
+from tests.soak.world import Injected, answer, book, chat, heavy, rank
 
 Service = engine.Service[..., Any]
 
@@ -51,7 +51,7 @@ class Ledger:
 
     def failed(self, error: Exception) -> None:
         self.counts["errors"] += 1
-        expected = Injected, ps.NodeCancelledError, ps.WorkerDied, ps.NodeTimeoutError
+        expected = Injected, LookupError, ps.NodeCancelledError, ps.WorkerDied, ps.NodeTimeoutError
         if not isinstance(error, expected) and len(self.surprises) < 10:
             self.surprises.append(repr(error))
 
@@ -92,8 +92,10 @@ class Clients:
         rng, page = self._rng, self._rng.randrange(1 << 20)
         kind = rng.random()
         call: Callable[[], Coroutine[Any, Any, bool]]
-        if kind < 0.60:
+        if kind < 0.45:
             call = partial(self._call, answer(page))
+        elif kind < 0.60:
+            call = partial(self._call, rank(page))
         elif kind < 0.70:
             call = partial(self._call, book(page))
         elif kind < 0.73:

@@ -1,4 +1,4 @@
-"""What is deployed in a soak: nodes on the loop, in threads and in processes, a stateful one, and streams."""
+"""What is deployed in a soak: nodes on the loop, in threads and in processes, a stateful one, batches, and streams."""
 
 import asyncio
 import hashlib
@@ -56,6 +56,20 @@ class Store:
 store = Store()
 
 
+limit = ps.RateLimit(per_second=1000, burst=50)
+
+
+@ps.node(batch=ps.Batch(max_size=8, max_wait_seconds=0.004))
+async def scores(pages: list[bytes]) -> list[int | Exception]:
+    await asyncio.sleep(0.004)
+    return [LookupError("no score") if page[7] == 13 else len(page) for page in pages]
+
+
+@ps.node(batch=ps.Batch(max_size=4, max_wait_seconds=0.004), runs_on="thread")
+def ranks(values: list[int]) -> list[int]:
+    return sorted(values)
+
+
 @ps.node
 def chapters(page: int) -> list[int]:
     return [page, page + 1, page + 2]
@@ -87,6 +101,11 @@ async def heavy(page: int) -> str:
 
 
 @ps.graph
+async def rank(page: int) -> int:
+    return await ranks(await scores(await fetch(await limit(page))))
+
+
+@ps.graph
 async def book(page: int) -> list[int]:
     await fetch(page)
     return await ps.map_each(token, chapters(page), concurrency=2)
@@ -97,7 +116,7 @@ async def chat(page: int) -> AsyncIterator[int]:
     return ps.map_each(token, tokens(await fetch(page)), concurrency=4)
 
 
-GRAPHS = (answer, heavy, book, chat)
+GRAPHS = (answer, heavy, rank, book, chat)
 
 
 @contextmanager
@@ -112,6 +131,8 @@ def random_faults(rng: random.Random) -> Generator[list[faults.Injections]]:
         ("node.call", error, "tokens", 0.02),
         ("node.call", error, "token", 0.001),
         ("node.call", faults.Cancel(), "Store", 0.005),
+        ("node.call", error, "scores", 0.01),
+        ("node.call", faults.Delay(0.02), "RateLimit", 0.01),
         ("channel.put", faults.Delay(0.05), None, 0.01),
         ("channel.put", error, None, 0.005),
         ("worker.process", faults.Kill(), None, 0.02),
