@@ -209,12 +209,9 @@ def _run(original: Any) -> Any:
 
 
 class _Doomed(str):
-    """The target of a call whose process is killed; to the process it is a plain string."""
+    """The target of a call whose process is killed before it has read what it is asked for."""
 
     __slots__ = ()
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)
 
 
 def _assign(original: Any) -> Any:

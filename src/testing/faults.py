@@ -92,7 +92,7 @@ class Kill:
 Fault: TypeAlias = Raise | Delay | Cancel | Kill
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Injection:
     """One fault that was injected.
 

@@ -13,6 +13,9 @@ from tests.soak.world import Injected, answer, book, chat, heavy, rank
 
 Service = engine.Service[..., Any]
 
+# Few, since the store remembers all of them, and would be all that grows.
+_PAGES = 500
+
 OUTCOMES = ("results", "errors", "cancelled", "expired", "refused")
 
 
@@ -89,7 +92,7 @@ class Clients:
             self.ledger.surprises.append("a call did not end")
 
     def _enter(self) -> None:
-        rng, page = self._rng, self._rng.randrange(1 << 20)
+        rng, page = self._rng, self._rng.randrange(_PAGES)
         kind = rng.random()
         call: Callable[[], Coroutine[Any, Any, bool]]
         if kind < 0.45:

@@ -273,9 +273,10 @@ def test_an_item_is_late_in_the_inbox() -> None:
 
     async def main() -> None:
         graph = narrow_line(begun)
-        with faults.inject("channel.put", faults.Delay(1.5), node="narrow", at=1):
+        with faults.inject("channel.put", faults.Delay(1.5), node="narrow", at=1) as injected:
             async with engine.stream(graph(x) for x in range(3)) as results:
                 assert [x async for x in results] == [0, 1, 2]
+        assert injected.passes == 2  # the first item found a free place
 
     testing.run_virtual(main)
     assert begun == [0, 2, 1]
@@ -392,6 +393,17 @@ async def test_nothing_of_a_fault_stays_behind_whatever_the_order_of_the_ends() 
         assert await service(1) == -2
         fetcher = next(actor for actor in service._deployment.wired[line].actors if actor.name == "fetch")
         assert fetcher.fn is fetch.fn  # the worker calls the user's own function
+
+
+async def test_a_graph_that_has_run_before_meets_faults_and_forgets_them() -> None:
+    async with engine.Engine() as own:
+        assert await own.run(line(1)) == -2
+        with faults.inject("node.call", faults.Raise(OSError("down")), node=fetch):
+            with pytest.raises(OSError, match="down"):
+                await own.run(line(1))
+            faulty = own.plan(line)
+        assert await own.run(line(1)) == -2
+        assert own.plan(line) is not faulty
 
 
 async def test_faults_in_threads_are_counted_exactly() -> None:
