@@ -7,6 +7,7 @@ from typing import Self, assert_type
 
 import penstock as ps
 from penstock import engine, testing
+from penstock.testing import faults
 
 
 @dataclass
@@ -312,3 +313,12 @@ async def inside_a_handler() -> None:
 
 def drawing() -> str:
     return search.to_mermaid() + search.to_dot() + str(search) + repr(search)
+
+
+def with_faults() -> None:
+    with faults.inject("node.call", faults.Raise(OSError("down")), node=fetch, at=range(1, 3)) as injected:
+        assert_type(injected[0], faults.Injection)
+        assert_type((len(injected), injected.passes), tuple[int, int])
+        assert_type(injected[0].node, str)
+    with faults.inject("worker.process", faults.Kill(), probability=0.1, seed=3, optional=True):
+        pass

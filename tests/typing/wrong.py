@@ -9,6 +9,7 @@ from typing import Any
 
 import penstock as ps
 from penstock import engine, testing
+from penstock.testing import faults
 from tests.typing import resources
 from tests.typing.correct import (
     Client,
@@ -167,3 +168,8 @@ async def opening() -> None:
 
     async with engine.deploy(search) as service:
         await service.reload(search)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def wrong_faults() -> None:
+    faults.inject("node.start", faults.Cancel())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    faults.inject("node.call", OSError())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
