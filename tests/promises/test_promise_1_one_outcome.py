@@ -8,7 +8,8 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from tests.promises.exploring import Explorer
-from tests.promises.scenario import Boom, Item, World, check_outcomes, live
+from tests.promises.scenario import Boom, Item, World, check_outcomes
+from tests.promises.ways import live
 
 
 def test_promise_1_every_item_gets_exactly_one_terminal_outcome(explore: Explorer) -> None:

@@ -5,7 +5,8 @@ import asyncio
 import penstock as ps
 from penstock import engine, testing
 from tests.promises.exploring import Explorer
-from tests.promises.scenario import LIMITS, World, live
+from tests.promises.scenario import LIMITS, World
+from tests.promises.ways import live
 
 
 def test_promise_2_limits_inboxes_windows_and_places_hold(explore: Explorer) -> None:

@@ -6,7 +6,8 @@ import random
 import penstock as ps
 from penstock import engine, testing
 from tests.promises.exploring import Explorer
-from tests.promises.scenario import World, as_stream
+from tests.promises.scenario import World
+from tests.promises.ways import as_stream
 
 
 def test_promise_3_outputs_come_in_input_order(explore: Explorer) -> None:

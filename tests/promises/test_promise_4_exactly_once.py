@@ -5,7 +5,8 @@ from collections import Counter
 import penstock as ps
 from penstock import engine
 from tests.promises.exploring import Explorer
-from tests.promises.scenario import Item, World, live
+from tests.promises.scenario import Item, World
+from tests.promises.ways import live
 
 
 def test_promise_4_a_node_runs_once_per_item_and_attempt(explore: Explorer) -> None:

@@ -10,7 +10,8 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from tests.promises.exploring import Explorer
-from tests.promises.scenario import World, as_both, as_calls, as_runs
+from tests.promises.scenario import World
+from tests.promises.ways import as_both, as_calls, as_runs
 
 
 def test_promise_5_nothing_begins_for_an_item_whose_caller_has_gone(explore: Explorer) -> None:

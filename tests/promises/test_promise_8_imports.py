@@ -20,7 +20,8 @@ print([name for name in sys.modules if name.split(".")[0] in ("jax", "jaxlib", "
 USE = """
 import sys
 from tests.promises.exploring import Explorer, seed_to_replay
-from tests.promises.scenario import World, live
+from tests.promises.scenario import World
+from tests.promises.ways import live
 
 async def main():
     await live(World.of_running_loop())
