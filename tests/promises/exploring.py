@@ -7,8 +7,8 @@ which command runs that seed again, and nothing else.
 
 import os
 import shlex
-from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from penstock import testing
 
@@ -17,18 +17,6 @@ T = TypeVar("T")
 # What `make test` tries for each promise; `make test-long` multiplies it by its effort, to 20,000 or more.
 INTERLEAVINGS = 500
 SEED = "PENSTOCK_SEED"
-
-
-class Explored(Generic[T]):
-    """What a scenario returned under each seed."""
-
-    def __init__(self, results: list[T], *, is_replay: bool) -> None:
-        self.results = results
-        self._is_replay = is_replay
-
-    def reached(self, what: str, is_reached: Callable[[T], bool]) -> None:
-        """Fails if no interleaving came there: a check means nothing where its limit is never reached."""
-        assert self._is_replay or any(map(is_reached, self.results)), f"no interleaving reached this: {what}"
 
 
 class Explorer:
@@ -45,17 +33,31 @@ class Explorer:
         self._effort = effort
         self._only = only
 
-    def __call__(self, main: Callable[[], Coroutine[Any, Any, T]], *, count: int = INTERLEAVINGS) -> Explored[T]:
-        """Runs `main()` under `count` seeds, times the effort."""
+    def __call__(
+        self,
+        main: Callable[[], Coroutine[Any, Any, T]],
+        *,
+        reaches: Mapping[str, Callable[[T], bool]] | None = None,
+        count: int = INTERLEAVINGS,
+    ) -> int:
+        """Runs `main()` under `count` seeds, times the effort; returns how many those were.
+
+        At least one of them has to come to each of `reaches`, conditions of what `main` returns by their names: a check
+        means nothing where its limit is never reached.
+        """
         seeds = range(count * self._effort) if self._only is None else [self._only]
-        results: list[T] = []
+        not_reached = dict(reaches or {})
         for seed in seeds:
             try:
-                results.append(testing.run_seeded(main, seed=seed, timeout_seconds=3600))
+                result = testing.run_seeded(main, seed=seed, timeout_seconds=3600)
             except BaseException as error:
                 error.add_note(f"replay: {SEED}={seed} python -m pytest {shlex.quote(self._test)}")
                 raise
-        return Explored(results, is_replay=self._only is not None)
+            # Nothing else of it is kept: 20,000 worlds would fill the memory.
+            not_reached = {name: is_reached for name, is_reached in not_reached.items() if not is_reached(result)}
+        if self._only is None:
+            assert not not_reached, f"no interleaving reached: {', '.join(not_reached)}"
+        return len(seeds)
 
 
 def seed_to_replay() -> int | None:

@@ -20,10 +20,9 @@ def test_promise_1_every_item_gets_exactly_one_terminal_outcome(explore: Explore
         check_statistics(world, items)
         return world
 
-    worlds = explore(main)
-    for kind in ("done", "failed", "cancelled", "expired", "refused"):
-        worlds.reached(f"an item is {kind}", lambda world, kind=kind: world.count(kind) > 0)
-    worlds.reached("a fault", lambda world: world.injected > 0)
+    kinds = ("done", "failed", "cancelled", "expired", "refused")
+    reaches = {f"an item is {kind}": lambda world, kind=kind: world.count(kind) > 0 for kind in kinds}
+    explore(main, reaches={**reaches, "a fault": lambda world: world.injected > 0})
 
 
 def check_statistics(world: World, items: list[Item]) -> None:

@@ -27,15 +27,12 @@ def test_promise_2_limits_inboxes_windows_and_places_hold(explore: Explorer) -> 
                 assert actor.inbox.high_water <= actor.inbox.capacity
         return world
 
-    worlds = explore(main)
-    # The bounds mean nothing where they are never reached.
-    for node, limit in LIMITS.items():
-        worlds.reached(f"{limit} items in {node!r}", lambda world, node=node, limit=limit: world.peak[node] == limit)
-    for kind in (engine.StreamStatistics, engine.ServiceStatistics):
-        worlds.reached(
-            f"a full window, {kind.__name__}",
-            lambda world, kind=kind: isinstance(world.statistics, kind) and world.running_peak == world.max_in_flight,
-        )
+    limits = {f"{limit} in {node}": lambda w, n=node, limit=limit: w.peak[n] == limit for node, limit in LIMITS.items()}
+    windows = {
+        kind.__name__: lambda w, kind=kind: isinstance(w.statistics, kind) and w.running_peak == w.max_in_flight
+        for kind in (engine.StreamStatistics, engine.ServiceStatistics)
+    }
+    explore(main, reaches={**limits, **windows})
 
 
 def test_promise_2_an_item_counts_until_it_is_yielded() -> None:

@@ -18,9 +18,8 @@ def test_promise_3_outputs_come_in_input_order(explore: Explorer) -> None:
         assert world.yielded == list(range(10))
         return world
 
-    worlds = explore(main)
-    worlds.reached("a failed item", lambda world: world.count("failed") > 0)
-    worlds.reached("a fault", lambda world: world.injected > 0)
+    failed, faulty = (lambda world: world.count("failed") > 0), (lambda world: world.injected > 0)
+    explore(main, reaches={"a failed item": failed, "a fault": faulty})
 
 
 def test_promise_3_every_inbox_is_first_in_first_out(explore: Explorer) -> None:

@@ -18,8 +18,7 @@ def test_promise_4_a_node_runs_once_per_item_and_attempt(explore: Explorer) -> N
             check_calls(world, item)
         return world
 
-    worlds = explore(main)
-    worlds.reached("a second attempt", lambda world: any(attempt == 2 for _, _, attempt in world.calls))
+    explore(main, reaches={"a second attempt": lambda world: any(attempt == 2 for _, _, attempt in world.calls)})
 
 
 def check_calls(world: World, item: Item) -> None:

@@ -26,9 +26,8 @@ def test_promise_5_nothing_begins_for_an_item_whose_caller_has_gone(explore: Exp
             assert [actor.node for actor in world.statistics.actors if actor.in_flight or actor.inbox.depth] == []
         return world
 
-    worlds = explore(main)
-    worlds.reached("four cancelled items", lambda world: world.count("cancelled") >= 4)
-    worlds.reached("an expired item", lambda world: world.count("expired") > 0)
+    cancelled, expired = (lambda world: world.count("cancelled") >= 4), (lambda world: world.count("expired") > 0)
+    explore(main, reaches={"four cancelled items": cancelled, "an expired item": expired})
 
 
 class Token:

@@ -77,9 +77,8 @@ def test_promise_6_nothing_is_left_however_a_scope_ends(explore: Explorer) -> No
         assert not world.too_late
         return end.__name__
 
-    ends = explore(main)
-    for end in (leaves_early, is_cancelled, aborts, drains_impatiently, closes_the_engine):
-        ends.reached(end.__name__, lambda reached, end=end: reached == end.__name__)
+    ends = (leaves_early, is_cancelled, aborts, drains_impatiently, closes_the_engine)
+    explore(main, reaches={end.__name__: lambda name, end=end: name == end.__name__ for end in ends})
 
 
 async def leaves_early(world: World, own: engine.Engine) -> set[asyncio.Task[Any]]:

@@ -131,7 +131,7 @@ def test_promise_7_the_loop_gets_its_turn_after_256_hops_at_most(explore: Explor
         assert turns.most <= 256 * levels, f"{turns.most} handlers ran between two turns, in {graph.name!r}"
         return turns.most
 
-    explore(main).reached("a full burst", lambda most: most > 100)
+    explore(main, reaches={"a long burst": lambda most: most > 100})
 
 
 class Witness:

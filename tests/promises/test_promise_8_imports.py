@@ -29,8 +29,7 @@ async def main():
               or name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))]
     assert not loaded, loaded
 
-explored = Explorer(sys.argv[1], int(sys.argv[2]), seed_to_replay())(main)
-print(len(explored.results))
+print(Explorer(sys.argv[1], int(sys.argv[2]), seed_to_replay())(main))
 """
 
 
