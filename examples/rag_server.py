@@ -112,6 +112,8 @@ def create_app(base_url: str) -> FastAPI:
             await pieces.started()  # an error or a refusal comes before the headers are sent
         except ps.Overloaded as error:
             raise HTTPException(503, headers={"Retry-After": f"{error.retry_after_seconds or 1:.0f}"}) from error
+        except TimeoutError as error:
+            raise HTTPException(504, f"a source is too slow: {error}") from error
         except httpx.HTTPError as error:
             raise HTTPException(502, f"a source failed: {error}") from error
         return StreamingResponse(pieces, media_type="text/plain")

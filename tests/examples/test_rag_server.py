@@ -44,9 +44,9 @@ async def test_a_needed_source_that_fails_is_an_error_before_the_headers() -> No
     assert "/mail" in response.json()["detail"]
 
 
-async def test_a_hundred_questions_at_a_time() -> None:
+async def test_ten_questions_at_a_time() -> None:
     async with client(frozenset({"web"})) as http, asyncio.TaskGroup() as tasks:
-        asked = [tasks.create_task(http.get("/rag", params={"q": f"q{number}"})) for number in range(100)]
+        asked = [tasks.create_task(http.get("/rag", params={"q": f"q{number}"})) for number in range(10)]
     for number, task in enumerate(asked):
         assert task.result().text.splitlines()[0] == f"wiki: about q{number}"
 
