@@ -12,9 +12,11 @@ The map of the house, in the order in which its floors may know each other:
 from . import engine as engine
 from . import telemetry as telemetry
 from . import testing as testing
+from ._errors import ActorRestarted as ActorRestarted
 from ._errors import ActorStopped as ActorStopped
 from ._errors import ChannelClosed as ChannelClosed
 from ._errors import DeadlineExceeded as DeadlineExceeded
+from ._errors import DeploymentFailed as DeploymentFailed
 from ._errors import EngineClosedError as EngineClosedError
 from ._errors import EngineLoopError as EngineLoopError
 from ._errors import GraphTraceError as GraphTraceError

@@ -101,5 +101,19 @@ class WorkSettledError(PenstockError):
     """Work was finished or failed a second time."""
 
 
+class ActorRestarted(PenstockError):
+    """The actor that worked on this item was restarted meanwhile, because it or a sibling crashed.
+
+    The item may have been worked on in part. It runs again if the node's `Retry(retry_on=...)` covers this error.
+    """
+
+
 class ActorStopped(PenstockError):
-    """The actor that this item needs has stopped: its loop returned or raised, and it is not started again."""
+    """An item needs an actor that has crashed or ended and will not be restarted (`restart="temporary"`)."""
+
+
+class DeploymentFailed(PenstockError):
+    """Actors crashed more often than `max_restarts` within `within_seconds`: the deployment, or the scope, gave up.
+
+    The last crash is the `__cause__`.
+    """

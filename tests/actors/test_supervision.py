@@ -1,0 +1,333 @@
+"""The decisions of a supervisor, against the documentation of OTP's `supervisor` (stdlib) and a model of its code."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from penstock.actors.supervision import (
+    Escalate,
+    ExitKind,
+    LetEnd,
+    Restart,
+    RestartMode,
+    Strategy,
+    SupervisorFlags,
+    SupervisorState,
+)
+
+# Four children in start order: a permanent one, the one that exits, a temporary and a transient one.
+BEFORE, SUBJECT, TEMPORARY, AFTER = range(4)
+STAYS_DOWN = LetEnd(SUBJECT)
+GIVES_UP = Escalate(SUBJECT, stop=(AFTER, TEMPORARY, BEFORE))
+# "if one child process terminates and is to be restarted, only that child process is affected"
+ALONE = Restart(SUBJECT, stop=(), start=(SUBJECT,), pause_seconds=0.05)
+# "all other child processes are terminated and then all child processes are restarted"; "a temporary child process is
+# never restarted (even when ... a sibling's death causes the temporary process to be terminated)"
+ALL = Restart(SUBJECT, stop=(AFTER, TEMPORARY, BEFORE), start=(BEFORE, SUBJECT, AFTER), pause_seconds=0.05)
+# "the child processes after the terminated child process in the start order are terminated. Then the terminated child
+# process and all child processes after it are restarted"
+REST = Restart(SUBJECT, stop=(AFTER, TEMPORARY), start=(SUBJECT, AFTER), pause_seconds=0.05)
+
+# (strategy, restart, exit): what OTP does while the restart intensity allows it, and once it does not.
+OTP: dict[tuple[Strategy, RestartMode, ExitKind], tuple[Any, Any]] = {
+    # "A permanent child process is always restarted."
+    ("one_for_one", "permanent", "normal"): (ALONE, GIVES_UP),
+    ("one_for_one", "permanent", "shutdown"): (ALONE, GIVES_UP),
+    ("one_for_one", "permanent", "crash"): (ALONE, GIVES_UP),
+    ("one_for_all", "permanent", "normal"): (ALL, GIVES_UP),
+    ("one_for_all", "permanent", "shutdown"): (ALL, GIVES_UP),
+    ("one_for_all", "permanent", "crash"): (ALL, GIVES_UP),
+    ("rest_for_one", "permanent", "normal"): (REST, GIVES_UP),
+    ("rest_for_one", "permanent", "shutdown"): (REST, GIVES_UP),
+    ("rest_for_one", "permanent", "crash"): (REST, GIVES_UP),
+    # "restarted only if it terminates abnormally, that is, with another exit reason than normal, shutdown"
+    ("one_for_one", "transient", "normal"): (STAYS_DOWN, STAYS_DOWN),
+    ("one_for_one", "transient", "shutdown"): (STAYS_DOWN, STAYS_DOWN),
+    ("one_for_one", "transient", "crash"): (ALONE, GIVES_UP),
+    ("one_for_all", "transient", "normal"): (STAYS_DOWN, STAYS_DOWN),
+    ("one_for_all", "transient", "shutdown"): (STAYS_DOWN, STAYS_DOWN),
+    ("one_for_all", "transient", "crash"): (ALL, GIVES_UP),
+    ("rest_for_one", "transient", "normal"): (STAYS_DOWN, STAYS_DOWN),
+    ("rest_for_one", "transient", "shutdown"): (STAYS_DOWN, STAYS_DOWN),
+    ("rest_for_one", "transient", "crash"): (REST, GIVES_UP),
+    # "A temporary child process is never restarted"
+    ("one_for_one", "temporary", "normal"): (STAYS_DOWN, STAYS_DOWN),
+    ("one_for_one", "temporary", "shutdown"): (STAYS_DOWN, STAYS_DOWN),
+    ("one_for_one", "temporary", "crash"): (STAYS_DOWN, STAYS_DOWN),
+    ("one_for_all", "temporary", "normal"): (STAYS_DOWN, STAYS_DOWN),
+    ("one_for_all", "temporary", "shutdown"): (STAYS_DOWN, STAYS_DOWN),
+    ("one_for_all", "temporary", "crash"): (STAYS_DOWN, STAYS_DOWN),
+    ("rest_for_one", "temporary", "normal"): (STAYS_DOWN, STAYS_DOWN),
+    ("rest_for_one", "temporary", "shutdown"): (STAYS_DOWN, STAYS_DOWN),
+    ("rest_for_one", "temporary", "crash"): (STAYS_DOWN, STAYS_DOWN),
+}
+
+
+def supervisor(
+    strategy: Strategy, restart: RestartMode, max_restarts: int = 3, within_seconds: float = 5.0
+) -> SupervisorState:
+    state = SupervisorState(SupervisorFlags(strategy, max_restarts, within_seconds))
+    modes: tuple[RestartMode, ...] = ("permanent", restart, "temporary", "transient")
+    assert [state.add(mode) for mode in modes] == [BEFORE, SUBJECT, TEMPORARY, AFTER]
+    return state
+
+
+def restarted(state: SupervisorState, decision: Any) -> None:
+    assert isinstance(decision, Restart)
+    for child in decision.start:
+        state.started(child)
+
+
+@pytest.mark.parametrize("spent", [False, True], ids=["allowed", "spent"])
+@pytest.mark.parametrize(("case", "expected"), OTP.items(), ids=map("-".join, OTP))
+def test_an_exit_is_answered_as_in_otp(
+    case: tuple[Strategy, RestartMode, ExitKind], expected: tuple[Any, Any], spent: bool
+) -> None:
+    strategy, restart, kind = case
+    state = supervisor(strategy, restart, max_restarts=0 if spent else 3)
+    assert state.exited(SUBJECT, kind, 100.0) == expected[spent]
+    assert state.escalated == (expected[spent] is GIVES_UP)
+
+
+def test_the_matrix_is_complete() -> None:
+    assert len(OTP) == 3 * 3 * 3
+
+
+def test_a_temporary_child_that_was_stopped_with_a_sibling_is_gone() -> None:
+    state = supervisor("one_for_all", "permanent")
+    decision = state.exited(SUBJECT, "crash", 0.0)
+    assert isinstance(decision, Restart)
+    assert decision.removed == (TEMPORARY,)
+    restarted(state, decision)
+    assert state.running == {BEFORE, SUBJECT, AFTER}
+    assert state.exited(BEFORE, "crash", 1.0) == Restart(BEFORE, (AFTER, SUBJECT), (BEFORE, SUBJECT, AFTER), 0.1)
+
+
+@pytest.mark.parametrize("kind", ["normal", "shutdown"])
+def test_a_transient_child_that_ended_well_comes_back_with_all(kind: ExitKind) -> None:
+    # OTP keeps its specification, and "all child processes are restarted".
+    state = supervisor("one_for_all", "permanent")
+    assert state.exited(AFTER, kind, 0.0) == LetEnd(AFTER)
+    decision = state.exited(SUBJECT, "crash", 0.0)
+    assert decision == Restart(SUBJECT, (TEMPORARY, BEFORE), (BEFORE, SUBJECT, AFTER), 0.05)
+
+
+def test_more_than_max_restarts_within_the_window_escalate() -> None:
+    state = supervisor("one_for_one", "permanent", max_restarts=2, within_seconds=5.0)
+    for now in (0.0, 5.0):  # a restart that is exactly as old as the window still counts
+        restarted(state, state.exited(SUBJECT, "crash", now))
+    assert isinstance(state.exited(SUBJECT, "crash", 5.0), Escalate)
+
+
+def test_restarts_older_than_the_window_do_not_count() -> None:
+    state = supervisor("one_for_one", "permanent", max_restarts=2, within_seconds=5.0)
+    for now in (0.0, 1.0, 5.1, 6.1, 10.2):
+        restarted(state, state.exited(SUBJECT, "crash", now))
+
+
+def test_crashes_of_children_that_are_not_restarted_do_not_count() -> None:
+    # The intensity counts restarts, not crashes.
+    state = SupervisorState(SupervisorFlags(max_restarts=0))
+    for child in [state.add("temporary") for _ in range(10)]:
+        assert state.exited(child, "crash", 0.0) == LetEnd(child)
+    assert not state.escalated
+
+
+def test_a_restart_of_many_counts_once() -> None:
+    state = supervisor("one_for_all", "permanent", max_restarts=1)
+    restarted(state, state.exited(SUBJECT, "crash", 0.0))
+    assert isinstance(state.exited(SUBJECT, "crash", 0.0), Escalate)
+
+
+def test_a_restart_that_fails_counts_again_and_takes_its_own_siblings_along() -> None:
+    state = supervisor("rest_for_one", "permanent")
+    assert isinstance(state.exited(BEFORE, "crash", 0.0), Restart)
+    state.started(BEFORE)  # and then SUBJECT does not start
+    assert state.start_failed(SUBJECT, 0.0) == Restart(SUBJECT, (), (SUBJECT, AFTER), 0.1)
+    assert state.start_failed(SUBJECT, 0.0) == Restart(SUBJECT, (), (SUBJECT, AFTER), 0.2)
+    assert state.start_failed(SUBJECT, 0.0) == Escalate(SUBJECT, (BEFORE,))
+
+
+def test_a_transient_child_that_does_not_start_again_is_tried_again() -> None:
+    state = supervisor("one_for_one", "transient")
+    state.exited(SUBJECT, "crash", 0.0)
+    assert isinstance(state.start_failed(SUBJECT, 0.0), Restart)
+
+
+def test_exits_of_what_is_being_stopped_are_nothing_new() -> None:
+    state = supervisor("one_for_all", "permanent")
+    state.exited(SUBJECT, "crash", 0.0)
+    assert state.exited(SUBJECT, "crash", 0.0) is None
+    assert state.exited(BEFORE, "crash", 0.0) is None
+
+
+def test_nothing_is_decided_after_escalation() -> None:
+    state = supervisor("one_for_one", "permanent", max_restarts=0)
+    assert isinstance(state.exited(SUBJECT, "crash", 0.0), Escalate)
+    assert state.exited(BEFORE, "crash", 0.0) is None
+    assert state.start_failed(SUBJECT, 0.0) is None
+
+
+@pytest.mark.parametrize("within_seconds", [0.01, 0.5, 5.0, 3600.0])
+@pytest.mark.parametrize("max_restarts", [0, 1, 3, 4, 10, 1000])
+def test_all_pauses_of_a_window_are_shorter_than_it_and_than_a_second(max_restarts: int, within_seconds: float) -> None:
+    flags = SupervisorFlags(max_restarts=max_restarts, within_seconds=within_seconds)
+    pauses = [flags.pause_seconds(number) for number in range(1, max_restarts + 1)]
+    assert sum(pauses) < min(1.0, within_seconds)
+    assert pauses == sorted(pauses)
+
+
+def test_the_pause_doubles() -> None:
+    flags = SupervisorFlags()
+    assert [flags.pause_seconds(number) for number in (1, 2, 3)] == [0.05, 0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"strategy": "simple_one_for_one"},
+        {"max_restarts": -1},
+        {"max_restarts": 1.5},
+        {"max_restarts": True},
+        {"within_seconds": 0},
+        {"within_seconds": float("inf")},
+        {"within_seconds": float("nan")},
+    ],
+)
+def test_flags_out_of_range_are_refused_by_name(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        SupervisorFlags(**arguments)
+
+
+@dataclass
+class Spec:
+    """A child of the model; `alive` is OTP's pid."""
+
+    number: int
+    mode: RestartMode
+    alive: bool = True
+    restarting: bool = False
+
+
+@dataclass
+class Otp:
+    """A model of `supervisor.erl`: one process that stops and starts its children one after the other.
+
+    `failures` says how many of the next starts fail.
+    """
+
+    strategy: Strategy
+    intensity: int
+    period: float
+    specs: list[Spec] = field(default_factory=list)
+    restarts: list[float] = field(default_factory=list)
+    terminated: bool = False
+    failures: int = 0
+    journal: list[tuple[str, int]] = field(default_factory=list)
+
+    def exit(self, number: int, kind: ExitKind, now: float) -> None:
+        spec = next(spec for spec in self.specs if spec.number == number)
+        spec.alive = False
+        if spec.mode == "permanent" or (spec.mode == "transient" and kind == "crash"):
+            self.restart(spec, now)
+        elif spec.mode == "temporary":
+            self.specs.remove(spec)
+
+    def restart(self, spec: Spec, now: float) -> None:
+        self.restarts = [now, *(then for then in self.restarts if then >= now - self.period)]
+        if len(self.restarts) > self.intensity:
+            self.terminated = True
+            self.stop(self.specs)
+            return
+        index = self.specs.index(spec)
+        if self.strategy == "one_for_one":
+            group = [spec]
+        else:
+            group = self.specs[:] if self.strategy == "one_for_all" else self.specs[index:]
+            self.stop([other for other in group if other is not spec])
+            for other in group:
+                if other.mode == "temporary":
+                    self.specs.remove(other)
+            group = [other for other in group if other.mode != "temporary"]
+        for other in group:
+            if self.failures:
+                self.failures -= 1
+                self.journal.append(("fails", other.number))
+                self.restart(other, now)  # OTP sends itself a message to try again
+                return
+            self.journal.append(("start", other.number))
+            other.alive = True
+
+    def stop(self, specs: list[Spec]) -> None:
+        for spec in reversed(specs):
+            if spec.alive:
+                spec.alive = False
+                self.journal.append(("stop", spec.number))
+
+
+class Supervision(RuleBasedStateMachine):
+    """Does what `SupervisorState` decides, and compares what happened with the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.otp: Otp | None = None
+
+    @precondition(lambda self: self.otp is None)
+    @rule(
+        strategy=st.sampled_from(["one_for_one", "one_for_all", "rest_for_one"]),
+        max_restarts=st.integers(0, 6),
+        within_seconds=st.sampled_from([1.0, 5.0]),
+    )
+    def begin(self, strategy: Strategy, max_restarts: int, within_seconds: float) -> None:
+        self.otp = Otp(strategy, max_restarts, within_seconds)
+        self.state = SupervisorState(SupervisorFlags(strategy, max_restarts, within_seconds))
+        self.journal: list[tuple[str, int]] = []
+
+    @precondition(lambda self: self.otp is not None and not self.otp.terminated)
+    @rule(mode=st.sampled_from(["permanent", "transient", "temporary"]))
+    def add(self, mode: RestartMode) -> None:
+        assert self.otp is not None
+        self.otp.specs.append(Spec(self.state.add(mode), mode))
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 4.0, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.otp is not None and any(spec.alive for spec in self.otp.specs))
+    @rule(data=st.data(), kind=st.sampled_from(["normal", "shutdown", "crash"]), failures=st.integers(0, 3))
+    def exit(self, data: st.DataObject, kind: ExitKind, failures: int) -> None:
+        assert self.otp is not None
+        child = data.draw(st.sampled_from([spec.number for spec in self.otp.specs if spec.alive]))
+        self.otp.failures = failures
+        self.otp.exit(child, kind, self.now)
+        self.failures = failures
+        self.obey(self.state.exited(child, kind, self.now))
+
+    def obey(self, decision: Any) -> None:
+        if isinstance(decision, Restart | Escalate):
+            self.journal += [("stop", child) for child in decision.stop]
+        if not isinstance(decision, Restart):
+            return
+        for child in decision.start:
+            if self.failures:
+                self.failures -= 1
+                self.journal.append(("fails", child))
+                self.obey(self.state.start_failed(child, self.now))
+                return
+            self.journal.append(("start", child))
+            self.state.started(child)
+
+    @invariant()
+    def what_happened_is_what_otp_does(self) -> None:
+        if self.otp is not None:
+            assert self.journal == self.otp.journal
+            assert self.state.running == {spec.number for spec in self.otp.specs if spec.alive}
+            assert self.state.escalated == self.otp.terminated
+
+
+def test_any_exits_are_answered_as_in_a_model_of_otp() -> None:
+    run_state_machine_as_test(Supervision)
