@@ -4,7 +4,7 @@ The map of the house, in the order in which its floors may know each other:
 
     _errors      every exception, one flat hierarchy; knows no one
     telemetry    spans, metrics, logs, through the API of OpenTelemetry; knows no one
-    actors       one actor: channel, places, frame, crew of workers, policy, threads, processes
+    actors       one actor: channel, places, frame, crew of workers, policy, supervision, threads, processes
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     testing      virtual time, seeded interleavings, fakes
 """

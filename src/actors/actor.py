@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..telemetry import logs
 from .chain import SLOW_SECONDS, Link, failed_link, running_link
 from .channel import Channel, ChannelStatistics
+from .gate import Gate
 from .inbox import Inbox
 from .invocation import invoke
 from .places import Places
@@ -34,6 +35,15 @@ Body = Callable[["Worker", "Actor", "Frame", tuple[Any, ...], dict[str, Any]], A
 Invoke = Callable[["Worker", "Actor", "Frame"], Awaitable[Any]]
 
 
+class Replaceable(Protocol):
+    """What a supervisor may replace."""
+
+    @property
+    def restarts(self) -> int:
+        """How often it was replaced."""
+        ...
+
+
 @dataclass(frozen=True)
 class ActorStatistics:
     """A snapshot of an actor.
@@ -44,6 +54,7 @@ class ActorStatistics:
         completed: items that it finished with a result.
         failed: items that ended in an error here, after the last attempt and the fallback.
         retried: attempts beyond the first.
+        restarts: how often its instance was replaced by a new one; 0 for what has no instance.
         in_flight: items in it now, over all call sites that share its places.
         concurrency: the most items in flight; None if unlimited.
         busy_seconds: time spent in its handlers, waits included, over all items; None for an `async def` without a
@@ -56,6 +67,7 @@ class ActorStatistics:
     completed: int
     failed: int
     retried: int
+    restarts: int
     in_flight: int
     concurrency: int | None
     busy_seconds: float | None
@@ -70,9 +82,9 @@ class Actor:
 
     __slots__ = (
         "_all_returned", "abandoned",
-        "args_of", "body", "busy_seconds", "completed", "consumers", "ends_line", "failed", "fn", "graph", "inbox",
-        "index", "invoke", "kwargs_of", "links", "mode", "name", "out", "places", "policy", "reads", "retried", "run",
-        "slot", "successor", "warned", "was_slow", "work",
+        "args_of", "body", "busy_seconds", "completed", "consumers", "ends_line", "failed", "fn", "gate", "graph",
+        "inbox", "index", "instance", "invoke", "kwargs_of", "links", "mode", "name", "out", "places", "policy",
+        "reads", "retried", "run", "slot", "successor", "warned", "was_slow", "work",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +117,8 @@ class Actor:
         self.busy_seconds = 0.0
         self.warned = False
         self.was_slow = False
+        self.gate: Gate | None = None  # of a stateful node that may be restarted
+        self.instance: Replaceable | None = None  # of a stateful node
         self.abandoned = 0  # threads that run on after their item has ended
         self._all_returned: asyncio.Event | None = None
 
@@ -206,6 +220,7 @@ class Actor:
             completed=self.completed,
             failed=self.failed,
             retried=self.retried,
+            restarts=0 if self.instance is None else self.instance.restarts,
             in_flight=self.places.in_flight,
             concurrency=self.places.limit if limited else None,
             busy_seconds=None if self.mode == ASYNC else self.busy_seconds,

@@ -269,6 +269,10 @@ class Channel(Generic[T]):
                 putter.entered.set_exception(ChannelClosed("the channel was closed while this put waited"))
         self._wake_getters()
 
+    def reopen(self) -> None:
+        """Allow puts again."""
+        self._closed = False
+
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""
         return ChannelStatistics(

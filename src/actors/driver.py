@@ -6,6 +6,7 @@ the frame's workers, so whatever ends the frame cancels it, and nothing ends bef
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from .._errors import NodeCancelledError
@@ -69,10 +70,11 @@ class Driver:
         position: where it is: in its frame and actor, for as long as it lives.
         cancels: how often the engine has cancelled its task.
         thread_call: none; a worker may have one.
+        inside: what is left when the stream has ended: the instance of a node that may be restarted.
     """
 
     __slots__ = (
-        "_actor", "_begun", "_error", "_frame", "_given", "_parts", "_readers", "_start", "cancels", "crew",
+        "_actor", "_begun", "_error", "_frame", "_given", "_parts", "_readers", "_start", "cancels", "crew", "inside",
         "position", "task", "thread_call",
     )  # fmt: skip
 
@@ -91,6 +93,7 @@ class Driver:
         self.position.frame, self.position.actor = frame, actor
         self.cancels = 0
         self.thread_call: ThreadCall | None = None
+        self.inside = AsyncExitStack()
         self._start = start
         self._actor = actor
         self._frame = frame
@@ -167,19 +170,20 @@ class Driver:
     async def _drive(self) -> None:
         iterator, first = await _FirstItem(self, self._actor, self._frame, self._readers).run()
         parts = self._parts
-        try:
-            if first is _END or not await parts.put(first):
-                return
-            del first  # it would be kept as long as the stream is open
-            if isinstance(iterator, LoopStream):
-                await iterator.pour(parts)
-                return
-            async for item in iterator:
-                if not parts.put_nowait(item) and not await parts.put(item):
+        async with self.inside:
+            try:
+                if first is _END or not await parts.put(first):
                     return
-                del item
-        finally:
-            await close_stream(iterator)
+                del first  # it would be kept as long as the stream is open
+                if isinstance(iterator, LoopStream):
+                    await iterator.pour(parts)
+                    return
+                async for item in iterator:
+                    if not parts.put_nowait(item) and not await parts.put(item):
+                        return
+                    del item
+            finally:
+                await close_stream(iterator)
 
     def _fail(self, error: BaseException) -> None:
         frame, actor, parts = self._frame, self._actor, self._parts
@@ -238,6 +242,16 @@ class _FirstItem(Invocation):
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), {}  # they were taken when the stream was opened
+
+    async def _attempt(self) -> Any:
+        gate = self.actor.gate
+        if gate is None:
+            return await self._timed_attempt()
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(gate.admit(self._driver))
+            first = await self._timed_attempt()
+            self._driver.inside = stack.pop_all()  # the rest of the stream comes from this instance, too
+            return first
 
     def _run_body(self) -> Awaitable[Any]:
         self._attempt_number = self._driver.position.attempt

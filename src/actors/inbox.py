@@ -78,6 +78,15 @@ class Inbox(Generic[W]):
         """Take no more work; what is queued can still be taken out."""
         self._channel.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more work."""
+        return self._channel.closed
+
+    def reopen(self) -> None:
+        """Take work again."""
+        self._channel.reopen()
+
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""
         return self._channel.statistics()

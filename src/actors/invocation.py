@@ -30,6 +30,7 @@ class Runner(Protocol):
     task: "asyncio.Task[Any] | None"
     position: "Position"
     thread_call: "ThreadCall | None"
+    cancels: int
 
 
 async def invoke(worker: "Worker", actor: "Actor", frame: "Frame") -> Any:
@@ -101,6 +102,13 @@ class Invocation:
             actor.busy_seconds += perf_counter() - began
 
     async def _attempt(self) -> Any:
+        gate = self.actor.gate
+        if gate is None:
+            return await self._timed_attempt()
+        async with gate.admit(self._worker):  # waiting for a restart is no part of the attempt's time
+            return await self._timed_attempt()
+
+    async def _timed_attempt(self) -> Any:
         seconds = self.actor.policy.timeout_seconds
         try:
             if seconds is None:
@@ -135,6 +143,9 @@ class Invocation:
         attempt = self._worker.position.attempt
         if retry is None or attempt >= retry.attempts or not isinstance(error, retry.retry_on):
             return None
+        gate = self.actor.gate
+        if gate is not None and gate.is_stopped:
+            return None  # no attempt can succeed any more
         if any(reader.parts.position for reader in self._readers):
             return None  # what it has read from a stream is gone, and another attempt would silently miss it
         pause = retry.pause_seconds(attempt)
@@ -186,7 +197,7 @@ class ThreadCall:
         self.abandoned = False
         self.started = False
         self.returned = False
-        self._then: Callable[[], None] | None = None
+        self._then: list[Callable[[], None]] = []
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the job, in the thread; one that was abandoned before it started is skipped."""
@@ -202,12 +213,12 @@ class ThreadCall:
     def on_returned(self) -> None:
         """The thread is free again."""
         self.returned = True
-        if self._then is not None:
-            self._then()
+        for callback in self._then:
+            callback()
 
     def then(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the thread is free again."""
-        self._then = callback
+        self._then.append(callback)
 
 
 def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":

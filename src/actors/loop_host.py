@@ -78,16 +78,20 @@ class LoopHost:
         Raises:
             Exception: what its `__aenter__` raised.
         """
+        if self.inbox.closed:  # it was abandoned, and comes back
+            self.inbox.reopen()
         loop = asyncio.get_running_loop()
         entered: asyncio.Future[None] = loop.create_future()
         self._task = task = loop.create_task(self._run(entered), name=f"penstock-loop-{self.name}")
         try:
             await asyncio.wait([task, entered], return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
+            self._task = None
             task.cancel()
             await _ended(task)
             raise
         if not entered.done():
+            self._task = None
             task.result()  # raises what kept it from being entered
 
     async def halt(self) -> None:
@@ -213,8 +217,8 @@ class LoopHost:
         if self._closing:
             self.abandon(None)
             return
-        logs.warning("actor.stopped", node=self.name, error=repr(crash))
         if self._on_exit is None:
+            logs.warning("actor.stopped", node=self.name, error=repr(crash))
             self.abandon(crash)
         else:
             self._on_exit(self, crash)

@@ -4,7 +4,9 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
+
+from .supervision import RestartMode
 
 RunsOn = Literal["loop", "thread", "process"]
 
@@ -59,6 +61,8 @@ class Policy:
     fallback: Callable[[Exception], Any] | None = None
     pure: bool = False
     effectful: bool = False
+    restart: RestartMode = "permanent"
+    restart_on: tuple[type[Exception], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "capacity", "max_bytes"):
@@ -71,6 +75,10 @@ class Policy:
             )
         if self.runs_on not in ("loop", "thread", "process"):
             raise ValueError(f"runs_on={self.runs_on!r}: one of 'loop', 'thread', 'process'")
+        if self.restart not in get_args(RestartMode):
+            raise ValueError(f"restart={self.restart!r}: one of {', '.join(map(repr, get_args(RestartMode)))}")
+        if not _are_exceptions(self.restart_on):
+            raise ValueError(f"restart_on={self.restart_on!r}: a tuple of exception classes")
         if self.pure and self.effectful:
             raise ValueError("a node is either pure or effectful, not both")
 
@@ -78,3 +86,8 @@ class Policy:
     def is_plain(self) -> bool:
         """Whether a handler may be awaited directly: nothing to time, repeat, replace or move elsewhere."""
         return self.timeout_seconds is None and self.retry is None and self.fallback is None and self.runs_on == "loop"
+
+
+def _are_exceptions(value: object) -> bool:
+    classes = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (None,)
+    return all(isinstance(one, type) and issubclass(one, Exception) for one in classes)

@@ -6,6 +6,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 from ..actors.actor import ActorStatistics as ActorStatistics
 from ..actors.channel import ChannelStatistics as ChannelStatistics
 from ..actors.processes import ProcessPoolStatistics as ProcessPoolStatistics
+from ..actors.supervision import Strategy
 from ..actors.threads import ThreadPoolStatistics as ThreadPoolStatistics
 from .admission import AdmissionStatistics as AdmissionStatistics
 from .engine import Engine as Engine
@@ -70,12 +71,25 @@ def stream(calls: Any, /, **options: Unpack[CallOptions]) -> Stream[Any]:
     return _default_engine().stream(calls, **options)
 
 
-def deploy(graph: Graph[P, R], /, *more: Graph[..., object], **options: Unpack[CallOptions]) -> Service[P, R]:
+def deploy(
+    graph: Graph[P, R],
+    /,
+    *more: Graph[..., object],
+    strategy: Strategy = "one_for_one",
+    max_restarts: int = 3,
+    within_seconds: float = 5.0,
+    **options: Unpack[CallOptions],
+) -> Service[P, R]:
     """Make graphs resident, so that many callers share their actors, limits and stateful nodes.
 
     Args:
         graph: the graph that `await service(...)` calls.
         *more: further graphs, for `service.run(call)`; they share the instances of stateful nodes.
+        strategy: when a stateful node crashes, which of the others are restarted with it: none ("one_for_one"), all
+            ("one_for_all"), or those that were started after it ("rest_for_one").
+        max_restarts: how many restarts there may be within `within_seconds`; the next one ends the deployment with
+            `DeploymentFailed`.
+        within_seconds: the window, in seconds.
         **options: `max_in_flight`, `max_queue`, `max_workers`, `scheduler`, `timeout_seconds`.
 
     Returns:
@@ -83,10 +97,13 @@ def deploy(graph: Graph[P, R], /, *more: Graph[..., object], **options: Unpack[C
 
     Raises:
         TypeError: an argument is no graph.
+        ValueError: `strategy`, `max_restarts` or `within_seconds` is out of its range.
         OptionsError: an option is unknown or does not apply.
         EngineLoopError: no event loop is running.
     """
-    return _default_engine().deploy(graph, *more, **options)
+    return _default_engine().deploy(
+        graph, *more, strategy=strategy, max_restarts=max_restarts, within_seconds=within_seconds, **options
+    )
 
 
 def plan(graph: Graph[..., object], /) -> Plan:

@@ -5,6 +5,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from ..actors.batching import Batch
 from ..actors.policy import Policy, Retry, RunsOn
+from ..actors.supervision import RestartMode
 from .batched import batched_node
 from .node import Node
 from .stateful import make_stateful
@@ -58,6 +59,8 @@ def node(
     fallback: Callable[[Exception], Any] | None = None,
     pure: bool = False,
     effectful: bool = False,
+    restart: RestartMode = "permanent",
+    restart_on: tuple[type[Exception], ...] = (),
 ) -> _Decorator: ...
 @overload
 def node(
@@ -89,6 +92,8 @@ def node(
     batch: Batch | None = None,
     pure: bool = False,
     effectful: bool = False,
+    restart: RestartMode = "permanent",
+    restart_on: tuple[type[Exception], ...] = (),
 ) -> Any:
     """Make a node of a function, an async function, or a class whose instances are called.
 
@@ -108,6 +113,10 @@ def node(
             with one result or exception per item, while callers pass one item.
         pure: equal arguments give equal results, and nothing else happens: equal calls are merged.
         effectful: it is called for its effect: it stays, although nobody reads its result.
+        restart: of a class: after which exits its instance is replaced by a new one: "permanent" after all, "transient"
+            after crashes, "temporary" never.
+        restart_on: of a class: the exceptions of `__call__` that mean that the instance is broken, which is a crash.
+            All others are the error of their item and nothing else.
 
     Returns:
         A `Node`; a class stays a class, and calls of its instances become steps.
@@ -117,8 +126,9 @@ def node(
         TypeError: the function cannot be a node as asked, e.g. an `async def` with runs_on="thread".
     """
     policy = Policy(
-        concurrency, capacity, max_bytes, runs_on, timeout_seconds, retry, fallback, pure=pure, effectful=effectful
-    )
+        concurrency, capacity, max_bytes, runs_on, timeout_seconds, retry, fallback,
+        pure=pure, effectful=effectful, restart=restart, restart_on=restart_on,
+    )  # fmt: skip
 
     def decorate(target: Any) -> Any:
         if isinstance(target, Node):

@@ -1,12 +1,20 @@
 """Deployment: the inside of a Service: where its calls run, what is in flight, and how it starts and stops."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from .._errors import EngineClosedError, EngineLoopError, PlanError, ReentrantCallError
+from .._errors import (
+    DeploymentFailed,
+    EngineClosedError,
+    EngineLoopError,
+    PenstockError,
+    PlanError,
+    ReentrantCallError,
+)
 from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
+from ..actors.supervision import SupervisorFlags
 from .admission import Admission
 from .flow import gives_one_value, gives_stream
 from .graph import Call, Graph
@@ -38,10 +46,18 @@ class Deployment:
         counts: the calls that have ended, by how.
     """
 
-    def __init__(self, runtime: "Runtime", graphs: tuple[Graph[..., Any], ...], options: ExecutionOptions) -> None:
+    def __init__(
+        self,
+        runtime: "Runtime",
+        graphs: tuple[Graph[..., Any], ...],
+        options: ExecutionOptions,
+        flags: SupervisorFlags,
+    ) -> None:
         self._runtime = runtime
         self._graphs = graphs
         self._options = options
+        self._flags = flags
+        self._failure: Callable[[str], DeploymentFailed] | None = None
         self.names = ", ".join(graph.name for graph in graphs)
         self.state: ServiceState = "starting"
         self.scope: Scope | None = None
@@ -72,7 +88,8 @@ class Deployment:
         options = self._options
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
         self._runtime.deployments.add(self)
-        self.scope = Scope(self._runtime, options, scheduler)
+        self.scope = Scope(self._runtime, options, scheduler, self._flags)
+        self.scope.on_failed = self._fail
         self.admission = Admission(self.scope.loop, options.max_in_flight, options.max_queue)
         try:
             for graph in self._graphs:
@@ -132,17 +149,27 @@ class Deployment:
     async def _stop(self) -> None:
         if self.scope is None or not self._started:
             return  # `start` sees that it was stopped, and ends what it has begun
-        error = EngineClosedError("this deployment was stopped while the call was in flight")
         for frame in list(self.live):
             if frame.state == "running":  # others have ended, and are unwinding
-                frame.fail(EngineClosedError(str(error)))
+                frame.fail(self._interrupted_error())
         for pipeline in list(self._streams):
-            pipeline.abort(error)
+            pipeline.abort(self._interrupted_error())
             await pipeline.aclose()
         try:
             await self.scope.close()
         finally:
             self._runtime.deployments.discard(self)
+
+    def _fail(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
+        """Stateful nodes crash too often: end everything, and say why from now on."""
+        if self._stopping is None:
+            self._failure = make_error
+            self.abort_soon()
+
+    def check_failed(self) -> None:
+        """Raise DeploymentFailed if stateful nodes crashed too often."""
+        if self._failure is not None:
+            raise self.stopped_error()
 
     def check_callable(self) -> tuple[Scope, Admission]:
         """Return what a call needs.
@@ -297,8 +324,15 @@ class Deployment:
     def _queued(self) -> int:
         return 0 if self.admission is None else self.admission.statistics().queued
 
-    def stopped_error(self) -> EngineClosedError:
+    def _interrupted_error(self) -> PenstockError:
+        if self._failure is not None:
+            return self.stopped_error()
+        return EngineClosedError("this deployment was stopped while the call was in flight")
+
+    def stopped_error(self) -> PenstockError:
         """Return the error of a call that comes before the start, or too late."""
+        if self._failure is not None:
+            return self._failure(f"the deployment of {self.names}")
         return EngineClosedError(f"the deployment of {self.names} is {self.state} and takes no more calls")
 
 

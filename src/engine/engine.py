@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from ..actors.actor import ActorStatistics
 from ..actors.processes import ProcessPoolStatistics
+from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.threads import ThreadPoolStatistics
 from .flow import Flow, OwnScope, values
 from .graph import Call, Graph, as_call
@@ -106,9 +107,19 @@ class Engine:
         self._runtime.check_loop()
         return Flow(OwnScope(self._runtime, options), call, options)
 
-    def deploy(self, graph: Graph[P, R], /, *more: Graph[..., Any], **options: Unpack[CallOptions]) -> Service[P, R]:
+    def deploy(
+        self,
+        graph: Graph[P, R],
+        /,
+        *more: Graph[..., Any],
+        strategy: Strategy = "one_for_one",
+        max_restarts: int = 3,
+        within_seconds: float = 5.0,
+        **options: Unpack[CallOptions],
+    ) -> Service[P, R]:
         """Make graphs resident, for servers; see `penstock.engine.deploy`."""
-        return Service(self._runtime, (graph, *more), resolve("deploy", options, self._options))
+        flags = SupervisorFlags(strategy, max_restarts, within_seconds)
+        return Service(self._runtime, (graph, *more), resolve("deploy", options, self._options), flags)
 
     def plan(self, graph: Graph[..., Any], /) -> Plan:
         """Return what a graph will do; see `penstock.engine.plan`."""

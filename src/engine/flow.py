@@ -287,10 +287,14 @@ class OwnScope:
         return self._scope, await self._scope.prepare(call.graph._planned()), 0
 
     def begun(self, frame: Frame) -> None:
-        """Nothing counts calls here."""
+        """The call fails when its stateful nodes crash too often."""
+        assert self._scope is not None
+        self._scope.on_failed = lambda make_error: frame.fail(make_error("the stream"))
 
     def frame_settled(self, frame: Frame) -> None:
-        """As above."""
+        """Nothing counts calls here."""
+        assert self._scope is not None
+        self._scope.on_failed = None
 
     def abort_soon(self) -> None:
         """The frame has ended, and there is nothing else."""

@@ -1,41 +1,37 @@
 """Instances: the stateful nodes of one scope, acquired when it starts and released when it ends."""
 
-import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
 from typing import Any
 
-from ..actors.loop_host import LoopHost
+from ..actors.supervisor import Supervisor
+from ..telemetry import logs
+from .instance import Instance
+from .loop_instance import LoopInstance
 from .node import Node
 from .planning import Plan
 from .pools import Pools
-from .stateful import fresh_instance
 from .uninterrupted import uninterrupted
-
-Handler = Callable[..., Any]
 
 
 class Instances:
     """One instance of each stateful node that a scope uses, shared by all of its call sites.
 
-    Each group is entered and left by a task of its own, since `__aenter__` may open a task group or a cancel scope,
-    which must be left by the task that entered it. A node that owns its loop has one more task, for the loop.
-
     Args:
         pools: threads for those that need them.
+        supervisor: restarts those that crash, and stops all of them at the end.
     """
 
-    def __init__(self, pools: Pools) -> None:
+    def __init__(self, pools: Pools, supervisor: Supervisor) -> None:
         self._pools = pools
-        self._handlers: dict[object, Handler] = {}
-        self._loops: dict[object, LoopHost] = {}
-        self._hosts: list[tuple[asyncio.Task[None], asyncio.Event]] = []
+        self._supervisor = supervisor
+        self._instances: dict[object, Instance] = {}
+        self._loops: dict[object, LoopInstance] = {}
 
-    def handler(self, node: Node[..., Any]) -> Handler:
-        """Return what handles an item of a stateful node in this scope."""
-        return self._handlers[instance_key(node)]
+    def instance_of(self, node: Node[..., Any]) -> Instance:
+        """Return the instance of a stateful node in this scope."""
+        return self._instances[instance_key(node)]
 
-    def loop_of(self, node: Node[..., Any]) -> LoopHost:
+    def loop_of(self, node: Node[..., Any]) -> LoopInstance:
         """Return what runs the loop of a node that owns one, in this scope."""
         return self._loops[instance_key(node)]
 
@@ -46,25 +42,23 @@ class Instances:
             Exception: what an `__aenter__` raised; the instances entered with it are left again.
         """
         nodes = {instance_key(node): node for node in stateful_nodes(plan)}
-        missing = [node for key, node in nodes.items() if key not in self._handlers and key not in self._loops]
-        if not missing:
-            return
-        opened, closing = asyncio.Event(), asyncio.Event()
-        host = asyncio.get_running_loop().create_task(self._host(missing, opened, closing), name="penstock-instances")
-        self._hosts.append((host, closing))
+        opened: dict[object, Instance | LoopInstance] = {}
         try:
-            await opened.wait()
+            for key, node in nodes.items():
+                if key not in self._instances and key not in self._loops:
+                    child = self._make(node)
+                    await child.start()
+                    opened[key] = child
         except BaseException:
-            self._hosts.remove((host, closing))
-            if opened.is_set():
-                closing.set()
-            else:
-                host.cancel()
-            await uninterrupted(asyncio.wait([host]))
+            await uninterrupted(_leave_all(list(opened.values())))
             raise
-        if host.done():  # it did not get as far as waiting for the end
-            self._hosts.remove((host, closing))
-            host.result()
+        for key, child in opened.items():
+            if isinstance(child, Instance):
+                self._instances[key] = child
+            else:
+                self._loops[key] = child
+            self._supervisor.add(child)
+            child.resume()
 
     async def close(self) -> None:
         """Leave all instances, the last first; every one is left, also when another raises.
@@ -72,51 +66,23 @@ class Instances:
         Raises:
             Exception: the first that an `__aexit__` raised.
         """
-        errors: list[BaseException] = []
-        while self._hosts:
-            host, closing = self._hosts.pop()
-            closing.set()
-            await asyncio.wait([host])
-            if not host.cancelled() and (error := host.exception()) is not None:
-                errors.append(error)
-        self._handlers.clear()
+        await self._supervisor.close()
+        self._instances.clear()
         self._loops.clear()
-        if errors:
-            raise errors[0]
 
-    async def _host(self, nodes: list[Node[..., Any]], opened: asyncio.Event, closing: asyncio.Event) -> None:
-        entering = nodes[0]
+    def _make(self, node: Node[..., Any]) -> Instance | LoopInstance:
+        if node.make_loop is None:
+            return Instance(node, self._supervisor)
+        return LoopInstance(node, node.make_loop, self._pools, self._supervisor)
+
+
+async def _leave_all(children: list[Instance | LoopInstance]) -> None:
+    """Leave instances whose scope did not start; that is what is raised, so what else goes wrong is logged."""
+    for child in reversed(children):
         try:
-            async with AsyncExitStack() as stack:
-                for entering in nodes:
-                    await self._enter(entering, stack)
-                opened.set()
-                await closing.wait()
-        except BaseException as error:
-            if not opened.is_set():
-                error.add_note(f"while stateful node {entering.name!r} was started")
-            raise
-        finally:
-            if not opened.is_set():
-                # The opener looks whether this task has ended; it is woken in the next turn, when it has.
-                opened.set()
-
-    async def _enter(self, node: Node[..., Any], stack: AsyncExitStack) -> None:
-        make_loop = node.make_loop
-        if make_loop is not None:
-            policy = node.policy
-            host = LoopHost(
-                lambda: make_loop(node, self._pools),
-                node.name,
-                capacity=None if node.gives_stream else policy.capacity,  # there it is that of the stream
-                max_bytes=policy.max_bytes,
-            )
-            self._loops[instance_key(node)] = await stack.enter_async_context(host)
-            return
-        instance, handler = fresh_instance(node.template)
-        if hasattr(instance, "__aenter__"):
-            await stack.enter_async_context(instance)
-        self._handlers[instance_key(node)] = handler
+            await child.close()
+        except Exception as error:  # noqa: BLE001 - user code; the others have to be left as well
+            logs.warning("actor.not_released", node=child.name, error=repr(error))
 
 
 def instance_key(node: Node[..., Any]) -> object:

@@ -316,6 +316,11 @@ def check_policy(name: str, fn: Callable[..., Any], policy: Policy, *, is_statef
             f"node {name!r} is a plain `def` that runs on the event loop, where nothing can time it out; "
             'use runs_on="thread" or runs_on="process", or an `async def`'
         )
+    if (policy.restart_on or policy.restart != "permanent") and not is_stateful:
+        raise TypeError(
+            f"node {name!r} is a function, which has nothing to restart; restart= and restart_on= are for "
+            "classes, whose instances can be replaced"
+        )
     if policy.runs_on == "process" and is_stateful:
         raise TypeError(f'stateful node {name!r} cannot run with runs_on="process": its state would stay there')
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
-from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError, ReentrantCallError
+from .._errors import DeadlineExceeded, DeploymentFailed, EngineClosedError, NodeCancelledError, ReentrantCallError
 from ..actors.actor import Actor
 from ..actors.crew import Crew
 from ..actors.current import calling_actor, enclosing_frame
@@ -55,6 +55,8 @@ class Pipeline:
     ) -> None:
         self.loop = scope.loop
         self._scope = scope
+        if owns_scope:
+            scope.on_failed = self._failed
         self._options = options
         self._prepare = prepare
         self.uptime = Uptime()
@@ -210,6 +212,9 @@ class Pipeline:
         end_span(frame.span, frame)
         if self._admission is not None:
             self._admission.release()
+
+    def _failed(self, make_error: Callable[[str], DeploymentFailed]) -> None:
+        self.abort(make_error("the stream"))
 
     def _expire(self, timeout_seconds: float) -> None:
         self.abort(DeadlineExceeded(f"the stream did not end within {timeout_seconds:g} s"))

@@ -1,11 +1,11 @@
 """Running one call: `engine.run`."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._errors import DeadlineExceeded
+from .._errors import DeadlineExceeded, DeploymentFailed
 from ..actors.crew import Crew
 from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
@@ -49,7 +49,9 @@ async def _run_in_own_scope(
     run = _Run(runtime, call, options)
     scope = Scope(runtime, options, scheduler)
     try:
-        return await run.finish(await run.started(scope.prepare(plan)))
+        wired = await run.started(scope.prepare(plan))
+        scope.on_failed = run.fail
+        return await run.finish(wired)
     finally:
         await scope.close()
 
@@ -71,12 +73,13 @@ async def _run_with_resources(runtime: "Runtime", call: Call[Any], options: Exec
 class _Run:
     """One call on its own: it listens to its frame."""
 
-    __slots__ = ("_call", "_crew", "_options", "_runtime", "_span", "_traced", "_waiter", "deadline")
+    __slots__ = ("_call", "_crew", "_frame", "_options", "_runtime", "_span", "_traced", "_waiter", "deadline")
 
     def __init__(self, runtime: "Runtime", call: Call[Any], options: ExecutionOptions) -> None:
         self._runtime = runtime
         self._call = call
         self._options = options
+        self._frame: Frame | None = None
         loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] = loop.create_future()
         context = copy_context()
@@ -101,7 +104,7 @@ class _Run:
     async def finish(self, wired: Wired) -> Any:
         if self._runtime.closed:  # while something was opened
             raise self.not_started(self._runtime.closed_error(), timed_out=False)
-        frame = Frame(wired.program, self._call.arguments, self._crew, self, 0, enclosing_frame())
+        frame = self._frame = Frame(wired.program, self._call.arguments, self._crew, self, 0, enclosing_frame())
         frame.span = self._span if self._traced else None
         if self.deadline is not None and self._options.timeout_seconds is not None:
             frame.expire_at(self.deadline, self._options.timeout_seconds)
@@ -116,8 +119,14 @@ class _Run:
             raise
         finally:
             self._runtime.frames.discard(frame)
+            self._frame = None
             end_span(self._span, frame)
         return frame.outcome()
+
+    def fail(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
+        """Its stateful nodes crash too often."""
+        if self._frame is not None and self._frame.state == "running":
+            self._frame.fail(make_error(f"the run of graph {self._call.graph.name!r}"))
 
     def not_started(self, error: BaseException, *, timed_out: bool) -> BaseException:
         """End the span of a call that did not start; returns what to raise."""

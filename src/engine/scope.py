@@ -1,13 +1,17 @@
 """Scope: what belongs to one `run`, `stream` or `deploy` and ends with it."""
 
 import asyncio
+from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import Span
 
+from .._errors import DeploymentFailed
 from ..actors.crew import Crew
 from ..actors.frame import Frame
+from ..actors.supervision import SupervisorFlags
+from ..actors.supervisor import Escalation, Supervisor
 from ..telemetry import spans
 from .instances import Instances
 from .planning import ChosenScheduler, Plan
@@ -28,13 +32,25 @@ class Scope:
         engine: the inside of the Engine that it is part of.
         options: its options.
         scheduler: the scheduler, chosen.
+        flags: how stateful nodes are restarted.
+
+    Attributes:
+        on_failed: called when they crash too often, with a function that makes an error out of the name of what
+            failed; whoever owns the scope ends what is in it, and closes it.
     """
 
-    def __init__(self, engine: "Runtime", options: "ExecutionOptions", scheduler: ChosenScheduler) -> None:
+    def __init__(
+        self,
+        engine: "Runtime",
+        options: "ExecutionOptions",
+        scheduler: ChosenScheduler,
+        flags: SupervisorFlags = SupervisorFlags(),  # noqa: B008 - it is immutable
+    ) -> None:
         self.engine = engine
         self.loop = asyncio.get_running_loop()
         self.scheduler: ChosenScheduler = scheduler
-        self.instances = Instances(engine.pools)
+        self.on_failed: Escalation | None = None
+        self.instances = Instances(engine.pools, Supervisor(flags, self._failed))
         # Only a pipeline bounds its actors: elsewhere each frame has workers of its own, and admission bounds frames.
         max_workers = options.max_workers if scheduler == "actors" else None
         self.wiring = Wiring(engine.pools, self.instances, max_workers)
@@ -75,6 +91,10 @@ class Scope:
                 await self.engine.resources.release(self)
             finally:
                 await self.engine.scope_closed()
+
+    def _failed(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
+        if self.on_failed is not None:
+            self.on_failed(make_error)
 
     def _crew_ended(self, crew: Crew) -> None:
         self._crews.discard(crew)

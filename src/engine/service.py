@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
-from .._errors import DeadlineExceeded
+from .._errors import DeadlineExceeded, DeploymentFailed
 from ..actors.actor import ActorStatistics
 from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
+from ..actors.supervision import SupervisorFlags
 from .admission import Admission, AdmissionStatistics
 from .deployment import Deployment, Flight, ServiceState
 from .flow import Flow
@@ -86,15 +87,22 @@ class ServiceStatistics(Rendered):
 class Service(Generic[P, R]):
     """Graphs made resident by `engine.deploy`: one set of actors and stateful nodes for all calls.
 
-    An async context manager: a normal exit drains it, an exception aborts it.
+    An async context manager: a normal exit drains it, an exception aborts it. It raises `DeploymentFailed` if stateful
+    nodes crashed more often than it restarts them.
     """
 
-    def __init__(self, runtime: "Runtime", graphs: tuple[Graph[..., Any], ...], options: ExecutionOptions) -> None:
+    def __init__(
+        self,
+        runtime: "Runtime",
+        graphs: tuple[Graph[..., Any], ...],
+        options: ExecutionOptions,
+        flags: SupervisorFlags,
+    ) -> None:
         checked_graphs(graphs)
         self._runtime = runtime
         self._graphs = graphs
         self._options = options
-        self._deployment = Deployment(runtime, graphs, options)
+        self._deployment = Deployment(runtime, graphs, options, flags)
 
     @property
     def state(self) -> ServiceState:
@@ -120,6 +128,9 @@ class Service(Generic[P, R]):
             await self.drain()
         else:
             await self.abort()
+        # A cancellation of the caller must go on; and it may be this very failure that has come here.
+        if exc_type is None or (issubclass(exc_type, Exception) and not issubclass(exc_type, DeploymentFailed)):
+            self._deployment.check_failed()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call the first of the deployed graphs; `await` the result. Raises as `run` does."""
@@ -141,6 +152,7 @@ class Service(Generic[P, R]):
             TimeoutError: the call did not finish within `timeout_seconds`, waiting for a place included.
             ReentrantCallError: called from inside one of its own nodes.
             EngineClosedError: the deployment is draining or stopped.
+            DeploymentFailed: its stateful nodes crashed more often than it restarts them.
             PlanError: the graph is not part of the deployment.
         """
         merged = resolve("service.run", options, self._inherited())
@@ -184,6 +196,7 @@ class Service(Generic[P, R]):
 
         Raises:
             EngineClosedError: the deployment failed to start, or was stopped.
+            DeploymentFailed: its stateful nodes crashed more often than it restarts them.
         """
         await self._deployment.ready()
 

@@ -55,6 +55,11 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
     if owns_loop(cls):
         call = inspect.unwrap(call)
         check_loop(cls, call)
+        if policy.restart_on:
+            raise TypeError(
+                f"@node on class {cls.__name__!r}, which owns its loop: it crashes when that raises or returns, and "
+                "work.fail(error) is the error of an item; leave out restart_on="
+            )
         call = _alone(call)
     check_policy(name or cls.__name__, call, policy, is_stateful=True)
     init = cls.__init__

@@ -148,16 +148,21 @@ class Wiring:
         actor = Actor(step.label, program.name, unit.index, policy, self._places(node), inbox)
         if node.runs_loop:
             assert self._instances is not None
-            host = self._instances.loop_of(node)
+            actor.instance = loop = self._instances.loop_of(node)
             actor.fn = node.fn  # its name is all that is asked for
-            actor.work = host.inbox
-            actor.body = invocation.in_loop(host)
+            actor.work = loop.host.inbox
+            actor.body = invocation.in_loop(loop.host)
             if node.gives_stream:
-                actor.invoke = opening_in_loop(host, policy.capacity or DEFAULT_PARTS, unit.streams)
+                actor.invoke = opening_in_loop(loop.host, policy.capacity or DEFAULT_PARTS, unit.streams)
             elif unit.streams:
                 actor.invoke = reading(unit.streams)
             return actor
-        actor.fn = node.target if node.template is None or fake else self._instance_handler(node)
+        if node.template is None or fake:
+            actor.fn = node.target
+        else:
+            assert self._instances is not None
+            actor.instance = instance = self._instances.instance_of(node)
+            actor.fn, actor.gate = instance.handler, instance.gate
         if node.gives_stream:
             actor.invoke = opening(policy.capacity or DEFAULT_PARTS, unit.streams)
             return actor
@@ -170,21 +175,18 @@ class Wiring:
             actor.body = invocation.in_process(self._pools.processes, process_target(node.fn))
         elif policy.runs_on != "loop":  # a fake of a process node need not be importable: it runs in a thread
             actor.body = invocation.in_thread(self._pools.threads)
-        elif node.is_async and starts_tasks(actor.fn):
+        elif node.is_async and starts_tasks(node.target):
             actor.body = invocation.run_task_starter
         elif node.is_async:
             actor.body = invocation.run_async
         else:
             actor.body = invocation.run_inline
-        if policy.is_plain and not unit.streams and actor.body is not invocation.run_task_starter:
+        is_plain = policy.is_plain and actor.gate is None and not unit.streams
+        if is_plain and actor.body is not invocation.run_task_starter:
             actor.mode = ASYNC if node.is_async else INLINE
         else:
             actor.mode = GENERAL
         return actor
-
-    def _instance_handler(self, node: Node[..., Any]) -> Callable[..., Any]:
-        assert self._instances is not None
-        return self._instances.handler(node)
 
     def _places(self, node: Node[..., Any]) -> Places:
         policy = node.policy

@@ -39,6 +39,10 @@ def test_a_retry_out_of_range_is_refused(arguments: dict[str, Any], message: str
         {"timeout_seconds": float("inf")},
         {"runs_on": "gpu"},
         {"pure": True, "effectful": True},
+        {"restart": "always"},
+        {"restart_on": ValueError},
+        {"restart_on": (ValueError, "OSError")},
+        {"restart_on": (KeyboardInterrupt,)},
     ],
 )
 def test_a_policy_out_of_range_is_refused_by_name(arguments: dict[str, Any]) -> None:

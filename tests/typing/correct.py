@@ -253,6 +253,8 @@ async def deployments(urls: list[str]) -> None:
         assert_type(await mine.run(search("a")), list[Hit])
         assert_type(mine.stream([first("a")]), engine.Stream[Hit])
         assert_type(await mine.deploy(first)("a", weight=0.5), Hit)
+        supervised = mine.deploy(first, strategy="rest_for_one", max_restarts=5, within_seconds=60, max_queue=3)
+        assert_type(await supervised("a"), Hit)
 
 
 @ps.graph

@@ -1,0 +1,163 @@
+"""Instance: a stateful node in one scope, which its supervisor can replace."""
+
+import asyncio
+import functools
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any, cast
+
+from .._errors import NodeCancelledError
+from ..actors.gate import Gate
+from ..actors.supervision import RestartMode
+from ..actors.supervisor import Supervisor
+from ..telemetry import logs
+from .node import Node
+from .stateful import fresh_instance
+from .uninterrupted import uninterrupted
+
+Handler = Callable[..., Any]
+
+
+class Instance:
+    """The instance of a stateful node in one scope, and its successors: a child of the scope's supervisor.
+
+    Each is entered and left by a task of its own, since `__aenter__` may open a task group or a cancel scope, which
+    must be left by the task that entered it.
+
+    Attributes:
+        name: name of the node.
+        restart: which exits it is restarted after.
+        restarts: how often it was replaced.
+        gate: what attempts pass; None if the supervisor can have no reason to restart it.
+    """
+
+    def __init__(self, node: Node[..., Any], supervisor: Supervisor) -> None:
+        self.name = node.name
+        self.restart: RestartMode = node.policy.restart
+        self.restarts = 0
+        self.gate: Gate | None = None
+        if node.policy.restart_on or supervisor.flags.strategy != "one_for_one":
+            self.gate = Gate(node.name, node.policy.restart_on, self._crashed)
+        self._supervisor = supervisor
+        self._node = node
+        self._handler: Handler | None = None
+        self._crash: Exception | None = None
+        self._host: asyncio.Task[None] | None = None
+        self._closing: asyncio.Future[Exception | None] | None = None
+
+    @property
+    def handler(self) -> Handler:
+        """What handles an item: of the present instance if it is never replaced, else of whichever is there."""
+        assert self._handler is not None
+        if self.gate is None:
+            return self._handler
+
+        @functools.wraps(self._node.fn, updated=())  # not the handler, which would keep the first instance alive
+        def handle(*args: Any, **kwargs: Any) -> Any:
+            assert self._handler is not None
+            return self._handler(*args, **kwargs)
+
+        return handle
+
+    async def start(self) -> None:
+        """Make an instance, and enter it.
+
+        Raises:
+            Exception: what its `__init__` or `__aenter__` raised.
+        """
+        loop = asyncio.get_running_loop()
+        entered, self._closing = loop.create_future(), loop.create_future()
+        work = self._stay(entered, self._closing)
+        self._host = host = loop.create_task(work, name=f"penstock-instance-{self.name}")
+        try:
+            await asyncio.wait([host, entered], return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            if not entered.done():
+                host.cancel()
+            self._closing.set_result(None)  # an `__aenter__` may swallow the cancellation and go on
+            try:
+                await uninterrupted(asyncio.wait([host]))
+            finally:
+                self._host = None
+                if not host.cancelled() and (error := host.exception()) is not None:
+                    logs.warning("actor.not_released", node=self.name, error=repr(error))
+            raise
+        if entered.done():
+            return
+        self._host = None
+        if host.cancelled():
+            raise NodeCancelledError(f"the start of stateful node {self.name!r} was cancelled, but not by the engine")
+        host.result()
+
+    async def stop(self, cause: BaseException | None) -> None:
+        """Wait until nothing runs in the instance, and leave it; nothing if there is none."""
+        if self.gate is not None:
+            await self.gate.clear(cause)
+        host = self._host
+        if host is None:
+            return
+        if self._closing is not None and not self._closing.done():
+            self._closing.set_result(self._crash)
+        self._crash = None
+        await asyncio.wait([host])
+        self._host = None
+        if not host.cancelled():
+            host.result()
+
+    async def close(self) -> None:
+        """Leave the instance at the end of the scope."""
+        await self.stop(None)
+
+    def hold(self) -> None:
+        """Let no more attempts in."""
+        if self.gate is not None:
+            self.gate.hold()
+
+    def resume(self) -> None:
+        """Let attempts in."""
+        if self.gate is not None:
+            self.gate.open()
+
+    def abandon(self, cause: BaseException | None) -> None:
+        """Let attempts fail with `ActorStopped`."""
+        if self.gate is not None:
+            self.gate.stop(cause)
+
+    def _crashed(self, error: Exception) -> None:
+        self._crash = error
+        self._supervisor.exited(self, "crash", error)
+
+    async def _stay(self, entered: "asyncio.Future[None]", closing: "asyncio.Future[Exception | None]") -> None:
+        try:
+            instance, handler = fresh_instance(self._node.template)
+            async with AsyncExitStack() as stack:
+                if hasattr(instance, "__aenter__"):
+                    await stack.enter_async_context(instance)
+                if self._handler is not None:
+                    self.restarts += 1
+                self._handler = handler
+                entered.set_result(None)
+                crash = await closing
+                if crash is not None:
+                    await _leave_after(stack, crash)
+        except BaseException as error:
+            if not entered.done():
+                error.add_note(f"while stateful node {self.name!r} was started")
+            raise
+
+
+async def _leave_after(stack: AsyncExitStack, crash: Exception) -> None:
+    """Leave an instance as `async with` does when its block raises `crash`, which has been reported already."""
+    try:
+        await stack.__aexit__(type(crash), crash, crash.__traceback__)
+    except BaseException as error:
+        if not _is_only(error, crash):
+            raise
+
+
+def _is_only(error: BaseException, one: BaseException) -> bool:
+    """Whether an error is `one`, or a group of nothing else: a task group raises again what it was left with."""
+    if error is one or not isinstance(error, BaseExceptionGroup):
+        return error is one
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return all(_is_only(inner, one) for inner in group.exceptions)

@@ -1,0 +1,78 @@
+"""Loop instance: a node that owns its loop in one scope, which its supervisor can restart."""
+
+from typing import Any
+
+from .._errors import ActorRestarted
+from ..actors.loop_host import LoopHost
+from ..actors.supervision import RestartMode
+from ..actors.supervisor import Supervisor
+from .node import MakeLoop, Node
+from .pools import Pools
+
+
+class LoopInstance:
+    """A node that owns its loop, and its successors: another kind of child of the scope's supervisor.
+
+    Its inbox takes work also while no loop runs, so there is nothing to hold back.
+
+    Attributes:
+        name: name of the node.
+        restart: which exits it is restarted after.
+        restarts: how often its loop was started again.
+        host: runs the loop.
+    """
+
+    def __init__(self, node: Node[..., Any], make_loop: MakeLoop, pools: Pools, supervisor: Supervisor) -> None:
+        self.name = node.name
+        self.restart: RestartMode = node.policy.restart
+        self.restarts = 0
+        self.host = LoopHost(
+            lambda: make_loop(node, pools),
+            node.name,
+            capacity=None if node.gives_stream else node.policy.capacity,  # there it is that of the stream
+            max_bytes=node.policy.max_bytes,
+            on_exit=self._exited,
+        )
+        self._supervisor = supervisor
+        self._has_run = False
+
+    async def start(self) -> None:
+        """Make an instance, enter it, and begin its loop.
+
+        Raises:
+            Exception: what its `__init__` or `__aenter__` raised.
+        """
+        try:
+            await self.host.start()
+        except BaseException as error:
+            error.add_note(f"while stateful node {self.name!r} was started")
+            raise
+        self.restarts += self._has_run
+        self._has_run = True
+
+    async def stop(self, cause: BaseException | None) -> None:
+        """End the loop now, and what it has taken; the inbox keeps the rest."""
+        self.host.fail_taken(lambda: self._restarted_error(cause))
+        await self.host.halt()
+
+    async def close(self) -> None:
+        """End the loop, once it has done what its inbox holds."""
+        await self.host.close()
+
+    def hold(self) -> None:
+        """Work waits in the inbox."""
+
+    def resume(self) -> None:
+        """The loop runs."""
+
+    def abandon(self, cause: BaseException | None) -> None:
+        """Fail all work, now and later, with `ActorStopped`."""
+        self.host.abandon(cause)
+
+    def _exited(self, host: LoopHost, error: BaseException | None) -> None:
+        self._supervisor.exited(self, "normal" if error is None else "crash", error)
+
+    def _restarted_error(self, cause: BaseException | None) -> ActorRestarted:
+        error = ActorRestarted(f"actor {self.name!r} was restarted while it worked on this item, after: {cause!r}")
+        error.__cause__ = cause
+        return error

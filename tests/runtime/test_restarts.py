@@ -1,0 +1,1209 @@
+"""Stateful nodes that crash: what becomes of the items, of the instances, and of those that wait."""
+
+# ruff: noqa: PT012 - what raises is the end of an `async with`, and most of a test stands in it
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
+from typing import Any, Self
+
+import pytest
+from structlog.testing import capture_logs
+
+import penstock as ps
+from penstock import engine, testing
+
+tenant: ContextVar[str] = ContextVar("tenant")
+
+SCHEDULERS = ["actors", "parallel", "wave", "sequential"]
+
+
+class Broken(Exception):
+    """The instance is of no use any more."""
+
+
+class Life:
+    """Keeps the books on the instances of a node: which were entered and left, and what they handled."""
+
+    def __init__(self, name: str, journal: list[str] | None = None) -> None:
+        self.name = name
+        self.journal: list[str] = [] if journal is None else journal
+        self.entered = 0
+        self.left = 0
+        self.handled: list[tuple[int, Any]] = []  # (instance, item)
+        self.left_with: list[BaseException | None] = []
+        self.failing_starts = 0
+        self.hanging_start: asyncio.Event | None = None
+        self.slow_stop: asyncio.Event | None = None
+        self.go_on = asyncio.Event()
+
+    @property
+    def is_even(self) -> bool:
+        return self.entered == self.left
+
+
+class Machine:
+    """A stateful node without policy; an item says what is to happen."""
+
+    def __init__(self, life: Life) -> None:
+        self.life = life
+
+    async def __aenter__(self) -> Self:
+        if self.life.entered and self.life.failing_starts:
+            self.life.failing_starts -= 1
+            self.life.journal.append(f"{self.life.name} fails")
+            raise ConnectionError("not yet")
+        if self.life.entered and self.life.hanging_start is not None:
+            self.life.journal.append(f"{self.life.name} hangs")
+            await self.life.hanging_start.wait()
+        self.life.entered += 1
+        self.number = self.life.entered
+        self.task = asyncio.current_task()
+        self.life.journal.append(f"{self.life.name} starts")
+        return self
+
+    async def __aexit__(self, exc_type: object, error: BaseException | None, traceback: object) -> None:
+        assert asyncio.current_task() is self.task
+        if self.life.slow_stop is not None:
+            await self.life.slow_stop.wait()
+        self.life.left += 1
+        self.life.left_with.append(error)
+        self.life.journal.append(f"{self.life.name} stops")
+
+    async def __call__(self, item: Any) -> Any:
+        assert self.life.entered == self.number == self.life.left + 1, "it works while it is acquired"
+        self.life.handled.append((self.number, item))
+        await asyncio.sleep(0)
+        if item == "crash":
+            raise Broken(item)
+        if item == "error":
+            raise ValueError(item)
+        if item == "wait":
+            await self.life.go_on.wait()
+        return item
+
+
+def machine(life: Life, **policy: Any) -> Any:
+    """Returns an instance of a node with this policy, crashing with `Broken`."""
+    policy = {"restart_on": (Broken,), "name": life.name} | policy
+    return ps.node(**policy)(type(life.name, (Machine,), {}))(life)
+
+
+def calling(node: Any) -> ps.Graph[[Any], Any]:
+    @ps.graph
+    async def call(item: Any) -> Any:
+        return await node(item)
+
+    return call
+
+
+def restarts(service: engine.Service[..., Any]) -> dict[str, int]:
+    return {actor.node: actor.restarts for actor in service.statistics().actors}
+
+
+async def outcomes(*calls: Any) -> list[Any]:
+    return [
+        type(result) if isinstance(result, BaseException) else result
+        for result in await asyncio.gather(*calls, return_exceptions=True)
+    ]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_errors_of_items_are_no_crashes(scheduler: Any) -> None:
+    life = Life("machine")
+    async with engine.deploy(calling(machine(life)), scheduler=scheduler, max_restarts=0) as service:
+        assert set(await outcomes(*(service("error") for _ in range(50)))) == {ValueError}
+        assert await service("fine") == "fine"
+        assert restarts(service) == {"machine": 0}
+    assert (life.entered, life.left) == (1, 1)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_a_crash_is_the_error_of_its_item_and_the_next_one_finds_a_new_instance(scheduler: Any) -> None:
+    life = Life("machine")
+    async with engine.deploy(calling(machine(life)), scheduler=scheduler) as service:
+        with pytest.raises(Broken) as caught:
+            await service("crash")
+        assert "in node 'machine' of graph 'call', item 0, attempt 1" in caught.value.__notes__
+        assert await service("fine") == "fine"
+        assert restarts(service) == {"machine": 1}
+    assert life.handled == [(1, "crash"), (2, "fine")]
+    assert life.journal == ["machine starts", "machine stops"] * 2
+    assert life.left_with == [caught.value, None]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_the_items_behind_a_crash_are_handled_in_order(scheduler: Any) -> None:
+    life = Life("machine")
+    items = [0, 1, "crash", *range(3, 30)]
+    async with engine.deploy(calling(machine(life)), scheduler=scheduler) as service:
+        results = await outcomes(*map(service, items))
+    assert results == [0, 1, Broken, *range(3, 30)]
+    assert [item for _, item in life.handled] == items
+    assert [number for number, _ in life.handled] == [1] * 3 + [2] * 27
+
+
+@pytest.mark.parametrize("concurrency", [2, 3])
+async def test_the_items_behind_a_crash_begin_in_order_in_a_wider_node(concurrency: int) -> None:
+    life = Life("machine")
+    items = ["crash", *["wait"] * (concurrency - 1), *range(20)]
+    async with engine.deploy(calling(machine(life, concurrency=concurrency))) as service:
+        results = await outcomes(*map(service, items))
+    assert results == [Broken, *[ps.ActorRestarted] * (concurrency - 1), *range(20)]
+    assert [item for _, item in life.handled] == items
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_what_is_in_flight_in_a_crashed_instance_ends(scheduler: Any) -> None:
+    life = Life("machine")
+    async with engine.deploy(calling(machine(life, concurrency=3)), scheduler=scheduler) as service:
+        waiting = [asyncio.create_task(service("wait")) for _ in range(2)]
+        await testing.wait_quiescent()
+        with pytest.raises(Broken) as crash:
+            await service("crash")
+        for task in waiting:
+            with pytest.raises(ps.ActorRestarted, match="'machine' was restarted") as ended:
+                await task
+            assert ended.value.__cause__ is crash.value
+        assert await service("fine") == "fine"
+    assert life.is_even
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_what_was_in_flight_runs_again_if_its_retry_says_so(scheduler: Any) -> None:
+    life = Life("machine")
+    retry = ps.Retry(attempts=2, retry_on=ps.ActorRestarted)
+    async with engine.deploy(calling(machine(life, concurrency=2, retry=retry)), scheduler=scheduler) as service:
+        waiting = asyncio.create_task(service("wait"))
+        await testing.wait_quiescent()
+        with pytest.raises(Broken):  # its own exception is not what the retry names
+            await service("crash")
+        life.go_on.set()
+        assert await waiting == "wait"
+    assert life.handled == [(1, "wait"), (1, "crash"), (2, "wait")]
+    assert life.is_even
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_the_item_that_crashed_it_may_be_retried_in_the_new_instance(scheduler: Any) -> None:
+    life = Life("machine")
+
+    @ps.node(restart_on=(Broken,), retry=ps.Retry(attempts=2, retry_on=Broken))
+    class Recovering(Machine):
+        async def __call__(self, item: Any) -> Any:
+            return await Machine.__call__(self, "crash" if self.number == 1 else item)
+
+    assert await engine.run(calling(Recovering(life))("fine"), scheduler=scheduler) == "fine"
+    assert life.handled == [(1, "crash"), (2, "fine")]
+    assert life.is_even
+
+
+async def test_a_fallback_stands_in_for_an_ended_attempt() -> None:
+    life = Life("machine")
+    node = machine(life, concurrency=2, fallback=lambda error: type(error).__name__)
+    async with engine.deploy(calling(node)) as service:
+        waiting = asyncio.create_task(service("wait"))
+        await testing.wait_quiescent()
+        assert await service("crash") == "Broken"
+        assert await waiting == "ActorRestarted"
+
+
+async def test_an_ended_attempt_leaves_no_cancellation_behind() -> None:
+    life = Life("machine")
+    seen: list[int] = []
+
+    @ps.node(restart_on=(Broken,), concurrency=2, timeout_seconds=60, retry=ps.Retry(attempts=3))
+    class Careful(Machine):
+        async def __call__(self, item: Any) -> Any:
+            task = asyncio.current_task()
+            assert task is not None
+            seen.append(task.cancelling())
+            async with asyncio.timeout(30):
+                return await Machine.__call__(self, "wait" if item == "wait" and self.number < 3 else item)
+
+    async with engine.deploy(calling(Careful(life))) as service:
+        waiting = asyncio.create_task(service("wait"))
+        await testing.wait_quiescent()
+        task = asyncio.create_task(service("crash"))
+        life.go_on.set()
+        life.go_on.clear()
+        with pytest.raises(Broken):
+            await task
+        life.go_on.set()
+        assert await waiting == "wait"
+    assert set(seen) == {0}
+
+
+async def test_a_handler_that_swallows_its_end_ends_all_the_same() -> None:
+    life = Life("machine")
+
+    @ps.node(restart_on=(Broken,), concurrency=2)
+    class Stubborn(Machine):
+        async def __call__(self, item: Any) -> Any:
+            try:
+                return await Machine.__call__(self, item)
+            except asyncio.CancelledError:
+                return "late"
+
+    async with engine.deploy(calling(Stubborn(life))) as service:
+        results = await outcomes(service("wait"), service("crash"), service("fine"))
+    assert results == [ps.ActorRestarted, Broken, "fine"]
+
+
+def test_restarts_wait_longer_and_longer() -> None:
+    times: list[float] = []
+
+    async def main() -> None:
+        life = Life("machine")
+
+        @ps.node(restart_on=(Broken,))
+        class Timed(Machine):
+            async def __aenter__(self) -> Self:
+                times.append(asyncio.get_running_loop().time())
+                return await Machine.__aenter__(self)
+
+        async with engine.deploy(calling(Timed(life))) as service:
+            for _ in range(3):
+                with pytest.raises(Broken):
+                    await service("crash")
+                assert await service("fine") == "fine"
+            await asyncio.sleep(5.1)  # the window is over: pauses begin anew
+            with pytest.raises(Broken):
+                await service("crash")
+            assert await service("fine") == "fine"
+        assert life.is_even
+
+    testing.run_virtual(main)
+    assert times == pytest.approx([0.0, 0.05, 0.15, 0.35, 5.5])
+
+
+async def test_a_start_that_fails_is_tried_again() -> None:
+    life = Life("machine")
+    life.failing_starts = 2
+    async with engine.deploy(calling(machine(life))) as service:
+        assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
+    assert life.journal == [
+        "machine starts",
+        "machine stops",
+        *["machine fails"] * 2,
+        "machine starts",
+        "machine stops",
+    ]
+
+
+async def test_a_start_that_fails_at_first_fails_the_scope() -> None:
+    @ps.node(restart_on=(Broken,))
+    class NeverThere(Machine):
+        async def __aenter__(self) -> Self:
+            raise ConnectionError("nobody there")
+
+    first, life = Life("first"), Life("never")
+    node, before = NeverThere(life), machine(first)
+
+    @ps.graph
+    async def both(item: Any) -> Any:
+        return await node(await before(item))
+
+    service = engine.deploy(both)
+    with pytest.raises(ConnectionError) as caught:
+        async with service:
+            raise AssertionError("it was entered")
+    assert caught.value.__notes__ == ["while stateful node 'NeverThere' was started"]
+    assert first.journal == ["first starts", "first stops"]
+
+
+async def test_what_was_started_is_left_when_another_does_not_start() -> None:
+    lives = [Life("first"), Life("second")]
+
+    @ps.node
+    class Sticky(Machine):
+        async def __aexit__(self, *exc_info: Any) -> None:
+            await Machine.__aexit__(self, *exc_info)
+            raise OSError("cannot close")
+
+    @ps.node
+    class NeverThere(Machine):
+        async def __aenter__(self) -> Self:
+            raise ConnectionError("nobody there")
+
+    first, second, third = machine(lives[0]), Sticky(lives[1]), NeverThere(Life("third"))
+
+    @ps.graph
+    async def line(item: Any) -> Any:
+        return await third(await second(await first(item)))
+
+    with capture_logs() as logs, pytest.raises(ConnectionError):
+        await engine.run(line(1))
+    assert [(entry["event"], entry["node"]) for entry in logs] == [("actor.not_released", "Sticky")]
+    assert all(life.is_even for life in lives)
+
+
+async def test_a_start_that_swallows_its_cancellation_is_left() -> None:
+    life = Life("machine")
+
+    @ps.node
+    class Deaf(Machine):
+        async def __aenter__(self) -> Self:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                pass
+            return await Machine.__aenter__(self)
+
+    with pytest.raises(ps.DeadlineExceeded):
+        await engine.run(calling(Deaf(life))(1), timeout_seconds=0.01)
+    assert (life.entered, life.left) == (1, 1)
+
+
+async def test_a_failure_while_an_instance_is_left_is_logged_and_the_restart_goes_on() -> None:
+    life = Life("machine")
+
+    @ps.node(restart_on=(Broken,))
+    class Sticky(Machine):
+        async def __aexit__(self, *exc_info: Any) -> None:
+            await Machine.__aexit__(self, *exc_info)
+            if self.number == 1:
+                raise OSError("cannot close")
+
+    with capture_logs() as logs:
+        async with engine.deploy(calling(Sticky(life))) as service:
+            assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
+    assert [entry["event"] for entry in logs] == ["actor.not_released", "actor.restarted"]
+
+
+async def test_a_task_group_of_an_instance_is_left_by_the_crash() -> None:
+    life = Life("machine")
+    cancelled: list[int] = []
+
+    @ps.node(restart_on=(Broken,))
+    class Busy(Machine):
+        async def __aenter__(self) -> Self:
+            await Machine.__aenter__(self)
+            self.group = await asyncio.TaskGroup().__aenter__()
+            self.background = self.group.create_task(self.work())
+            return self
+
+        async def work(self) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.append(self.number)
+
+        async def __aexit__(self, exc_type: Any, error: Any, traceback: Any) -> None:
+            await Machine.__aexit__(self, exc_type, error, traceback)
+            if error is None:
+                self.background.cancel()
+            await self.group.__aexit__(exc_type, error, traceback)
+
+    with capture_logs() as logs:
+        async with engine.deploy(calling(Busy(life))) as service:
+            assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
+    assert cancelled == [1, 2]
+    assert [entry["event"] for entry in logs] == ["actor.restarted"]
+
+
+async def test_an_instance_that_was_replaced_is_not_kept() -> None:
+    instances: list[weakref.ref[object]] = []
+
+    @ps.node(restart_on=(Broken,))
+    class Heavy(Machine):
+        async def __aenter__(self) -> Self:
+            instances.append(weakref.ref(self))
+            return await Machine.__aenter__(self)
+
+    life = Life("machine")
+    async with engine.deploy(calling(Heavy(life))) as service:
+        assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
+        life.left_with.clear()  # the traceback of the crash leads to it
+        await testing.wait_quiescent()
+        gc.collect()
+        assert [instance() is not None for instance in instances] == [False, True]
+
+
+async def test_tasks_that_a_restartable_node_starts_know_their_item() -> None:
+    seen: list[ps.FrameInfo] = []
+
+    async def work() -> None:
+        seen.append(ps.current())
+
+    @ps.node(restart_on=(Broken,), name="starter")
+    class Starter(Machine):
+        async def __call__(self, item: Any) -> Any:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(work())
+
+    async with engine.deploy(calling(Starter(Life("machine")))) as service:
+        await service("fine")
+    assert [info.node for info in seen] == ["starter"]
+
+
+async def test_each_restart_is_logged_once() -> None:
+    life, other = Life("machine"), Life("other")
+    node, second = machine(life), machine(other)
+
+    @ps.graph
+    async def both(item: Any) -> Any:
+        return await second(await node(item))
+
+    with capture_logs() as logs:
+        async with engine.deploy(both, strategy="one_for_all") as service:
+            assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
+            assert restarts(service) == {"machine": 1, "other": 1}
+    assert logs == [
+        {
+            "event": "actor.restarted",
+            "log_level": "warning",
+            "node": name,
+            "after": "machine",
+            "pause_seconds": 0.05,
+            "error": "Broken('crash')",
+        }
+        for name in ("machine", "other")
+    ]
+
+
+def three(journal: list[str]) -> tuple[list[Life], list[Any], list[ps.Graph[[Any], Any]]]:
+    """Returns three nodes, started in this order, in two graphs: the second uses the last one."""
+    lives = [Life(name, journal) for name in ("a", "b", "c")]
+    nodes = [machine(life, concurrency=2) for life in lives]
+
+    @ps.graph
+    async def first(items: dict[str, Any]) -> Any:
+        return [await nodes[0](items["a"]), await nodes[1](items["b"])]
+
+    @ps.graph
+    async def second(item: Any) -> Any:
+        return await nodes[2](item)
+
+    return lives, nodes, [first, second]
+
+
+STOPPED_AND_STARTED = {
+    ("one_for_one", "a"): ["a stops", "a starts"],
+    ("one_for_one", "b"): ["b stops", "b starts"],
+    ("one_for_one", "c"): ["c stops", "c starts"],
+    ("one_for_all", "a"): ["c stops", "b stops", "a stops", "a starts", "b starts", "c starts"],
+    ("one_for_all", "b"): ["c stops", "b stops", "a stops", "a starts", "b starts", "c starts"],
+    ("one_for_all", "c"): ["c stops", "b stops", "a stops", "a starts", "b starts", "c starts"],
+    ("rest_for_one", "a"): ["c stops", "b stops", "a stops", "a starts", "b starts", "c starts"],
+    ("rest_for_one", "b"): ["c stops", "b stops", "b starts", "c starts"],
+    ("rest_for_one", "c"): ["c stops", "c starts"],
+}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize(("strategy", "crashing"), STOPPED_AND_STARTED)
+async def test_a_strategy_takes_siblings_of_all_graphs_along(strategy: Any, crashing: str, scheduler: Any) -> None:
+    journal: list[str] = []
+    lives, _, (first, second) = three(journal)
+    async with engine.deploy(first, second, strategy=strategy, scheduler=scheduler) as service:
+        elsewhere = asyncio.create_task(service.run(second("wait")))
+        await testing.wait_quiescent()
+        journal.clear()
+        if crashing == "c":
+            crash = service.run(second("crash"))
+        else:
+            crash = service({"a": "fine", "b": "fine", crashing: "crash"})
+        with pytest.raises(Broken):
+            await crash
+        assert await service({"a": 1, "b": 2}) == [1, 2]
+        assert await service.run(second("fine")) == "fine"
+        lives[2].go_on.set()
+        ended = "c stops" in journal
+        assert await outcomes(elsewhere) == [ps.ActorRestarted if ended else "wait"]
+        assert journal == STOPPED_AND_STARTED[strategy, crashing]
+    assert all(life.is_even for life in lives)
+
+
+async def test_siblings_without_policy_are_restarted_too() -> None:
+    life, plain = Life("machine"), Life("plain")
+    node = machine(life)
+
+    @ps.node
+    class Plain:
+        def __init__(self, life: Life) -> None:
+            self.life = life
+            life.entered += 1
+
+        def __call__(self, item: Any) -> Any:
+            self.life.handled.append((self.life.entered, item))
+            return item
+
+    inline = Plain(plain)
+    plain.entered = 0
+
+    @ps.graph
+    async def both(item: Any) -> Any:
+        return await node(inline(item))
+
+    async with engine.deploy(both, strategy="one_for_all") as service:
+        assert await outcomes(service("crash")) == [Broken]
+        assert await service("fine") == "fine"
+    assert plain.handled == [(1, "crash"), (2, "fine")]
+
+
+async def test_a_later_crash_overtakes_a_restart_that_it_covers() -> None:
+    # `c` hangs in its start because of `a`, say; the crash of `a` must not wait for it.
+    journal: list[str] = []
+    lives, _, (first, second) = three(journal)
+    lives[2].hanging_start = asyncio.Event()
+    async with engine.deploy(first, second, strategy="rest_for_one") as service:
+        assert await outcomes(service.run(second("crash"))) == [Broken]
+        while "c hangs" not in journal:
+            await asyncio.sleep(0.01)
+        assert await outcomes(service({"a": "crash", "b": "fine"})) == [Broken]
+        lives[2].hanging_start = None
+        assert await service.run(second("fine")) == "fine"
+        assert journal == [
+            *("a starts", "b starts", "c starts", "c stops", "c hangs"),
+            *("b stops", "a stops", "a starts", "b starts", "c starts"),
+        ]
+    assert all(life.is_even for life in lives)
+
+
+async def test_restarts_that_overlap_stop_in_the_reverse_of_the_start_order() -> None:
+    journal: list[str] = []
+    lives, nodes, graphs = three(journal)
+
+    @ps.graph
+    async def only_b(item: Any) -> Any:
+        return await nodes[1](item)
+
+    lives[2].slow_stop = asyncio.Event()
+    async with engine.deploy(*graphs, only_b, strategy="rest_for_one") as service:
+        assert await outcomes(service.run(only_b("crash"))) == [Broken]
+        assert await outcomes(service({"a": "crash", "b": "fine"})) == [Broken]
+        await testing.wait_quiescent()
+        assert journal == ["a starts", "b starts", "c starts"]
+        lives[2].slow_stop.set()
+        assert await service({"a": 1, "b": 2}) == [1, 2]
+        assert journal[3:] == ["c stops", "b stops", "a stops", "a starts", "b starts", "c starts"]
+
+
+async def test_a_start_that_is_cancelled_from_within_is_tried_again() -> None:
+    life = Life("machine")
+
+    @ps.node(restart_on=(Broken,))
+    class Entangled(Machine):
+        async def __aenter__(self) -> Self:
+            if self.life.entered == 1 and not self.life.failing_starts:
+                self.life.failing_starts = -1
+                raise asyncio.CancelledError
+            self.life.failing_starts = 0
+            return await Machine.__aenter__(self)
+
+    with capture_logs() as logs:
+        async with engine.deploy(calling(Entangled(life))) as service:
+            assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
+    assert "the start of stateful node 'Entangled' was cancelled" in logs[0]["error"]
+    assert life.is_even
+
+
+async def test_later_instances_start_in_the_context_of_the_scope() -> None:
+    life = Life("machine")
+    seen: list[str] = []
+
+    @ps.node(restart_on=(Broken,))
+    class Curious(Machine):
+        async def __aenter__(self) -> Self:
+            seen.append(tenant.get())
+            return await Machine.__aenter__(self)
+
+    tenant.set("deployer")
+    async with engine.deploy(calling(Curious(life))) as service:
+        tenant.set("caller")
+        assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
+    assert seen == ["deployer", "deployer"]
+
+
+async def test_an_item_that_is_cancelled_while_it_unwinds_from_a_restart_is_cancelled() -> None:
+    life = Life("machine")
+    unwinding, go_on = asyncio.Event(), asyncio.Event()
+
+    @ps.node(restart_on=(Broken,), concurrency=2)
+    class Slow(Machine):
+        async def __call__(self, item: Any) -> Any:
+            try:
+                return await Machine.__call__(self, item)
+            except asyncio.CancelledError:
+                unwinding.set()
+                await go_on.wait()
+                raise
+
+    with capture_logs() as logs:
+        async with engine.deploy(calling(Slow(life))) as service:
+            waiting = asyncio.create_task(service("wait"))
+            await testing.wait_quiescent()
+            assert await outcomes(service("crash")) == [Broken]
+            await unwinding.wait()
+            waiting.cancel()
+            assert await outcomes(waiting, service("fine")) == [asyncio.CancelledError, "fine"]
+    assert [entry["event"] for entry in logs] == ["actor.restarted"]
+
+
+async def test_a_restart_does_not_break_into_what_unwinds_already() -> None:
+    life = Life("machine")
+    cleaned: list[str] = []
+    go_on = asyncio.Event()
+
+    @ps.node(restart_on=(Broken,), concurrency=2)
+    class Careful(Machine):
+        async def __call__(self, item: Any) -> Any:
+            try:
+                return await Machine.__call__(self, item)
+            finally:
+                if item == "wait":
+                    await go_on.wait()
+                    cleaned.append(item)
+
+    async with engine.deploy(calling(Careful(life))) as service:
+        waiting = asyncio.create_task(service("wait"))
+        await testing.wait_quiescent()
+        waiting.cancel()
+        assert await outcomes(service("crash")) == [Broken]
+        await testing.wait_quiescent()
+        assert life.left == 0  # it waits for the handler
+        go_on.set()
+        assert await outcomes(waiting, service("fine")) == [asyncio.CancelledError, "fine"]
+    assert cleaned == ["wait"]
+
+
+async def test_a_crash_while_a_deployment_is_aborted_is_nobodys_news() -> None:
+    life = Life("machine")
+
+    slow = asyncio.Event()
+
+    @ps.node(restart_on=(Broken,), concurrency=2)
+    class Fragile(Machine):
+        async def __call__(self, item: Any) -> Any:
+            try:
+                await self.life.go_on.wait()
+            except asyncio.CancelledError:
+                if item == "slow":
+                    await slow.wait()
+                raise Broken from None
+
+    async with engine.deploy(calling(Fragile(life)), max_restarts=0) as service:
+        waiting = [asyncio.create_task(service(item)) for item in ("quick", "slow")]
+        await testing.wait_quiescent()
+        aborting = asyncio.create_task(service.abort())
+        await testing.wait_quiescent()
+        assert not aborting.done()
+        slow.set()
+        await aborting
+        assert await outcomes(*waiting, service("fine")) == [ps.EngineClosedError] * 3
+    assert life.is_even
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_a_temporary_node_is_not_restarted(scheduler: Any) -> None:
+    life, other = Life("machine"), Life("other")
+    node, second = machine(life, restart="temporary", concurrency=2, retry=ps.Retry(attempts=9)), machine(other)
+
+    @ps.graph
+    async def one(item: Any) -> Any:
+        return await node(item)
+
+    @ps.graph
+    async def two(item: Any) -> Any:
+        return await second(item)
+
+    with capture_logs() as logs:
+        async with engine.deploy(one, two, scheduler=scheduler, max_restarts=0) as service:
+            results = await outcomes(service("wait"), service("crash"), service("fine"), service("fine"))
+            assert results == [ps.ActorStopped, Broken, ps.ActorStopped, ps.ActorStopped]
+            with pytest.raises(ps.ActorStopped, match="'machine' takes no more items") as caught:
+                await service("fine")
+            assert isinstance(caught.value.__cause__, Broken)
+            assert life.journal == ["machine starts", "machine stops"]
+            assert await service.run(two("fine")) == "fine"
+            assert service.state == "ready"
+    assert life.is_even
+    assert other.is_even
+    assert [(entry["event"], entry["node"]) for entry in logs] == [("actor.stopped", "machine")]
+
+
+async def test_a_temporary_sibling_is_stopped_and_gone() -> None:
+    life, other = Life("machine"), Life("other")
+    node, brief = machine(life), machine(other, restart="temporary")
+
+    @ps.graph
+    async def one(item: Any) -> Any:
+        return await node(item)
+
+    @ps.graph
+    async def two(item: Any) -> Any:
+        return await brief(item)
+
+    async with engine.deploy(one, two, strategy="one_for_all") as service:
+        waiting = asyncio.create_task(service.run(two("wait")))
+        await testing.wait_quiescent()
+        assert await outcomes(service("crash")) == [Broken]
+        assert await service("fine") == "fine"
+        assert await outcomes(waiting, service.run(two("fine"))) == [ps.ActorStopped, ps.ActorStopped]
+    assert (other.entered, other.left) == (1, 1)
+
+
+async def test_a_transient_node_is_restarted_after_a_crash() -> None:
+    life = Life("machine")
+    async with engine.deploy(calling(machine(life, restart="transient"))) as service:
+        assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
+    assert life.entered == 2
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_too_many_restarts_fail_the_deployment_for_everybody(scheduler: Any) -> None:
+    life = Life("machine")
+    node, other = machine(life, concurrency=1), machine(Life("other"))
+
+    @ps.graph
+    async def one(item: Any) -> Any:
+        return await node(item)
+
+    @ps.graph
+    async def two(item: Any) -> Any:
+        return await other(item)
+
+    service = engine.deploy(one, two, max_restarts=1, max_in_flight=8, scheduler=scheduler)
+    with pytest.raises(ps.DeploymentFailed, match="the deployment of one, two failed: node 'machine'") as caught:
+        async with service:
+            elsewhere = asyncio.create_task(service.run(two("wait")))
+            await testing.wait_quiescent()
+            calls = [asyncio.create_task(service("crash")) for _ in range(12)]  # 7 in flight, 5 wait for a place
+            results = await outcomes(*calls)
+            assert results == [Broken, Broken, *[ps.DeploymentFailed] * 10]
+            assert await outcomes(elsewhere, service("fine"), service.ready()) == [ps.DeploymentFailed] * 3
+            with pytest.raises(ps.DeploymentFailed):
+                service.stream([one("fine")])
+            assert service.state == "stopped"
+    assert isinstance(caught.value.__cause__, Broken)
+    assert life.is_even
+    with pytest.raises(ps.DeploymentFailed):
+        await service("fine")
+
+
+async def test_a_start_that_never_succeeds_escalates() -> None:
+    life = Life("machine")
+    life.failing_starts = 9
+    with pytest.raises(ps.DeploymentFailed) as caught:
+        async with engine.deploy(calling(machine(life)), max_restarts=2) as service:
+            assert await outcomes(service("crash"), service("fine")) == [Broken, ps.DeploymentFailed]
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    assert life.journal == ["machine starts", "machine stops", "machine fails", "machine fails"]
+
+
+@pytest.mark.parametrize("error", [LookupError, asyncio.CancelledError])
+async def test_a_failed_deployment_says_so_unless_its_caller_was_cancelled(error: type[BaseException]) -> None:
+    life = Life("machine")
+    expected = error if error is asyncio.CancelledError else ps.DeploymentFailed
+    with pytest.raises(expected) as caught:
+        async with engine.deploy(calling(machine(life)), max_restarts=0) as service:
+            await outcomes(service("crash"))
+            await testing.wait_quiescent()
+            raise error
+    if error is LookupError:
+        assert isinstance(caught.value.__context__, LookupError)
+
+
+async def test_a_call_that_fails_with_the_deployment_is_what_its_async_with_raises() -> None:
+    life = Life("machine")
+    mine: list[BaseException] = []
+    with pytest.raises(ps.DeploymentFailed) as caught:
+        async with engine.deploy(calling(machine(life)), max_restarts=0) as service:
+            assert await outcomes(service("crash")) == [Broken]
+            await testing.wait_quiescent()
+            try:
+                await service("fine")
+            except ps.DeploymentFailed as error:
+                mine.append(error)
+                raise
+    assert mine == [caught.value]
+
+
+async def test_streams_of_a_failed_deployment_fail() -> None:
+    life = Life("machine")
+    call = calling(machine(life))
+    seen: list[Any] = []
+    with pytest.raises(ps.DeploymentFailed):
+        async with engine.deploy(call, max_restarts=0) as service:
+            with pytest.raises(ps.DeploymentFailed):
+                async with service.stream((call(item) for item in [0, 1, "crash", 3, 4]), on_error="skip") as results:
+                    async for result in results:
+                        seen.append(result)  # noqa: PERF401 - those before the failure are wanted
+    assert seen == [0, 1]
+    assert life.is_even
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_a_stream_goes_on_after_a_crash(scheduler: Any) -> None:
+    life = Life("machine")
+    call = calling(machine(life))
+    items = [0, 1, "crash", *range(3, 40)]
+    async with engine.stream(map(call, items), scheduler=scheduler, max_in_flight=32, on_error="skip") as results:
+        assert [result async for result in results] == [0, 1, *range(3, 40)]
+        assert [actor.restarts for actor in results.statistics().actors] == [1]
+    assert [item for _, item in life.handled] == items
+    assert life.is_even
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_a_stream_whose_nodes_crash_too_often_fails_as_a_whole(scheduler: Any) -> None:
+    life = Life("machine")
+    call = calling(machine(life))
+    with pytest.raises(ps.DeploymentFailed, match="the stream failed"):
+        async with engine.stream((call("crash") for _ in range(40)), scheduler=scheduler, on_error="skip") as results:
+            async for _ in results:
+                raise AssertionError("nothing can come out")
+    assert life.entered == life.left == len(life.handled) == 4  # nothing begins in an instance that is given up
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_the_last_crash_of_a_run_is_its_error_if_nothing_else_is_left_to_do(scheduler: Any) -> None:
+    life = Life("machine")
+    node = machine(life, retry=ps.Retry(attempts=4, retry_on=Broken))
+    with pytest.raises(Broken):
+        await engine.run(calling(node)("crash"), scheduler=scheduler)
+    assert life.entered == life.left == 4
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_a_run_whose_nodes_crash_too_often_fails(scheduler: Any) -> None:
+    life = Life("machine")
+    node = machine(life, retry=ps.Retry(attempts=100))
+
+    @ps.graph
+    async def each(items: list[Any]) -> Any:
+        return await ps.map_each(node, items)
+
+    with pytest.raises(ps.DeploymentFailed, match="the run of graph 'each' failed"):
+        await engine.run(each(["fine", "crash", "fine"]), scheduler=scheduler)
+    assert life.entered == life.left == 4
+
+
+class Talker(Machine):
+    """A node that gives a stream."""
+
+    async def __call__(self, items: list[Any]) -> AsyncIterator[Any]:  # type: ignore[override]
+        for item in items:
+            yield await Machine.__call__(self, item)
+
+
+def talking(life: Life, **policy: Any) -> ps.Graph[[list[Any]], AsyncIterator[Any]]:
+    policy = {"restart_on": (Broken,), "name": life.name} | policy
+    node: Any = ps.node(**policy)(type(life.name, (Talker,), {"__call__": Talker.__call__}))(life)
+
+    @ps.graph
+    async def talk(items: list[Any]) -> AsyncIterator[Any]:
+        return node(items)
+
+    return talk
+
+
+async def heard(stream: engine.Stream[Any]) -> list[Any]:
+    """Returns what a stream gives, and the type of its error at the end."""
+    items: list[Any] = []
+    try:
+        async with stream:
+            async for item in stream:
+                items.append(item)  # noqa: PERF401 - those before an error are wanted
+    except Exception as error:  # noqa: BLE001 - it is what the test looks at
+        items.append(type(error))
+    return items
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_a_crash_in_the_middle_of_a_stream_is_its_end(scheduler: Any) -> None:
+    life = Life("talker")
+    talk = talking(life)
+    async with engine.deploy(talk, scheduler=scheduler) as service:
+        assert await heard(service.stream(talk([1, 2, "error"]))) == [1, 2, ValueError]
+        assert restarts(service) == {"talker": 0}
+        assert await heard(service.stream(talk([1, 2, "crash"]))) == [1, 2, Broken]
+        assert await heard(service.stream(talk([1, 2, 3]))) == [1, 2, 3]
+        assert restarts(service) == {"talker": 1}
+    assert life.is_even
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_streams_in_flight_in_a_crashed_instance_end(scheduler: Any) -> None:
+    life = Life("talker")
+    talk = talking(life, concurrency=3)
+    async with engine.deploy(talk, scheduler=scheduler) as service:
+        opened = asyncio.create_task(heard(service.stream(talk([1, 2, "wait"]))))
+        at_once = asyncio.create_task(heard(service.stream(talk(["wait"]))))
+        await testing.wait_quiescent()
+        assert await heard(service.stream(talk([1, "crash"]))) == [1, Broken]
+        assert await opened == [1, 2, ps.ActorRestarted]
+        assert await at_once == [ps.ActorRestarted]
+        assert await heard(service.stream(talk([1]))) == [1]
+    assert life.is_even
+
+
+async def test_a_stream_that_has_given_nothing_may_begin_again() -> None:
+    life = Life("talker")
+    talk = talking(life, concurrency=2, retry=ps.Retry(attempts=2, retry_on=ps.ActorRestarted))
+    async with engine.deploy(talk) as service:
+        waiting = asyncio.create_task(heard(service.stream(talk(["wait"]))))
+        await testing.wait_quiescent()
+        assert await heard(service.stream(talk(["crash"]))) == [Broken]
+        life.go_on.set()
+        assert await waiting == ["wait"]
+
+
+async def test_a_stream_whose_own_nodes_crash_too_often_fails() -> None:
+    life = Life("talker")
+    talk = talking(life, retry=ps.Retry(attempts=9))
+    assert await heard(engine.stream(talk(["crash"]))) == [ps.DeploymentFailed]
+    assert life.entered == life.left == 4
+
+
+def slow_restart(life: Life) -> Callable[[], Any]:
+    """Lets the next start hang, and returns what waits until it does."""
+    life.hanging_start = asyncio.Event()
+
+    async def hangs() -> None:
+        while f"{life.name} hangs" not in life.journal:
+            await asyncio.sleep(0.01)
+
+    return hangs
+
+
+async def test_draining_waits_for_a_restart() -> None:
+    life = Life("machine")
+    hangs = slow_restart(life)
+    async with engine.deploy(calling(machine(life))) as service:
+        waiting = [asyncio.create_task(service(item)) for item in ("crash", 1, 2)]
+        await hangs()
+        draining = asyncio.create_task(service.drain())
+        await testing.wait_quiescent()
+        assert not draining.done()
+        assert life.hanging_start is not None
+        life.hanging_start.set()
+        await draining
+        assert await outcomes(*waiting) == [Broken, 1, 2]
+    assert life.is_even
+
+
+async def test_aborting_ends_a_restart() -> None:
+    life = Life("machine")
+    hangs = slow_restart(life)
+    async with engine.deploy(calling(machine(life))) as service:
+        waiting = [asyncio.create_task(service(item)) for item in ("crash", 1, 2)]
+        await hangs()
+        await service.abort()
+        assert await outcomes(*waiting) == [Broken, ps.EngineClosedError, ps.EngineClosedError]
+    assert life.is_even
+
+
+async def test_leaving_during_the_pause_starts_nothing_any_more() -> None:
+    life = Life("machine")
+    async with engine.deploy(calling(machine(life))) as service:
+        assert await outcomes(service("crash")) == [Broken]
+    assert life.journal == ["machine starts", "machine stops"]
+
+
+async def test_a_caller_that_leaves_during_a_restart_frees_its_place() -> None:
+    life = Life("machine")
+    hangs = slow_restart(life)
+    async with engine.deploy(calling(machine(life)), max_in_flight=2) as service:
+        waiting = [asyncio.create_task(service(item)) for item in ("crash", 1, 2, 3, 4)]
+        await hangs()
+        waiting[1].cancel()  # at the gate
+        waiting[2].cancel()  # in the inbox
+        await testing.wait_quiescent()
+        assert service.statistics().cancelled == 2
+        assert life.hanging_start is not None
+        life.hanging_start.set()
+        assert await outcomes(*waiting) == [Broken, asyncio.CancelledError, asyncio.CancelledError, 3, 4]
+    assert [item for _, item in life.handled] == ["crash", 3, 4]
+
+
+async def test_a_deadline_passes_during_a_restart() -> None:
+    life = Life("machine")
+    slow_restart(life)
+    call = calling(machine(life))
+    async with engine.deploy(call) as service:
+        assert await outcomes(service("crash")) == [Broken]
+        with pytest.raises(ps.DeadlineExceeded):
+            await service.run(call("late"), timeout_seconds=0.1)
+        assert life.hanging_start is not None
+        life.hanging_start.set()
+        assert await service("fine") == "fine"
+    assert [item for _, item in life.handled] == ["crash", "fine"]
+
+
+def test_the_time_of_a_restart_is_no_part_of_an_attempt() -> None:
+    async def main() -> None:
+        life = Life("machine")
+        life.failing_starts = 2
+        async with engine.deploy(calling(machine(life, timeout_seconds=0.1))) as service:
+            assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
+
+    testing.run_virtual(main)
+
+
+async def test_a_thread_keeps_its_instance_until_it_returns() -> None:
+    journal: list[str] = []
+    inside, go_on = threading.Event(), threading.Event()
+
+    @ps.node(restart_on=(Broken,), runs_on="thread", concurrency=2)
+    class Blocking:
+        async def __aenter__(self) -> Self:
+            journal.append("starts")
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            journal.append("stops")
+
+        def __call__(self, item: str) -> str:
+            if item == "crash":
+                inside.wait()
+                raise Broken
+            if item == "wait":
+                inside.set()
+                go_on.wait()
+                journal.append("returned")
+            return item
+
+    node = Blocking()
+
+    @ps.graph
+    async def call(item: str) -> str:
+        return node(item)
+
+    async with engine.deploy(call) as service:
+        results = await outcomes(service("wait"), service("crash"))
+        assert results == [ps.ActorRestarted, Broken]  # its caller does not wait for the thread
+        fine = asyncio.create_task(service("fine"))
+        await asyncio.sleep(0.1)
+        assert journal == ["starts"]
+        go_on.set()
+        assert await fine == "fine"
+        assert journal == ["starts", "returned", "stops", "starts"]
+
+
+async def test_a_deployment_inside_of_a_node_is_a_supervisor_below_another() -> None:
+    life = Life("machine")
+    inner = calling(machine(life))
+    entered: list[str] = []
+
+    @ps.node(restart_on=(ps.DeploymentFailed,))
+    class Outer:
+        async def __aenter__(self) -> Self:
+            entered.append("outer")
+            self.service = await engine.deploy(inner, max_restarts=1).__aenter__()
+            return self
+
+        async def __aexit__(self, *exc_info: Any) -> None:
+            await self.service.__aexit__(*exc_info)
+
+        async def __call__(self, item: Any) -> Any:
+            return await self.service(item)
+
+    async with engine.deploy(calling(Outer())) as service:
+        assert await service("fine") == "fine"
+        assert await outcomes(service("crash"), service("crash")) == [Broken, Broken]
+        assert await outcomes(service("fine"), service("fine")) == [ps.DeploymentFailed, "fine"]
+        assert restarts(service) == {"Outer": 1}
+    assert entered == ["outer", "outer"]
+    assert life.is_even
+
+
+async def test_a_fake_is_not_restarted() -> None:
+    life = Life("machine")
+    node = machine(life)
+
+    async def fake(item: Any) -> Any:
+        raise Broken
+
+    with testing.replace(node, fake):
+        async with engine.deploy(calling(node), max_restarts=0) as service:
+            assert await outcomes(service(1), service(2)) == [Broken, Broken]
+            assert service.state == "ready"
+    assert life.entered == 0
+
+
+def test_a_function_has_nothing_to_restart() -> None:
+    for policy in ({"restart": "transient"}, {"restart_on": (Broken,)}):
+        with pytest.raises(TypeError, match="is a function, which has nothing to restart"):
+
+            @ps.node(**policy)
+            async def fetch(x: int) -> int:
+                return x
+
+
+async def test_flags_out_of_range_are_refused_at_once() -> None:
+    graph = calling(machine(Life("machine")))
+    with pytest.raises(ValueError, match="strategy='all': one of 'one_for_one', 'one_for_all', 'rest_for_one'"):
+        engine.deploy(graph, strategy="all")  # type: ignore[arg-type]
+    async with engine.Engine() as own:
+        with pytest.raises(ValueError, match="max_restarts"):
+            own.deploy(graph, max_restarts=-1)
+
+
+@pytest.mark.parametrize("strategy", ["one_for_one", "one_for_all", "rest_for_one"])
+def test_under_any_interleaving_items_have_one_outcome_and_instances_are_left(strategy: Any, effort: int) -> None:
+    async def main() -> None:
+        journal: list[str] = []
+        lives, nodes, graphs = three(journal)
+
+        @ps.graph
+        async def line(items: list[Any]) -> Any:
+            return [await nodes[0](items[0]), await nodes[1](items[1]), await nodes[2](items[2])]
+
+        ended = 0
+        service = engine.deploy(*graphs, line, strategy=strategy, max_restarts=5, within_seconds=1)
+
+        async def caller(number: int) -> None:
+            nonlocal ended
+            items = ["crash" if (number * 7 + place) % 11 == 0 else number for place in range(3)]
+            task = asyncio.create_task(service.run(line(items)))
+            if number % 5 == 0:
+                for _ in range(number):
+                    await asyncio.sleep(0)
+                task.cancel()
+            try:
+                assert await task == items
+            except (Broken, ps.ActorRestarted, ps.DeploymentFailed, asyncio.CancelledError):
+                pass
+            ended += 1
+
+        try:
+            async with service:
+                await asyncio.gather(*(caller(number) for number in range(30)))
+        except ps.DeploymentFailed:
+            pass
+        assert ended == 30
+        assert all(life.is_even for life in lives)
+        assert service.statistics().admission.in_flight == 0
+
+    testing.interleavings(main, count=40 * effort)
+
+
+@pytest.mark.parametrize("strategy", ["one_for_one", "rest_for_one"])
+def test_a_deployment_that_is_cancelled_at_any_step_of_a_restart_leaves_nothing(strategy: Any) -> None:
+    lives: list[Life] = []
+
+    async def main() -> None:
+        lives[:], nodes, _ = three([])
+
+        @ps.graph
+        async def line(item: Any) -> Any:
+            return await nodes[2](await nodes[1](await nodes[0](item)))
+
+        lives[1].failing_starts = 1
+        async with engine.deploy(line, strategy=strategy) as service:
+            results = await asyncio.gather(*map(service, ["crash", 1, 2]), return_exceptions=True)
+        assert results[1:] == [1, 2]
+
+    steps = 0
+    for outcome in testing.cancel_at_every_step(main, timeout_seconds=60):
+        assert all(life.is_even for life in lives), outcome
+        assert not outcome.tasks_left, outcome
+        assert not outcome.loop_errors, outcome
+        assert outcome.error is None or isinstance(outcome.error, asyncio.CancelledError), outcome
+        steps = outcome.step
+    assert steps > 20
