@@ -296,7 +296,7 @@ def test_the_deadline_covers_the_whole_stream() -> None:
 
 @pytest.mark.parametrize("parts_before", [0, 2])
 async def test_the_end_of_a_loop_ends_its_streams(parts_before: int) -> None:
-    @ps.node
+    @ps.node(restart="temporary")
     class Ending(ps.StreamActor[int, int]):
         async def loop(self, inbox: PartInbox, /) -> None:
             work = await inbox.get()

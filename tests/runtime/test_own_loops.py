@@ -333,7 +333,7 @@ async def test_work_that_does_not_fit_waits_outside_the_inbox() -> None:
 
 @pytest.mark.parametrize("ending", ["raise", "return", "foreign cancel"])
 async def test_the_end_of_a_loop_fails_its_items_and_names_the_actor(ending: str) -> None:
-    @ps.node
+    @ps.node(restart="temporary")
     class Ending(ps.Actor[int, int]):
         async def loop(self, inbox: IntInbox, /) -> None:
             work = await inbox.get()
@@ -359,7 +359,7 @@ async def test_the_end_of_a_loop_fails_its_items_and_names_the_actor(ending: str
 async def test_what_a_loop_that_has_ended_left_running_may_still_settle_its_work() -> None:
     gate = Gate()
 
-    @ps.node
+    @ps.node(restart="temporary")
     class Short(ps.Actor[int, int]):
         async def loop(self, inbox: IntInbox, /) -> None:
             gate.taken.append(await inbox.get())
@@ -374,7 +374,7 @@ async def test_what_a_loop_that_has_ended_left_running_may_still_settle_its_work
 async def test_items_that_wait_for_room_fail_with_the_others() -> None:
     opened = asyncio.Event()
 
-    @ps.node(capacity=1)
+    @ps.node(capacity=1, restart="temporary")
     class Stuck(ps.Actor[int, int]):
         async def loop(self, inbox: IntInbox, /) -> None:
             await opened.wait()

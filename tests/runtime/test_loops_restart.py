@@ -1,0 +1,190 @@
+"""Actors that own their loop, and crash: what becomes of their work, their inbox, and their siblings."""
+
+# ruff: noqa: PT012 - what raises is the end of an `async with`, and most of a test stands in it
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Self
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+SCHEDULERS = ["actors", "parallel", "wave", "sequential"]
+
+
+class Books:
+    """What has happened to the loops of an actor."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self.left = 0
+        self.taken: list[tuple[int, Any]] = []  # (instance, item)
+        self.failing_starts = 0
+
+
+class Looping(ps.Actor[Any, Any]):
+    """An item says what becomes of the loop."""
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+
+    async def __aenter__(self) -> Self:
+        if self.books.entered and self.books.failing_starts:
+            self.books.failing_starts -= 1
+            raise ConnectionError("not yet")
+        self.books.entered += 1
+        self.number = self.books.entered
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.books.left += 1
+
+    async def loop(self, inbox: ps.Inbox[ps.Work[Any, Any]], /) -> None:
+        while True:
+            work = await inbox.get()
+            self.books.taken.append((self.number, work.value))
+            if work.value == "crash":
+                raise OSError("the loop is broken")
+            if work.value == "return":
+                return
+            if work.value != "keep":
+                work.finish(work.value)
+
+
+def looping(books: Books, **policy: Any) -> ps.Graph[[Any], Any]:
+    node: Any = ps.node(**policy)(type("Looping", (Looping,), {}))(books)
+
+    @ps.graph
+    async def graph(item: Any) -> Any:
+        return await node(item)
+
+    return graph
+
+
+async def outcomes(*calls: Any) -> list[Any]:
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    return [type(result) if isinstance(result, BaseException) else result for result in results]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("ending", ["crash", "return"])
+async def test_the_inbox_of_a_loop_that_ends_waits_in_order_for_the_next(ending: str, scheduler: Any) -> None:
+    books = Books()
+    items = ["keep", 1, ending, *range(3, 12)]
+    async with engine.deploy(looping(books), scheduler=scheduler) as service:
+        results = await outcomes(*map(service, items))
+        assert [actor.restarts for actor in service.statistics().actors] == [1]
+    assert results == [ps.ActorRestarted, 1, ps.ActorRestarted, *range(3, 12)]
+    assert [item for _, item in books.taken] == items
+    assert [number for number, _ in books.taken] == [1] * 3 + [2] * 9
+    assert (books.entered, books.left) == (2, 2)
+
+
+async def test_work_that_was_taken_is_given_again_if_its_retry_says_so() -> None:
+    books = Books()
+    async with engine.deploy(looping(books, retry=ps.Retry(attempts=2, retry_on=ps.ActorRestarted))) as service:
+        keep = asyncio.create_task(service("keep"))
+        await testing.wait_quiescent()
+        results = await outcomes(service("crash"))
+        assert results == [ps.ActorRestarted]  # it crashed the second loop as well
+        keep.cancel()
+    assert [number for number, item in books.taken if item == "crash"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("restart", "ending", "stops"),
+    [
+        ("transient", "return", True),
+        ("transient", "crash", False),
+        ("temporary", "return", True),
+        ("temporary", "crash", True),
+    ],
+)
+async def test_how_a_loop_ends_decides_whether_it_is_restarted(restart: Any, ending: str, stops: bool) -> None:
+    books = Books()
+    async with engine.deploy(looping(books, restart=restart), max_restarts=1) as service:
+        results = await outcomes(service(ending), service("fine"))
+        assert results == ([ps.ActorStopped] * 2 if stops else [ps.ActorRestarted, "fine"])
+        assert service.state == "ready"
+    assert books.entered == books.left == (1 if stops else 2)
+
+
+@pytest.mark.parametrize("strategy", ["one_for_all", "rest_for_one"])
+async def test_a_loop_is_restarted_with_a_sibling(strategy: Any) -> None:
+    books = Books()
+    loop = looping(books)
+
+    @ps.node(restart_on=(LookupError,))
+    class Fragile:
+        def __call__(self, item: Any) -> Any:
+            raise LookupError
+
+    fragile = Fragile()
+
+    @ps.graph
+    async def broken(item: Any) -> Any:
+        return fragile(item)
+
+    async with engine.deploy(broken, loop, strategy=strategy) as service:
+        keep = asyncio.create_task(service.run(loop("keep")))
+        await testing.wait_quiescent()
+        assert await outcomes(service("crash"), service.run(loop("fine"))) == [LookupError, "fine"]
+        assert await outcomes(keep) == [ps.ActorRestarted]
+    assert books.entered == books.left == 2
+
+
+async def test_a_transient_loop_that_ended_well_comes_back_with_all() -> None:
+    books, others = Books(), Books()
+    brief, other = looping(books, restart="transient"), looping(others)
+    async with engine.deploy(brief, other, strategy="one_for_all") as service:
+        assert await outcomes(service("return")) == [ps.ActorStopped]
+        assert await outcomes(service("fine")) == [ps.ActorStopped]
+        assert await outcomes(service.run(other("crash"))) == [ps.ActorRestarted]
+        assert await service.run(other("fine")) == "fine"
+        assert await service("fine") == "fine"
+    assert (books.entered, books.left) == (others.entered, others.left) == (2, 2)
+
+
+async def test_a_loop_that_never_starts_again_fails_the_deployment() -> None:
+    books = Books()
+    books.failing_starts = 9
+    with pytest.raises(ps.DeploymentFailed) as caught:
+        async with engine.deploy(looping(books), max_restarts=2) as service:
+            assert await outcomes(service("crash"), service("fine")) == [ps.ActorRestarted, ps.DeploymentFailed]
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    assert books.entered == books.left == 1
+
+
+async def test_streams_of_a_loop_end_with_it() -> None:
+    class Parts(ps.StreamActor[Any, Any]):
+        async def loop(self, inbox: ps.Inbox[ps.StreamWork[Any, Any]], /) -> None:
+            while True:
+                work = await inbox.get()
+                work.put_nowait(work.value)
+                if work.value == "crash":
+                    await asyncio.sleep(0.001)
+                    raise OSError("the loop is broken")
+                work.finish()
+
+    node: Any = ps.node(Parts)()
+
+    @ps.graph
+    async def graph(item: Any) -> AsyncIterator[Any]:
+        return node(item)
+
+    got: list[Any] = []
+    async with engine.deploy(graph) as service:
+        with pytest.raises(ps.ActorRestarted):
+            async with service.stream(graph("crash")) as parts:
+                async for part in parts:
+                    got.append(part)  # noqa: PERF401 - those before the error are wanted
+        async with service.stream(graph("fine")) as parts:
+            got += [part async for part in parts]
+    assert got == ["crash", "fine"]
+
+
+def test_a_loop_has_no_exceptions_that_mean_a_crash() -> None:
+    with pytest.raises(TypeError, match="leave out restart_on="):
+        ps.node(restart_on=(OSError,))(type("Looping", (Looping,), {}))
