@@ -15,7 +15,7 @@ from ..actors.loop_host import LoopHost
 from ..actors.parts import close_stream
 from ..actors.processes import ProcessPool
 from ..actors.worker import _foreign_cancel
-from ..engine import instances, replacement
+from ..engine import instance, replacement
 from ..engine.stateful import node_of
 from ..engine.wiring import Wiring
 
@@ -225,7 +225,7 @@ def _assign(original: Any) -> Any:
 
 
 _REPLACED: dict[Point, tuple[tuple[Any, str, Replace], ...]] = {
-    "actor.start": ((instances, "fresh_instance", _fresh_instance), (LoopHost, "start", _start)),
+    "actor.start": ((instance, "fresh_instance", _fresh_instance), (LoopHost, "start", _start)),
     "node.call": ((Wiring, "_node_actor", _node_actor),),
     "channel.put": ((Actor, "offer", _offer), (Actor, "queue", _queue)),
     "worker.process": ((ProcessPool, "run", _run), (ProcessPool, "_assign", _assign)),

@@ -42,7 +42,7 @@ def actors_less(later: Iterable[ActorStatistics], earlier: Iterable[ActorStatist
 
 def _actor_less(now: ActorStatistics, before: ActorStatistics) -> ActorStatistics:
     inbox = less(now.inbox, before.inbox, "puts", "put_wait_seconds", "get_wait_seconds")
-    return replace(less(now, before, "completed", "failed", "retried", "busy_seconds"), inbox=inbox)
+    return replace(less(now, before, "completed", "failed", "retried", "restarts", "busy_seconds"), inbox=inbox)
 
 
 def _numbered(actors: Iterable[ActorStatistics]) -> Iterable[tuple[tuple[str, str, int], ActorStatistics]]:
