@@ -12,7 +12,7 @@ from penstock import engine, testing
 from penstock.actors.actor import Actor
 from penstock.actors.loop_host import LoopHost
 from penstock.actors.processes import ProcessPool
-from penstock.engine import instances
+from penstock.engine import instance
 from penstock.engine.wiring import Wiring
 from penstock.testing import faults
 from tests.bad_days.process_nodes import square
@@ -373,7 +373,7 @@ def functions() -> list[Any]:
     """Returns what the points may replace, and what an item runs through."""
     owners = (Actor, LoopHost, Wiring, ProcessPool)
     return [vars(owner)[name] for owner in owners for name in vars(owner) if callable(vars(owner)[name])] + [
-        instances.fresh_instance
+        instance.fresh_instance
     ]
 
 
@@ -434,3 +434,29 @@ def test_what_is_no_point_and_no_node_is_refused() -> None:
         faults.inject("node.call", faults.Kill())
     with pytest.raises(TypeError, match="takes a node"):
         faults.inject("node.call", faults.Cancel(), node=len)
+
+
+async def test_a_fault_at_a_restart_is_one_more_restart() -> None:
+    class Lost(Exception):
+        pass
+
+    @ps.node(restart_on=(Lost,))
+    class Fragile:
+        async def __call__(self, x: int) -> int:
+            return x
+
+    fragile = Fragile()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await fragile(x)
+
+    with (
+        faults.inject("node.call", faults.Raise(Lost("gone")), at=1),
+        faults.inject("actor.start", faults.Raise(OSError("not yet")), at=2),
+    ):
+        async with engine.deploy(graph) as service:
+            with pytest.raises(Lost):
+                await service(1)
+            assert await service(2) == 2
+            assert service.statistics().actors[0].restarts == 1
