@@ -27,7 +27,7 @@ def inbox(**fields: Any) -> ChannelStatistics:
 
 
 def actor(node: str, graph: str = "search", **fields: Any) -> ActorStatistics:
-    idle = ActorStatistics(graph, node, 0, 0, 0, 0, None, None, inbox())
+    idle = ActorStatistics(graph, node, 0, 0, 0, 0, 0, None, None, inbox())
     return dataclasses.replace(idle, **fields)
 
 
