@@ -12,10 +12,11 @@ from ..actors.actor import Actor
 from ..actors.current import calling_actor, enclosing_frame
 from ..actors.frame import Deployment, Frame
 from ..actors.parts import Reader
+from ..telemetry import spans
 from .graph import Call, Graph
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
-from .scope import Scope, end_span, start_span
+from .scope import Scope
 from .uninterrupted import uninterrupted
 from .uptime import Uptime
 from .wiring import Wired
@@ -202,7 +203,7 @@ class Flow:
 
     def frame_settled(self, frame: Frame) -> None:
         """Give the place back, now that nothing runs for the call any more."""
-        end_span(self._span, frame)
+        spans.end_run(self._span, frame.state, frame.error)
         self._host.frame_settled(frame)
         self._settled.set()
 
@@ -251,7 +252,7 @@ class Flow:
     def _launch(self, scope: Scope, wired: Wired, item: int) -> None:
         self._scope = scope
         context = self._context.copy()
-        self._span, traced = start_span(self._call, context)
+        self._span, traced = spans.start_run(self._call.graph.name, context)
         crew = scope.crew(context, traced=traced, deadline=self._deadline)
         crew.caller = self._caller
         frame = Frame(wired.program, self._call.arguments, crew, self, item, self._parent)

@@ -16,7 +16,7 @@ from ..telemetry import logs, spans
 from .admission import Admission
 from .departures import listener_of
 from .options import ExecutionOptions
-from .scope import Scope, end_span, start_span
+from .scope import Scope
 from .source import Calls, Prepare, PulledSource, checked_call, enter, feed
 from .uninterrupted import uninterrupted
 from .uptime import Uptime
@@ -190,7 +190,7 @@ class Pipeline:
         crew, span, traced = self._crew, None, False
         if crew is None:
             context = self._context.copy()
-            span, traced = start_span(call, context, item=index, parent=self._span)
+            span, traced = spans.start_run(graph.name, context, item=index, parent=self._span)
             crew = self._scope.crew(context, traced=traced, deadline=self._deadline)
             crew.caller = self._caller
         frame = self.window.new_frame(wired, call.arguments, crew, self._parent)
@@ -209,7 +209,7 @@ class Pipeline:
         self._all_settled.set()
         if self.on_item_settled is not None:
             self.on_item_settled(frame)
-        end_span(frame.span, frame)
+        spans.end_run(frame.span, frame.state, frame.error)
         if self._admission is not None:
             self._admission.release()
 

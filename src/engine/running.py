@@ -14,7 +14,7 @@ from .flow import one_value
 from .graph import Call
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
-from .scope import Scope, end_span, start_span
+from .scope import Scope
 from .uninterrupted import until
 from .wiring import Wired
 
@@ -83,7 +83,7 @@ class _Run:
         loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] = loop.create_future()
         context = copy_context()
-        self._span, traced = start_span(call, context)
+        self._span, traced = spans.start_run(call.graph.name, context)
         self._traced = traced
         seconds = options.timeout_seconds
         self.deadline = None if seconds is None else loop.time() + seconds
@@ -120,7 +120,7 @@ class _Run:
         finally:
             self._runtime.frames.discard(frame)
             self._frame = None
-            end_span(self._span, frame)
+            spans.end_run(self._span, frame.state, frame.error)
         return frame.outcome()
 
     def fail(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
@@ -135,8 +135,7 @@ class _Run:
             error = DeadlineExceeded(
                 f"the resources and stateful nodes of graph {name!r} did not start within {seconds:g} s"
             )
-        if self._span is not None:
-            spans.end_run(self._span, "failed", error)
+        spans.end_run(self._span, "failed", error)
         return error
 
     def _unwinding(self) -> list[asyncio.Task[None]]:

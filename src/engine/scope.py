@@ -3,16 +3,12 @@
 import asyncio
 from collections.abc import Callable
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
-
-from opentelemetry.trace import Span
+from typing import TYPE_CHECKING
 
 from .._errors import DeploymentFailed
 from ..actors.crew import Crew
-from ..actors.frame import Frame
 from ..actors.supervision import SupervisorFlags
 from ..actors.supervisor import Escalation, Supervisor
-from ..telemetry import spans
 from .instances import Instances
 from .planning import ChosenScheduler, Plan
 from .uninterrupted import uninterrupted
@@ -20,7 +16,6 @@ from .uptime import Uptime
 from .wiring import Wired, Wiring
 
 if TYPE_CHECKING:
-    from .graph import Call
     from .options import ExecutionOptions
     from .runtime import Runtime
 
@@ -98,20 +93,3 @@ class Scope:
 
     def _crew_ended(self, crew: Crew) -> None:
         self._crews.discard(crew)
-
-
-def start_span(
-    call: "Call[Any]", context: Context, *, item: int | None = None, parent: Span | None = None
-) -> tuple[Span | None, bool]:
-    """Start the span of a call and make it current in `context`; returns it, and whether it is recorded."""
-    span = spans.start_run(call.graph.name, item, parent)
-    if span is None:
-        return None, False
-    spans.enter(span, context)
-    return span, span.is_recording()
-
-
-def end_span(span: Span | None, frame: Frame) -> None:
-    """End the span of a call with its outcome."""
-    if span is not None:
-        spans.end_run(span, frame.state, frame.error)

@@ -12,6 +12,7 @@ from ..actors.actor import ActorStatistics
 from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
 from ..actors.supervision import SupervisorFlags
+from ..telemetry import spans
 from .admission import Admission, AdmissionStatistics
 from .deployment import Deployment, Flight, ServiceState
 from .flow import Flow
@@ -20,7 +21,6 @@ from .node import Node
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .pipeline import Pipeline
 from .reloading import reload
-from .scope import end_span, start_span
 from .source import Calls
 from .statistics import Bottleneck, Rendered
 from .statistics.bottleneck import find_bottleneck
@@ -252,7 +252,7 @@ class Service(Generic[P, R]):
         if not admission.reserve_nowait():
             await self._reserve(admission, call, priority, deadline)
         context = copy_context()
-        span, traced = start_span(call, context)
+        span, traced = spans.start_run(call.graph.name, context)
         flight = Flight(deployment, scope.loop.create_future())
         crew = scope.crew(context, traced=traced, deadline=deadline)
         frame = Frame(wired.program, call.arguments, crew, flight, deployment.items, enclosing_frame())
@@ -270,8 +270,7 @@ class Service(Generic[P, R]):
             frame.cancel()
             raise
         finally:
-            if span is not None:
-                end_span(span, frame)
+            spans.end_run(span, frame.state, frame.error)
         return frame.outcome()
 
     async def _deployed(self, graph: Graph[..., Any], verb: str = "service.stream of many calls") -> Wired:

@@ -17,19 +17,29 @@ from . import names
 _tracer = trace.get_tracer(names.INSTRUMENTATION)
 
 
-def start_run(graph: str, item: int | None = None, parent: Span | None = None) -> Span | None:
+def start_run(
+    graph: str, context: Context, *, item: int | None = None, parent: Span | None = None
+) -> tuple[Span | None, bool]:
     """Start the span of one call, as a child of `parent` or else of the caller's span.
 
+    Args:
+        graph: name of the graph.
+        context: that of the call, and of it alone: the span is made current there.
+        item: the index of the call in a stream.
+        parent: the span of that stream.
+
     Returns:
-        The span, recorded or not; None if the application has set up no tracing at all.
+        The span, None if the application has set up no tracing at all; and whether it is recorded.
     """
     if not _is_set_up():
-        return None
-    context = trace.set_span_in_context(parent) if parent is not None else None
+        return None, False
+    outer = trace.set_span_in_context(parent) if parent is not None else None
     attributes: dict[str, str | int] = {names.GRAPH: graph}
     if item is not None:
         attributes[names.ITEM] = item
-    return _tracer.start_span(f"{names.RUN} {graph}", context=context, attributes=attributes)
+    span = _tracer.start_span(f"{names.RUN} {graph}", context=outer, attributes=attributes)
+    _enter(span, context)
+    return span, span.is_recording()
 
 
 def start_stream(context: Context) -> Span | None:
@@ -37,7 +47,7 @@ def start_stream(context: Context) -> Span | None:
     if not _is_set_up():
         return None
     span = _tracer.start_span(names.STREAM)
-    enter(span, context)
+    _enter(span, context)
     return span
 
 
@@ -47,13 +57,14 @@ def _is_set_up() -> bool:
     return getattr(trace, "_TRACER_PROVIDER", trace) is not None
 
 
-def enter(span: Span, context: Context) -> None:
-    """Make `span` the current one of a context that belongs to its call alone."""
+def _enter(span: Span, context: Context) -> None:
     context.run(otel_context.attach, trace.set_span_in_context(span))
 
 
-def end_run(span: Span, outcome: str, error: BaseException | None = None) -> None:
-    """End the span of a call, with its outcome: done, failed or cancelled."""
+def end_run(span: Span | None, outcome: str, error: BaseException | None = None) -> None:
+    """End the span of a call, if there is one, with its outcome: done, failed or cancelled."""
+    if span is None:
+        return
     if span.is_recording():
         span.set_attribute(names.OUTCOME, outcome)
         if error is not None:
