@@ -56,9 +56,9 @@ from .engine.options import ExecutionOptions as ExecutionOptions
 from .engine.options import execution_options as execution_options
 from .engine.options import set_execution_options as set_execution_options
 from .engine.rate_limit import RateLimit as RateLimit
-from .engine.ref import Ref as Ref
-from .engine.resource import Resource as Resource
-from .engine.resource import resource as resource
+from .engine.resources.resource import Resource as Resource
+from .engine.resources.resource import resource as resource
+from .engine.tracing.ref import Ref as Ref
 
 for _public in [value for value in globals().values() if getattr(value, "__module__", "") == "penstock._errors"]:
     _public.__module__ = "penstock"  # tracebacks show the name that one imports

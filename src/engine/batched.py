@@ -15,8 +15,8 @@ from ..actors.actor import BLOCKING_SECONDS, log_blocking
 from ..actors.batching import Batch, Batcher, results_of
 from ..actors.loop_host import OwnsLoop
 from ..actors.policy import Policy
-from .annotations import hints_of
 from .node import Node, check_policy, is_async
+from .tracing.annotations import hints_of
 from .uninterrupted import uninterrupted
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar, cast, overload
 
 from .._errors import IterationLimitError
 from ..actors.parts import close_stream
-from .annotations import result_hint
-from .tracer import Trace, active
+from .tracing.annotations import result_hint
+from .tracing.tracer import Trace, active
 
 T = TypeVar("T")
 U = TypeVar("U")

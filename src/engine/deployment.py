@@ -16,10 +16,10 @@ from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
 from ..actors.supervision import SupervisorFlags
 from .admission import Admission
-from .flow import gives_one_value, gives_stream
 from .graph import Call, Graph
 from .options import ExecutionOptions
 from .scope import Scope
+from .streams.flow import gives_one_value, gives_stream
 from .uninterrupted import uninterrupted
 from .wiring import Wired
 

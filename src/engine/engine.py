@@ -11,7 +11,6 @@ from ..actors.actor import ActorStatistics
 from ..actors.processes import ProcessPoolStatistics
 from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.threads import ThreadPoolStatistics
-from .flow import Flow, OwnScope, values
 from .graph import Call, Graph, as_call
 from .options import DEFAULTS, CallOptions, ExecutionOptions, checked, resolve
 from .planning import Plan
@@ -20,8 +19,9 @@ from .runtime import Runtime, running_loop
 from .service import Service
 from .statistics import Rendered
 from .streaming import CallsStream, Stream
+from .streams.flow import Flow, OwnScope, values
+from .streams.values_stream import ValuesStream
 from .uninterrupted import uninterrupted
-from .values_stream import ValuesStream
 
 if TYPE_CHECKING:
     from .statistics.table import Table

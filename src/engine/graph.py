@@ -8,19 +8,19 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
 from .._errors import GraphTraceError
-from .annotations import hints_of, is_stream_parameter
-from .call_site import call_location, definition_location, is_users
 from .control import Control
-from .eager import run_eagerly
 from .node import Node
-from .outside import inner_codes
 from .planning import Plan, make_plan
-from .ref import PendingRef, Ref, Unawaited, refuse_leak
-from .references import References, resolve_references
-from .replacement import epoch
-from .source_check import check_source
+from .resources.eager import run_eagerly
 from .stateful import is_stateful
-from .tracer import Trace, Tracer, active, endless_recursion, is_tracing
+from .tracing.annotations import hints_of, is_stream_parameter
+from .tracing.call_site import call_location, definition_location, is_users
+from .tracing.outside import inner_codes
+from .tracing.ref import PendingRef, Ref, Unawaited, refuse_leak
+from .tracing.references import References, resolve_references
+from .tracing.replacement import epoch
+from .tracing.source_check import check_source
+from .tracing.tracer import Trace, Tracer, active, endless_recursion, is_tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 
 from .._errors import GraphTraceError
 from ..actors.policy import Policy, Retry
-from .annotations import hints_of
-from .call_site import call_location
-from .ref import PendingRef, Ref, refuse_leak
-from .tracer import active
+from .tracing.annotations import hints_of
+from .tracing.call_site import call_location
+from .tracing.ref import PendingRef, Ref, refuse_leak
+from .tracing.tracer import active
 
 if TYPE_CHECKING:
     from ..actors.loop_host import OwnsLoop

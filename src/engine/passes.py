@@ -10,9 +10,9 @@ from typing import Any, TypeAlias, TypeGuard, cast, get_origin
 
 from .._errors import PlanError
 from .node import Node
-from .stream_limits import check_stream_limits
-from .template import Constant, Container, Read, Template, key, reads, renumber
-from .tracer import Step
+from .streams.limits import check_stream_limits
+from .tracing.template import Constant, Container, Read, Template, key, reads, renumber
+from .tracing.tracer import Step
 
 
 @dataclass(frozen=True)

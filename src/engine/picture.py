@@ -5,8 +5,8 @@ from dataclasses import replace
 from .control import Control
 from .drawing import Drawing, DrawnNode, Edge
 from .node import Node
-from .template import Template, reads
-from .tracer import Step, Trace
+from .tracing.template import Template, reads
+from .tracing.tracer import Step, Trace
 
 _ARGUMENTS = {
     "cond": ("predicate", "operand"),

@@ -14,8 +14,8 @@ from ..actors.current import calling_actor, enclosing_frame
 from ..actors.frame import Frame, plain_error
 from ..telemetry import logs, spans
 from .admission import Admission
-from .departures import listener_of
 from .options import ExecutionOptions
+from .resources.departures import listener_of
 from .scope import Scope
 from .source import Calls, Prepare, PulledSource, checked_call, enter, feed
 from .uninterrupted import uninterrupted

@@ -10,11 +10,11 @@ from ..telemetry import logs
 from . import passes
 from .passes import Draft, PassReport
 from .program import Program
-from .template import Template
-from .tracer import Step, Trace
+from .tracing.template import Template
+from .tracing.tracer import Step, Trace
 
 if TYPE_CHECKING:
-    from .resources import Resources
+    from .resources.registry import Resources
     from .runtime import Runtime
     from .wiring import Wiring
 

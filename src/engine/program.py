@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from .template import Read, Values, arguments_builder, builder, keywords_builder, reads
+from .tracing.template import Read, Values, arguments_builder, builder, keywords_builder, reads
 
 if TYPE_CHECKING:
     from .planning import ChosenScheduler, Plan, PlannedStep

@@ -10,11 +10,11 @@ from ..actors.crew import Crew
 from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
 from ..telemetry import spans
-from .flow import one_value
 from .graph import Call
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
 from .scope import Scope
+from .streams.flow import one_value
 from .uninterrupted import until
 from .wiring import Wired
 

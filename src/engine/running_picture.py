@@ -10,7 +10,7 @@ from .picture import drawing_of
 
 if TYPE_CHECKING:
     from .planning import Plan
-    from .tracer import Trace
+    from .tracing.tracer import Trace
     from .wiring import Wiring
 
 

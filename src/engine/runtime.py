@@ -10,14 +10,14 @@ from ..actors.frame import Frame
 from .instances import stateful_nodes
 from .planning import ChosenScheduler, Plan
 from .pools import Pools
-from .resources import Resources
+from .resources.registry import Resources
 from .wiring import Wired, Wiring
 
 if TYPE_CHECKING:
     from .deployment import Deployment
-    from .flow import Flow
     from .pipeline import Pipeline
-    from .resource import Resource
+    from .resources.resource import Resource
+    from .streams.flow import Flow
 
 
 class Runtime:

@@ -15,18 +15,18 @@ from ..actors.supervision import SupervisorFlags
 from ..telemetry import spans
 from .admission import Admission, AdmissionStatistics
 from .deployment import Deployment, Flight, ServiceState
-from .flow import Flow
 from .graph import Call, Graph, as_call
 from .node import Node
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .pipeline import Pipeline
-from .reloading import reload
+from .resources.reloading import reload
 from .source import Calls
 from .statistics import Bottleneck, Rendered
 from .statistics.bottleneck import find_bottleneck
 from .statistics.difference import actors_less, less
 from .streaming import CallsStream, Stream
-from .values_stream import ValuesStream
+from .streams.flow import Flow
+from .streams.values_stream import ValuesStream
 from .wiring import Wired
 
 if TYPE_CHECKING:

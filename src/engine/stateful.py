@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from .._errors import GraphTraceError
 from ..actors.own_loop import check_loop, owns_loop
 from ..actors.policy import Policy
-from .call_site import call_location
 from .node import Node, check_policy, is_async
-from .tracer import active
+from .tracing.call_site import call_location
+from .tracing.tracer import active
 
 if TYPE_CHECKING:
     from ..actors.loop_host import OwnsLoop

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from .._errors import EngineClosedError
 from ..actors.actor import ActorStatistics
 from ..actors.frame import Frame
-from .flow import one_value
 from .options import ExecutionOptions
 from .pipeline import Pipeline, log_skipped
 from .scope import Scope
@@ -17,6 +16,7 @@ from .source import Calls
 from .statistics import Bottleneck, Rendered
 from .statistics.bottleneck import find_bottleneck
 from .statistics.difference import actors_less, less
+from .streams.flow import one_value
 from .window import Window
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from .instances import Instances, instance_key
 from .node import Node
 from .planning import Plan, PlannedStep
 from .program import Program, Unit
-from .stream_steps import hand_over, input_of, mapping, opening, opening_in_loop
-from .template import Read
-from .tracer import Step
+from .streams.steps import hand_over, input_of, mapping, opening, opening_in_loop
+from .tracing.template import Read
+from .tracing.tracer import Step
 
 if TYPE_CHECKING:
     from .pools import Pools

@@ -15,8 +15,9 @@ from ..actors.loop_host import LoopHost
 from ..actors.parts import close_stream
 from ..actors.processes import ProcessPool
 from ..actors.worker import _foreign_cancel
-from ..engine import instance, replacement
+from ..engine import instance
 from ..engine.stateful import node_of
+from ..engine.tracing import replacement
 from ..engine.wiring import Wiring
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from ..engine.node import Node
-from ..engine.replacement import replaced
-from ..engine.resource import Resource
+from ..engine.resources.resource import Resource
 from ..engine.stateful import is_stateful, node_of
+from ..engine.tracing.replacement import replaced
 
 P = ParamSpec("P")
 R = TypeVar("R")

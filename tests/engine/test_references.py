@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.references import References, resolve_references
+from penstock.engine.tracing.references import References, resolve_references
 
 
 class FakeNode:

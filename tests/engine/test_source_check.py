@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock._errors import GraphTraceError
-from penstock.engine.source_check import check_source
+from penstock.engine.tracing.source_check import check_source
 
 
 class FakeNode:

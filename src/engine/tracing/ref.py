@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from .._errors import GraphTraceError
+from ..._errors import GraphTraceError
 from .annotations import Hint, hint_inside, members_of
 from .call_site import call_location
 from .template import Access, Read

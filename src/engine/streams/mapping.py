@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from ..actors.crew import Crew
-from ..actors.frame import Frame
-from ..actors.parts import Parts
-from ..telemetry import logs
-from .uninterrupted import until
+from ...actors.crew import Crew
+from ...actors.frame import Frame
+from ...actors.parts import Parts
+from ...telemetry import logs
+from ..uninterrupted import until
 
 if TYPE_CHECKING:
-    from .wiring import Wired
+    from ..wiring import Wired
 
 
 class StreamMap:

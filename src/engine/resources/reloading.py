@@ -4,18 +4,18 @@ import asyncio
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
-from .._errors import EngineLoopError, PlanError
-from ..actors.frame import Frame
-from ..telemetry import logs
+from ..._errors import EngineLoopError, PlanError
+from ...actors.frame import Frame
+from ...telemetry import logs
 from .departures import departed
 from .hosting import Host
 from .opening import Opening
+from .registry import Entry
 from .resource import Resource
-from .resources import Entry
 
 if TYPE_CHECKING:
-    from .deployment import Deployment
-    from .runtime import Runtime
+    from ..deployment import Deployment
+    from ..runtime import Runtime
 
 
 async def reload(deployment: "Deployment", resource: object) -> None:

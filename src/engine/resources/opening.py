@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from .._errors import ResourceError
+from ..._errors import ResourceError
 
 if TYPE_CHECKING:
     from .resource import Resource

@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from .opening import Opening
-from .resources import Resources
+from .registry import Resources
 
 _resources: ContextVar[Resources | None] = ContextVar("penstock_eager_resources", default=None)
 

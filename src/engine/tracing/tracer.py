@@ -7,20 +7,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from .._errors import GraphTraceError
+from ..._errors import GraphTraceError
+from ..streams.one_reader import StreamValues
 from .annotations import Hint, parameter_of_body
 from .call_site import call_location, definition_location
 from .driving import drive
 from .hidden import hidden_ref
 from .outside import Outside
 from .ref import PendingRef, Ref, Unawaited, read_of
-from .stream_values import StreamValues
 from .template import Constant, Read, Template, capture, reads
 
 if TYPE_CHECKING:
-    from .control import Control
-    from .node import Node
-    from .opening import Opening
+    from ..control import Control
+    from ..node import Node
+    from ..resources.opening import Opening
 
 # What a step runs.
 Callee: TypeAlias = "Node[..., Any] | Control"

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from .._errors import GraphTraceError
-from .template import Read, Template, reads
+from ..._errors import GraphTraceError
+from ..tracing.template import Read, Template, reads
 
 if TYPE_CHECKING:
-    from .tracer import Callee
+    from ..tracing.tracer import Callee
 
 
 class StreamValues:

@@ -7,9 +7,9 @@ node, or together with one, each frame needs two of its places at a time, and fr
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from .._errors import PlanError
-from .node import Node
-from .tracer import Step
+from ..._errors import PlanError
+from ..node import Node
+from ..tracing.tracer import Step
 
 
 def check_stream_limits(graph: str, steps: Iterable[Step]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from .node import Node
+from ..node import Node
 
 _epoch = 0
 

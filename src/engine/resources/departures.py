@@ -7,7 +7,7 @@ listener between themselves and theirs. So a frame costs nothing for it.
 import asyncio
 from collections.abc import Iterable
 
-from ..actors.frame import Deployment, Frame, Listener
+from ...actors.frame import Deployment, Frame, Listener
 
 
 async def departed(frames: Iterable[Frame]) -> None:

@@ -5,7 +5,7 @@ import types
 from collections.abc import Callable
 from typing import Any, cast
 
-from .._errors import GraphTraceError
+from ..._errors import GraphTraceError
 from .call_site import call_location, is_users
 from .ref import Ref
 

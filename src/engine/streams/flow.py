@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry.trace import Span
 
-from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError, PlanError, ReentrantCallError
-from ..actors.actor import Actor
-from ..actors.current import calling_actor, enclosing_frame
-from ..actors.frame import Deployment, Frame
-from ..actors.parts import Reader
-from ..telemetry import spans
-from .graph import Call, Graph
-from .options import ExecutionOptions
-from .planning import ChosenScheduler, Plan
-from .scope import Scope
-from .uninterrupted import uninterrupted
-from .uptime import Uptime
-from .wiring import Wired
+from ..._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError, PlanError, ReentrantCallError
+from ...actors.actor import Actor
+from ...actors.current import calling_actor, enclosing_frame
+from ...actors.frame import Deployment, Frame
+from ...actors.parts import Reader
+from ...telemetry import spans
+from ..graph import Call, Graph
+from ..options import ExecutionOptions
+from ..planning import ChosenScheduler, Plan
+from ..scope import Scope
+from ..uninterrupted import uninterrupted
+from ..uptime import Uptime
+from ..wiring import Wired
 
 if TYPE_CHECKING:
-    from .runtime import Runtime
+    from ..runtime import Runtime
 
 
 class Host(Protocol):

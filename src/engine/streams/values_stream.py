@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
-from .._errors import EngineClosedError
-from ..actors.parts import Parts
+from ..._errors import EngineClosedError
+from ...actors.parts import Parts
+from ..streaming import Outcome, Stream, StreamStatistics
 from .flow import Flow
-from .streaming import Outcome, Stream, StreamStatistics
 
 T_co = TypeVar("T_co", covariant=True)
 

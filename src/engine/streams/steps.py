@@ -3,17 +3,17 @@
 import functools
 from typing import TYPE_CHECKING, Any
 
-from ..actors.actor import Actor, Invoke
-from ..actors.driver import open_stream
-from ..actors.frame import Frame
-from ..actors.loop_host import LoopHost
-from ..actors.loop_stream import LoopStream
-from ..actors.parts import DEFAULT_PARTS, Reader
-from ..actors.worker import Worker
-from .stream_map import StreamMap
+from ...actors.actor import Actor, Invoke
+from ...actors.driver import open_stream
+from ...actors.frame import Frame
+from ...actors.loop_host import LoopHost
+from ...actors.loop_stream import LoopStream
+from ...actors.parts import DEFAULT_PARTS, Reader
+from ...actors.worker import Worker
+from .mapping import StreamMap
 
 if TYPE_CHECKING:
-    from .wiring import Wired
+    from ..wiring import Wired
 
 
 def opening(capacity: int, streams: tuple[int, ...]) -> Invoke:

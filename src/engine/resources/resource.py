@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, NoReturn, ParamSpec, Self, TypeVar, cast, get_args
 
-from .._errors import GraphTraceError, ResourceError
-from ..actors.policy import Policy
-from .call_site import call_location
+from ..._errors import GraphTraceError, ResourceError
+from ...actors.policy import Policy
+from ..node import Node
+from ..tracing.call_site import call_location
+from ..tracing.hidden import hidden_ref
+from ..tracing.template import Constant
+from ..tracing.tracer import Tracer, active
 from .eager import open_eagerly
-from .hidden import hidden_ref
-from .node import Node
 from .opening import Opening
-from .template import Constant
-from .tracer import Tracer, active
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,8 +9,8 @@ What may or may not be symbolic is never reported.
 from collections.abc import Callable
 from types import FunctionType, MethodType
 
-from ..._errors import GraphTraceError
-from ...telemetry import logs
+from ...._errors import GraphTraceError
+from ....telemetry import logs
 from .interpreter import SourceInterpreter
 from .location import locate
 from .rules import Problem, SourceRules

@@ -7,15 +7,15 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from .._errors import EngineClosedError, NodeCancelledError, NodeError
-from ..telemetry import logs
+from ..._errors import EngineClosedError, NodeCancelledError, NodeError
+from ...telemetry import logs
+from ..program import Program
+from ..uninterrupted import uninterrupted
 from .hosting import Host
 from .opening import Opening
-from .program import Program
-from .uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
-    from .planning import ChosenScheduler, Plan
+    from ..planning import ChosenScheduler, Plan
 
 _MARK = "__penstock_opening__"
 

@@ -1,0 +1,1 @@
+"""Streams as values: nodes and graphs that give one value after the other."""
