@@ -115,9 +115,12 @@ class PulledSource:
             if self._deadline is not None:
                 frame.deadline = self._deadline
             entry = self._entry = wired.only_entry
-            if entry is not None and entry.places.free > 0:
-                entry.places.free -= 1
-                return entry, frame
+            if entry is not None:
+                if entry.places.free > 0:
+                    entry.places.free -= 1
+                    return entry, frame
+                if entry.offer(frame):
+                    continue  # it waits in the inbox, and this worker still has nothing to do
             full = crew.start(frame, wired.entries)
             if full:
                 self._blocked = frame, full
@@ -125,7 +128,6 @@ class PulledSource:
                 return None
             if crew.ready:
                 return None
-            # It waits in an inbox, and this worker still has nothing to do.
         crew.feed = None
         window.on_room = self._go_on
         return None
