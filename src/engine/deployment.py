@@ -10,13 +10,12 @@ from .._errors import (
     EngineLoopError,
     PenstockError,
     PlanError,
-    ReentrantCallError,
 )
-from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
 from ..actors.supervision import SupervisorFlags
 from .admission import Admission
 from .graph import Call, Graph
+from .inside import host_context, refuse_from_inside
 from .options import ExecutionOptions
 from .scope import Scope
 from .streams.flow import gives_one_value, gives_stream
@@ -68,7 +67,7 @@ class Deployment:
         self.items = 0
         self.counts = {"done": 0, "failed": 0, "cancelled": 0, "running": 0}
         self._streams: set[Pipeline] = set()
-        self._started = False
+        self._starting: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         # An Event costs 760 bytes, and a server may have a thousand deployments: made when somebody waits for it.
         self._changed: asyncio.Event | None = None
@@ -88,23 +87,30 @@ class Deployment:
         options = self._options
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
         self._runtime.deployments.add(self)
-        self.scope = Scope(self._runtime, options, scheduler, self._flags)
+        context = host_context(self)
+        self.scope = context.run(Scope, self._runtime, options, scheduler, self._flags)
         self.scope.on_failed = self._fail
         self.admission = Admission(self.scope.loop, options.max_in_flight, options.max_queue)
+        # A task of its own: whoever aborts meanwhile cancels the start, and not the caller.
+        self._starting = self.scope.loop.create_task(
+            self._prepare(self.scope), name="penstock-service-start", context=context
+        )
         try:
-            for graph in self._graphs:
-                plan = graph._planned()
-                (self.wired_streams if plan._gives_stream else self.wired)[graph] = await self.scope.prepare(plan)
+            await asyncio.wait([self._starting])
             if self._is_stopped():
                 raise self.stopped_error()
+            self._starting.result()
         except BaseException:
-            self._started, self._stopping = True, None
-            await self.abort()
+            await uninterrupted(self.abort_soon())
             raise
-        self._started = True
         self.scope.uptime.restart()
         self.state = "ready"
         self.change()
+
+    async def _prepare(self, scope: Scope) -> None:
+        for graph in self._graphs:
+            plan = graph._planned()
+            (self.wired_streams if plan._gives_stream else self.wired)[graph] = await scope.prepare(plan)
 
     async def ready(self) -> None:
         """Wait until calls are served.
@@ -119,7 +125,7 @@ class Deployment:
 
     async def drain(self, timeout_seconds: float | None) -> None:
         """Refuse new calls, finish those that were accepted, and stop."""
-        self.refuse_from_inside()
+        refuse_from_inside(self)
         if self.state == "ready":
             self.state = "draining"
             for pipeline in self._streams:
@@ -135,7 +141,7 @@ class Deployment:
 
     async def abort(self) -> None:
         """Refuse new calls, end those in flight, and stop; waits until nothing is left."""
-        self.refuse_from_inside()
+        refuse_from_inside(self)
         await uninterrupted(self.abort_soon())
 
     def abort_soon(self) -> "asyncio.Task[None]":
@@ -147,8 +153,12 @@ class Deployment:
         return self._stopping
 
     async def _stop(self) -> None:
-        if self.scope is None or not self._started:
-            return  # `start` sees that it was stopped, and ends what it has begun
+        if self.scope is None or self._starting is None:
+            return  # it was never entered
+        self._starting.cancel()
+        await asyncio.wait([self._starting])
+        if not self._starting.cancelled():
+            self._starting.exception()  # `start` raises it, or says that it was stopped
         for frame in list(self.live):
             if frame.state == "running":  # others have ended, and are unwinding
                 frame.fail(self._interrupted_error())
@@ -177,7 +187,7 @@ class Deployment:
         Raises:
             EngineClosedError: the deployment was not started, or takes no more calls.
             EngineLoopError: it runs on another event loop.
-            ReentrantCallError: called from inside one of its own nodes.
+            ReentrantCallError: called by one of its own nodes.
         """
         if self.scope is None or self.admission is None:
             raise EngineClosedError(
@@ -187,25 +197,8 @@ class Deployment:
             raise self.stopped_error()
         if asyncio._get_running_loop() is not self.scope.loop:  # None outside of any
             raise EngineLoopError("this deployment runs on another event loop than this code; call it from there")
-        self.refuse_from_inside()
+        refuse_from_inside(self)
         return self.scope, self.admission
-
-    def refuse_from_inside(self) -> None:
-        """Refuse what waits for this deployment in one of its own nodes.
-
-        The frames around the caller lead to the deployments that they belong to.
-        """
-        frame = enclosing_frame()
-        if frame is None:  # nearly always
-            return
-        around = [self, *(outer.listener.service for outer in frame.lineage() if outer.listener.service is not None)]
-        if self in around[1:]:
-            chain = " → ".join(one.names for one in reversed(around[: around.index(self, 1) + 1]))
-            raise ReentrantCallError(
-                f"{chain}: a deployment was called, drained or aborted from inside one of its own nodes, which would "
-                "wait for itself for ever; call the graph inside the graph instead, where it is inlined, or use "
-                "engine.run"
-            )
 
     def check_admitted(self, admission: Admission) -> None:
         """Give the place back that a call waited for, if the deployment was stopped meanwhile.

@@ -77,6 +77,32 @@ async def test_who_waits_for_a_service_that_is_stopped_before_it_is_ready_is_tol
         await service.ready()
 
 
+async def test_abort_cancels_a_start_and_waits_until_nothing_is_left() -> None:
+    left: list[str] = []
+
+    class Slow(Gated):
+        async def __aenter__(self) -> Self:
+            try:
+                return await super().__aenter__()
+            finally:
+                await asyncio.sleep(0)
+                left.append("the start")
+
+    node = ps.node(Slow)(asyncio.Event())
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await node(x)
+
+    service = engine.deploy(graph)
+    entering = asyncio.create_task(service.__aenter__())
+    await testing.wait_quiescent()
+    await service.abort()
+    assert left == ["the start"]
+    with pytest.raises(ps.EngineClosedError, match="is stopped"):
+        await entering
+
+
 async def test_an_engine_that_is_closed_ends_its_streams_and_services() -> None:
     async with engine.Engine() as own:
         service = await own.deploy(endless).__aenter__()

@@ -1,0 +1,54 @@
+"""Inside: code that a deployment runs itself, and that must not wait for it."""
+
+from contextvars import Context, ContextVar, copy_context
+from typing import TYPE_CHECKING
+
+from .._errors import ReentrantCallError
+from ..actors.current import enclosing_frame
+
+if TYPE_CHECKING:
+    from ..actors.frame import Deployment
+
+# The deployments that the task is part of: one that hosts a stateful node or runs a loop, or one started by such a
+# task. Handlers need no mark, since their frames lead to the deployment.
+_hosts: ContextVar[tuple["Deployment", ...]] = ContextVar("penstock_hosts", default=())
+
+
+def host_context(deployment: "Deployment") -> Context:
+    """Return the context in which the tasks of a deployment are started, so that they know what they are part of."""
+    context = copy_context()
+    context.run(_hosts.set, (*_hosts.get(), deployment))
+    return context
+
+
+def refuse_from_inside(deployment: "Deployment") -> None:
+    """Refuse what waits for a deployment, if that waits for the caller.
+
+    Raises:
+        ReentrantCallError: the caller is one of its own handlers, or a task of one of its stateful nodes.
+    """
+    hosts, frame = _hosts.get(), enclosing_frame()
+    if frame is None and not hosts:  # nearly always
+        return
+    if frame is not None:
+        services = (outer.listener.service for outer in frame.lineage())
+        around = [deployment, *(service for service in services if service is not None)]
+        if deployment in around[1:]:
+            raise ReentrantCallError(
+                f"{_chain(around[: around.index(deployment, 1) + 1])}: a deployment was called, drained or aborted "
+                "from inside one of its own nodes, which would wait for itself for ever; call the graph inside the "
+                "graph instead, where it is inlined, or use engine.run"
+            )
+    if deployment in hosts:
+        around = [deployment, *reversed(hosts[hosts.index(deployment) :])]
+        raise ReentrantCallError(
+            f"{_chain(around)}: a deployment was called, drained or aborted by the loop of one of its own actors, or "
+            "by a task that one of its own stateful nodes has started; it waits for them when it ends, so they would "
+            "wait for each other for ever; to get a result, use engine.run; to end the deployment, raise an error "
+            "here, or have the code that holds `async with engine.deploy(...)` leave it"
+        )
+
+
+def _chain(around: "list[Deployment]") -> str:
+    """Return the names of deployments from the outside in, given from the inside out."""
+    return " → ".join(one.names for one in reversed(around))

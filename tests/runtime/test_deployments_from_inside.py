@@ -1,0 +1,156 @@
+"""A deployment that is called, drained or aborted by a task that it waits for itself when it ends."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Self
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+
+Service = engine.Service[[int], int]
+
+
+async def stream(service: Service, graph: ps.Graph[[int], int]) -> None:
+    async with service.stream([graph(0)]) as results:
+        async for _ in results:
+            pass
+
+
+async def by_a_run(service: Service, graph: ps.Graph[[int], int]) -> None:
+    @ps.node
+    async def calls(x: int) -> int:
+        return await service(x)
+
+    @ps.graph
+    async def outer(x: int) -> int:
+        return await calls(x)
+
+    await engine.run(outer(0))
+
+
+async def by_a_deployment(service: Service, graph: ps.Graph[[int], int]) -> None:
+    @ps.node
+    async def calls(x: int) -> int:
+        return await service(x)
+
+    @ps.graph
+    async def outer(x: int) -> int:
+        return await calls(x)
+
+    async with engine.deploy(outer) as other:
+        await other(0)
+
+
+WAYS: dict[str, Callable[[Service, ps.Graph[[int], int]], Awaitable[Any]]] = {
+    "call": lambda service, graph: service(0),
+    "run": lambda service, graph: service.run(graph(0)),
+    "stream": stream,
+    "drain": lambda service, graph: service.drain(),
+    "abort": lambda service, graph: service.abort(),
+    "by way of a run": by_a_run,
+    "by way of another deployment": by_a_deployment,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_loop_cannot_wait_for_its_own_deployment(way: str) -> None:
+    refused: list[str] = []
+
+    @ps.node
+    class Loop(ps.Actor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
+            while True:
+                work = await inbox.get()
+                if work.value == 13:
+                    work.fail(KeyError())
+                    raise KeyError
+                try:
+                    await WAYS[way](service, graph)
+                except ps.ReentrantCallError as error:
+                    refused.append(str(error))
+                work.finish(work.value)
+
+    node = Loop()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await node(x)
+
+    async with engine.deploy(graph) as service:
+        assert await service(1) == 1
+        with pytest.raises(KeyError):
+            await service(13)
+        assert await service(2) == 2  # its successor is refused as well
+        assert len(refused) == 2
+        assert all("→ graph: " in message and "use engine.run; to end" in message for message in refused)
+        assert service.state == "ready"
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_task_of_a_stateful_node_cannot_wait_for_its_own_deployment(way: str) -> None:
+    asked = asyncio.Event()
+    refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @ps.node
+    class Watched:
+        async def __aenter__(self) -> Self:
+            self.tasks = await asyncio.TaskGroup().__aenter__()
+            self.tasks.create_task(self.watch())
+            return self
+
+        async def __aexit__(self, *exc_info: Any) -> None:
+            await self.tasks.__aexit__(*exc_info)
+
+        async def watch(self) -> None:
+            await asked.wait()
+            try:
+                await WAYS[way](service, graph)
+            except ps.ReentrantCallError as error:
+                refused.set_result(str(error))
+
+        async def __call__(self, x: int) -> int:
+            return x
+
+    node = Watched()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await node(x)
+
+    async with engine.deploy(graph) as service:
+        asked.set()
+        assert "by a task that one of its own stateful nodes has started" in await refused
+        assert await service(1) == 1
+
+
+async def test_a_stateful_node_may_call_another_deployment() -> None:
+    @ps.node
+    async def double(x: int) -> int:
+        return 2 * x
+
+    @ps.graph
+    async def doubled(x: int) -> int:
+        return await double(x)
+
+    @ps.node
+    class Calls:
+        async def __aenter__(self) -> Self:
+            self.constant = await inner(21)
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            assert await inner(1) == 2
+
+        async def __call__(self, x: int) -> int:
+            return x + self.constant
+
+    node = Calls()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await node(x)
+
+    async with engine.deploy(doubled) as inner, engine.deploy(graph) as service:
+        assert await service(1) == 43
