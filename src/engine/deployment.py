@@ -13,6 +13,7 @@ from .._errors import (
 )
 from ..actors.frame import Frame
 from ..actors.supervision import SupervisorFlags
+from ..telemetry import logs
 from .admission import Admission
 from .graph import Call, Graph
 from .inside import host_context, refuse_from_inside
@@ -57,6 +58,7 @@ class Deployment:
         self._options = options
         self._flags = flags
         self._failure: Callable[[str], DeploymentFailed] | None = None
+        self._close_error: Exception | None = None
         self.names = ", ".join(graph.name for graph in graphs)
         self.state: ServiceState = "starting"
         self.scope: Scope | None = None
@@ -124,7 +126,12 @@ class Deployment:
             raise self.stopped_error()
 
     async def drain(self, timeout_seconds: float | None) -> None:
-        """Refuse new calls, finish those that were accepted, and stop."""
+        """Refuse new calls, finish those that were accepted, and stop.
+
+        Raises:
+            DeploymentFailed: stateful nodes crashed too often.
+            Exception: a stateful node could not be left.
+        """
         refuse_from_inside(self)
         if self.state == "ready":
             self.state = "draining"
@@ -140,9 +147,33 @@ class Deployment:
             await self.abort()
 
     async def abort(self) -> None:
-        """Refuse new calls, end those in flight, and stop; waits until nothing is left."""
+        """Refuse new calls, end those in flight, and stop; waits until nothing is left.
+
+        Raises:
+            DeploymentFailed: stateful nodes crashed too often.
+            Exception: a stateful node could not be left.
+        """
+        await self.end()
+        self.check_failed()
+
+    async def end(self) -> None:
+        """Do as `abort` does, for those who say themselves that it has failed.
+
+        Raises:
+            Exception: a stateful node could not be left.
+        """
         refuse_from_inside(self)
         await uninterrupted(self.abort_soon())
+
+    async def stopped(self) -> None:
+        """Wait until it takes no more calls and none is in flight.
+
+        Raises:
+            DeploymentFailed: stateful nodes crashed too often.
+        """
+        while not self._is_stopped():
+            await self._change()
+        self.check_failed()
 
     def abort_soon(self) -> "asyncio.Task[None]":
         """Refuse new calls from now on, and begin to end those in flight; returns the task that does."""
@@ -167,6 +198,12 @@ class Deployment:
             await pipeline.aclose()
         try:
             await self.scope.close()
+        except Exception as error:
+            if self._failure is None:
+                raise
+            # Why it failed matters more than what else goes wrong at its end.
+            self._close_error = error
+            logs.warning("deployment.not_released", deployment=self.names, error=repr(error))
         finally:
             self._runtime.deployments.discard(self)
 
@@ -325,7 +362,10 @@ class Deployment:
     def stopped_error(self) -> PenstockError:
         """Return the error of a call that comes before the start, or too late."""
         if self._failure is not None:
-            return self._failure(f"the deployment of {self.names}")
+            error = self._failure(f"the deployment of {self.names}")
+            if self._close_error is not None:
+                error.add_note(f"and its stateful nodes could not be left: {self._close_error!r}")
+            return error
         return EngineClosedError(f"the deployment of {self.names} is {self.state} and takes no more calls")
 
 

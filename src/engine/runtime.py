@@ -143,7 +143,7 @@ class Runtime:
             pipeline.abort(EngineClosedError("the Engine was closed while this stream was open"))
             await pipeline.aclose()
         for deployment in list(self.deployments):
-            await deployment.abort()
+            await deployment.end()
         while self.scopes:  # handlers that are unwinding, and runs that were entering a stateful node
             if self._last_scope_closed is None:
                 self._last_scope_closed = asyncio.Event()

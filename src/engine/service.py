@@ -126,10 +126,10 @@ class Service(Generic[P, R]):
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc_info: object) -> None:
         if exc_type is None:
             await self.drain()
-        else:
-            await self.abort()
+            return
+        await self._deployment.end()
         # A cancellation of the caller must go on; and it may be this very failure that has come here.
-        if exc_type is None or (issubclass(exc_type, Exception) and not issubclass(exc_type, DeploymentFailed)):
+        if issubclass(exc_type, Exception) and not issubclass(exc_type, DeploymentFailed):
             self._deployment.check_failed()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
@@ -200,16 +200,37 @@ class Service(Generic[P, R]):
         """
         await self._deployment.ready()
 
+    async def stopped(self) -> None:
+        """Wait until it is stopped: what a server does that has nothing else to wait for.
+
+        Returns when it was drained or aborted. Its stateful nodes may still be closing then; the end of the
+        `async with` waits for that. A task of one of its own nodes may wait here as well.
+
+        Raises:
+            DeploymentFailed: its stateful nodes crashed more often than it restarts them; at once, so that whoever
+                supervises the program is told.
+        """
+        await self._deployment.stopped()
+
     async def drain(self, *, timeout_seconds: float | None = None) -> None:
         """Refuse new calls, finish those that were accepted, and stop; what is left after the timeout is aborted.
 
         Args:
             timeout_seconds: how long to wait for accepted calls; None for as long as they take.
+
+        Raises:
+            ReentrantCallError: called from inside one of its own nodes.
+            DeploymentFailed: its stateful nodes crashed more often than it restarts them.
         """
         await self._deployment.drain(timeout_seconds)
 
     async def abort(self) -> None:
-        """Refuse new calls, end those in flight with `EngineClosedError`, and stop; waits until nothing is left."""
+        """Refuse new calls, end those in flight with `EngineClosedError`, and stop; waits until nothing is left.
+
+        Raises:
+            ReentrantCallError: called from inside one of its own nodes.
+            DeploymentFailed: its stateful nodes crashed more often than it restarts them.
+        """
         await self._deployment.abort()
 
     async def reload(self, resource: Node[..., Any], /) -> None:

@@ -103,6 +103,21 @@ async def test_abort_cancels_a_start_and_waits_until_nothing_is_left() -> None:
         await entering
 
 
+@pytest.mark.parametrize("end", ["drain", "abort"])
+async def test_who_waits_until_a_service_is_stopped_goes_on_when_it_is(end: str) -> None:
+    service = engine.deploy(endless)
+    waiting = asyncio.create_task(service.stopped())
+    async with service:
+        call = asyncio.create_task(service(1))
+        await testing.wait_quiescent()
+        assert not waiting.done()
+        await (service.drain(timeout_seconds=0) if end == "drain" else service.abort())
+        await waiting
+    await service.stopped()
+    with pytest.raises(ps.EngineClosedError):
+        await call
+
+
 async def test_an_engine_that_is_closed_ends_its_streams_and_services() -> None:
     async with engine.Engine() as own:
         service = await own.deploy(endless).__aenter__()

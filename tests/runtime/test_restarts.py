@@ -808,6 +808,39 @@ async def test_a_failed_deployment_says_so_unless_its_caller_was_cancelled(error
         assert isinstance(caught.value.__context__, LookupError)
 
 
+@pytest.mark.parametrize("end", ["async with", "drain", "abort"])
+async def test_a_node_that_cannot_be_left_does_not_hide_why_the_deployment_failed(end: str) -> None:
+    @ps.node(restart_on=(Broken,))
+    class Stuck:
+        async def __aenter__(self) -> "Stuck":
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            raise ValueError("still in use")
+
+        async def __call__(self, item: Any) -> Any:
+            raise Broken(item)
+
+    service = engine.deploy(calling(Stuck()), max_restarts=0)
+    with pytest.raises(ps.DeploymentFailed) as caught:
+        async with service:
+            assert await outcomes(service("crash")) == [Broken]
+            await testing.wait_quiescent()
+            if end != "async with":
+                await (service.drain() if end == "drain" else service.abort())
+    assert isinstance(caught.value.__cause__, Broken)
+    assert "still in use" in "".join(caught.value.__notes__)
+
+
+async def test_the_body_of_an_async_with_may_wait_until_its_deployment_fails() -> None:
+    with pytest.raises(ps.DeploymentFailed) as caught:
+        async with engine.deploy(calling(machine(Life("machine"))), max_restarts=0) as service:
+            crash = asyncio.create_task(outcomes(service("crash")))
+            await service.stopped()
+    assert isinstance(caught.value.__cause__, Broken)
+    assert await crash == [Broken]
+
+
 async def test_a_call_that_fails_with_the_deployment_is_what_its_async_with_raises() -> None:
     life = Life("machine")
     mine: list[BaseException] = []
