@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._errors import (
+    DeadlineExceeded,
     DeploymentFailed,
     EngineClosedError,
     EngineLoopError,
@@ -67,7 +68,7 @@ class Deployment:
         self.wired_streams: dict[Graph[..., Any], Wired] = {}
         self.live: set[Frame] = set()
         self.items = 0
-        self.counts = {"done": 0, "failed": 0, "cancelled": 0, "running": 0}
+        self.counts = {"done": 0, "failed": 0, "cancelled": 0, "expired": 0, "running": 0}
         self._streams: set[Pipeline] = set()
         self._starting: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -245,6 +246,7 @@ class Deployment:
         """
         if self.state == "stopped":
             admission.release()
+            self.counts["failed"] += 1
             raise self.stopped_error()
 
     def one_value(self, graph: Graph[..., Any], verb: str) -> Wired:
@@ -312,7 +314,7 @@ class Deployment:
     def frame_settled(self, frame: Frame) -> None:
         """Nothing runs for a call any more."""
         self.live.discard(frame)
-        self.counts[frame.state] += 1
+        self._count(frame)
         assert self.admission is not None
         self.admission.release()
         if not self.live:
@@ -325,8 +327,12 @@ class Deployment:
         pipeline.on_closed = self._stream_closed
         pipeline.on_item_settled = self._item_settled
 
+    def _count(self, frame: Frame) -> None:
+        expired = frame.state == "failed" and isinstance(frame.error, DeadlineExceeded)
+        self.counts["expired" if expired else frame.state] += 1
+
     def _item_settled(self, frame: Frame) -> None:
-        self.counts[frame.state] += 1
+        self._count(frame)
         self.change()
 
     def _stream_closed(self, pipeline: "Pipeline") -> None:

@@ -45,12 +45,14 @@ class ServiceStatistics(Rendered):
     Attributes:
         state: starting, ready, draining or stopped.
         completed: calls that ended with a result.
-        failed: calls that ended with an error.
+        failed: calls that ended with another error than `DeadlineExceeded`.
         cancelled: calls whose caller went away.
         admission: places, and who waits for one.
         actors: the nodes.
         elapsed_seconds: the time that the counters cover: since it is ready, until it stopped; None before.
         bottleneck: the node that limits it, on average over that time; None if the counters do not say.
+        expired: calls that ended with `DeadlineExceeded`, those that got no place in time too. So
+            `completed + failed + cancelled + expired + admission.refused` is how many calls of `run` have ended.
     """
 
     state: ServiceState
@@ -60,6 +62,7 @@ class ServiceStatistics(Rendered):
     admission: AdmissionStatistics
     actors: tuple[ActorStatistics, ...]
     elapsed_seconds: float | None = None
+    expired: int = 0
 
     @property
     def bottleneck(self) -> Bottleneck | None:
@@ -73,7 +76,7 @@ class ServiceStatistics(Rendered):
             ValueError: `earlier` is not an earlier look at the same deployment.
         """
         return replace(
-            less(self, earlier, "completed", "failed", "cancelled", "elapsed_seconds"),
+            less(self, earlier, "completed", "failed", "cancelled", "expired", "elapsed_seconds"),
             admission=less(self.admission, earlier.admission, "admitted", "refused"),
             actors=actors_less(self.actors, earlier.actors),
         )
@@ -263,6 +266,7 @@ class Service(Generic[P, R]):
             deployment.admission.statistics(),
             tuple(actor.statistics() for actor in deployment.scope.wiring.actors()),
             None if self.state == "starting" else deployment.scope.uptime.seconds,
+            deployment.counts["expired"],
         )
 
     async def _run(self, call: Call[Any], timeout_seconds: float | None, priority: int) -> Any:
@@ -303,9 +307,13 @@ class Service(Generic[P, R]):
         try:
             async with timer:
                 await admission.reserve(priority, call.graph.name)
+        except asyncio.CancelledError:
+            self._deployment.counts["cancelled"] += 1
+            raise
         except TimeoutError as error:
             if not timer.expired():
                 raise
+            self._deployment.counts["expired"] += 1
             raise DeadlineExceeded(f"the call of graph {call.graph.name!r} got no place before its deadline") from error
         self._deployment.check_admitted(admission)
 

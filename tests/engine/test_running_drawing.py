@@ -65,7 +65,7 @@ async def ended(calls: list[asyncio.Task[str]]) -> list[str | BaseException]:
 
 WAITING = """
 service  ready
-calls  0 completed, 0 failed, 0 cancelled, ~/s over ~
+calls  0 completed, 0 failed, 0 cancelled, 0 expired, ~/s over ~
 admission  5/64 in flight, 0/- queued, 0 refused, - while full
 bottleneck  -
 

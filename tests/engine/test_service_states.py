@@ -138,3 +138,41 @@ async def test_an_engine_ends_a_service_that_nobody_refers_to_any_more() -> None
         gc.collect()
         assert own.statistics().scopes == 1
     assert own.statistics().scopes == 0
+
+
+async def test_every_call_that_was_made_is_counted_once_by_how_it_ended() -> None:
+    release = asyncio.Event()
+
+    @ps.node
+    async def step(x: int) -> int:
+        await (asyncio.sleep(0) if x == 0 else release.wait())
+        if x < 0:
+            raise ValueError
+        return x
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await step(x)
+
+    async with engine.deploy(graph, max_in_flight=3, max_queue=3) as service:
+        assert await service(0) == 0
+        with pytest.raises(ps.DeadlineExceeded):
+            await service.run(graph(1), timeout_seconds=0.01)
+        inside = [asyncio.create_task(service(x)) for x in (-1, 1, 1)]
+        await testing.wait_quiescent()
+        waiting = [asyncio.create_task(service(1)) for _ in range(3)]
+        await testing.wait_quiescent()
+        with pytest.raises(ps.Overloaded):
+            await service(1)
+        waiting[0].cancel()
+        await testing.wait_quiescent()
+        with pytest.raises(ps.DeadlineExceeded, match="no place"):
+            await service.run(graph(1), timeout_seconds=0.01)
+        inside[1].cancel()
+        await testing.wait_quiescent()
+        release.set()
+        await asyncio.wait([*inside, *waiting])
+        seen = service.statistics()
+    assert isinstance(inside[0].exception(), ValueError)
+    assert (seen.completed, seen.failed, seen.cancelled, seen.expired, seen.admission.refused) == (4, 1, 2, 2, 1)
+    assert "4 completed, 1 failed, 2 cancelled, 2 expired" in str(seen)

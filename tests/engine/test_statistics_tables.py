@@ -63,7 +63,7 @@ def squeezed(text: str) -> list[str]:
 
 PRINTED = """
 service     ready
-calls       1,204 completed, 3 failed, 1 cancelled, 120/s over 10.0 s
+calls       1,204 completed, 3 failed, 1 cancelled, 0 expired, 120/s over 10.0 s
 admission   64/64 in flight, 12/100 queued, 7 refused, 120 calls/s while full
 bottleneck  parse limits it: on average 5.00 items waited for room in its inbox, while its 2 places were 96% busy
 
@@ -346,7 +346,7 @@ def test_what_happened_between_two_looks() -> None:
     assert (each.busy_seconds, late.completed) == (None, 3)
     assert later.bottleneck is not None
     assert between.bottleneck is None  # it was one, and is none any more
-    assert "100 completed, 0 failed, 0 cancelled, 20.0/s over 5.00 s" in str(between)
+    assert "100 completed, 0 failed, 0 cancelled, 0 expired, 20.0/s over 5.00 s" in str(between)
 
 
 def test_nodes_of_the_same_name_are_told_apart() -> None:

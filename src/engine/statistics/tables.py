@@ -42,7 +42,8 @@ def service_summary(statistics: "ServiceStatistics") -> Table:
     """Return the state of a deployment and its totals, without its nodes."""
     calls = [
         f"{count(statistics.completed)} completed", f"{count(statistics.failed)} failed",
-        f"{count(statistics.cancelled)} cancelled", _mean_rate(statistics.completed, statistics.elapsed_seconds),
+        f"{count(statistics.cancelled)} cancelled", f"{count(statistics.expired)} expired",
+        _mean_rate(statistics.completed, statistics.elapsed_seconds),
     ]  # fmt: skip
     facts = (
         ("service", statistics.state),
