@@ -57,7 +57,7 @@ async def soak(seconds: float, seed: int) -> list[str]:
     with random_faults(rng) as injections:
         async with (
             engine.Engine(max_workers=MAX_THREADS) as own,
-            own.deploy(*GRAPHS, max_in_flight=24, max_queue=24) as service,
+            own.deploy(*GRAPHS, max_in_flight=24, max_queue=24, max_restarts=50) as service,
         ):
             idle = await Sample.take()
             full = await capacity(service, rng, measuring)

@@ -54,7 +54,7 @@ class Ledger:
 
     def failed(self, error: Exception) -> None:
         self.counts["errors"] += 1
-        expected = Injected, LookupError, ps.NodeCancelledError, ps.WorkerDied, ps.NodeTimeoutError
+        expected = Injected, LookupError, ps.NodeCancelledError, ps.WorkerDied, ps.NodeTimeoutError, ps.ActorRestarted
         if not isinstance(error, expected) and len(self.surprises) < 10:
             self.surprises.append(repr(error))
 

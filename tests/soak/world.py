@@ -36,9 +36,13 @@ def heavy_digest(page: int) -> str:
     return hashlib.pbkdf2_hmac("sha256", page.to_bytes(8, "big"), b"soak", 1000).hex()
 
 
-@ps.node(concurrency=4)
+class Lost(Injected):
+    """What the store raises when it has to be opened anew."""
+
+
+@ps.node(concurrency=4, restart_on=(Lost,))
 class Store:
-    """A stateful node: it has something open for as long as its scope lives."""
+    """A stateful node: it has something open until it is lost; then its supervisor restarts it."""
 
     async def __aenter__(self) -> "Store":
         self.names: dict[str, int] = {}
@@ -131,6 +135,7 @@ def random_faults(rng: random.Random) -> Generator[list[faults.Injections]]:
         ("node.call", error, "tokens", 0.02),
         ("node.call", error, "token", 0.001),
         ("node.call", faults.Cancel(), "Store", 0.005),
+        ("node.call", faults.Raise(Lost("lost")), "Store", 0.002),
         ("node.call", error, "scores", 0.01),
         ("node.call", faults.Delay(0.02), "RateLimit", 0.01),
         ("channel.put", faults.Delay(0.05), None, 0.01),
