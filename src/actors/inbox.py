@@ -23,10 +23,11 @@ class Inbox(Generic[W]):
         max_bytes: the most bytes of values that it holds, for values that know their size.
     """
 
-    __slots__ = ("_channel",)
+    __slots__ = ("_channel", "_suspended")
 
     def __init__(self, capacity: int | None = None, *, max_bytes: int | None = None) -> None:
         self._channel: Channel[W] = Channel(capacity, max_bytes=max_bytes, size_of=_size_of)
+        self._suspended = False
 
     def __len__(self) -> int:
         return len(self._channel)
@@ -35,9 +36,12 @@ class Inbox(Generic[W]):
         """Take the next work; waits while there is none.
 
         Raises:
-            InboxClosed: all work is done and no more will come; let it pass, and the actor ends cleanly.
+            InboxClosed: no more work will come; let it pass, and the actor ends cleanly.
         """
         while True:
+            if self._suspended:
+                await asyncio.sleep(0)  # as below
+                raise InboxClosed("this actor is about to be restarted, and gets no more work")
             try:
                 work = await self._channel.get()
             except ChannelClosed:
@@ -50,7 +54,7 @@ class Inbox(Generic[W]):
     def get_nowait(self, max_items: int) -> list[W]:
         """Take what is there, at most `max_items`; an empty list if there is nothing."""
         taken: list[W] = []
-        while len(taken) < max_items:
+        while len(taken) < max_items and not self._suspended:
             try:
                 work = self._channel.get_nowait()
             except (anyio.WouldBlock, ChannelClosed):
@@ -83,9 +87,15 @@ class Inbox(Generic[W]):
         """Whether it takes no more work."""
         return self._channel.closed
 
+    def suspend(self) -> None:
+        """Hand out nothing: the loop is about to be ended, and what is queued is for its successor."""
+        self._suspended = True
+
     def reopen(self) -> None:
-        """Take work again."""
-        self._channel.reopen()
+        """Take work again, and hand it out."""
+        self._suspended = False
+        if self._channel.closed:
+            self._channel.reopen()
 
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 
 import anyio
 
-from .._errors import ActorStopped, InboxClosed
+from .._errors import ActorStopped, InboxClosed, NodeCancelledError
 from ..telemetry import logs
 from . import current
 from .inbox import Inbox
@@ -62,6 +62,7 @@ class LoopHost:
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._halting = False
+        self._loop_over: asyncio.Future[None] | None = None  # after it the instance is left, which nothing breaks into
         self._why = "its scope ends"
         self._cause: BaseException | None = None
 
@@ -78,20 +79,29 @@ class LoopHost:
         Raises:
             Exception: what its `__aenter__` raised.
         """
-        if self.inbox.closed:  # it was abandoned, and comes back
-            self.inbox.reopen()
+        self.inbox.reopen()  # it was halted, or abandoned, and comes back
         loop = asyncio.get_running_loop()
         entered: asyncio.Future[None] = loop.create_future()
-        self._task = task = loop.create_task(self._run(entered), name=f"penstock-loop-{self.name}")
+        self._loop_over = loop.create_future()
+        work = self._run(entered, self._loop_over)
+        self._task = task = loop.create_task(work, name=f"penstock-loop-{self.name}")
         try:
             await asyncio.wait([task, entered], return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
+            entered.cancel()  # an `__aenter__` may swallow the cancellation and go on
             self._task = None
-            task.cancel()
-            await _ended(task)
+            self._halting = True
+            try:
+                await self._end(task)
+            finally:
+                self._halting = False
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    logs.warning("actor.not_released", node=self.name, error=repr(error))
             raise
         if not entered.done():
             self._task = None
+            if task.cancelled():
+                raise NodeCancelledError(f"the start of actor {self.name!r} was cancelled, but not by the engine")
             task.result()  # raises what kept it from being entered
 
     async def halt(self) -> None:
@@ -100,44 +110,43 @@ class LoopHost:
         Raises:
             Exception: what the loop, or the end of the instance, raised meanwhile.
         """
+        self.inbox.suspend()  # tasks of the loop that run on until its cancellation reaches them take no more
         task = self._task
         if task is None or task.done():
             return
         self._halting = True
         try:
-            task.cancel()
-            await _ended(task)
+            await self._end(task)
         finally:
             self._halting = False
+            self._task = None
         if not task.cancelled():
             task.result()
 
     async def close(self) -> None:
         """End the loop: no more work comes, what is queued is done, and `inbox.get()` raises `InboxClosed` then.
 
-        A loop that goes on is cancelled after some seconds.
+        A loop that goes on is cancelled after some seconds. Leaving the instance may take as long as it takes.
 
         Raises:
             Exception: what the loop, or the end of the instance, raised meanwhile.
         """
         self._closing = True
         self.inbox.close()
-        task = self._task
-        if task is None:
+        task, loop_over = self._task, self._loop_over
+        if task is None or loop_over is None:
             return
         try:
-            await asyncio.wait([task], timeout=SHUTDOWN_SECONDS)
+            await asyncio.wait([task, loop_over], timeout=SHUTDOWN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
-            task.cancel()
-            await _ended(task)
+            await self._end(task)
             raise
-        if not task.done():
+        if not task.done() and not loop_over.done():
             logs.warning(
                 "actor.shutdown_timeout", node=self.name, seconds=SHUTDOWN_SECONDS,
                 remedy="let InboxClosed end the loop, and wait for nothing but the inbox while there is no work",
             )  # fmt: skip
-            task.cancel()
-            await _ended(task)
+        await self._end(task)
         if not task.cancelled():
             task.result()
 
@@ -194,7 +203,17 @@ class LoopHost:
         for work in list(self._unsettled):
             work.give_up(self._stopped_error())
 
-    async def _run(self, entered: "asyncio.Future[None]") -> None:
+    async def _end(self, task: "asyncio.Task[None]") -> None:
+        """Cancel the loop if it still runs, and wait until the instance has been left."""
+        if self._loop_over is None or not self._loop_over.done():
+            task.cancel()
+        try:
+            await _ended(task)
+        finally:
+            if not task.cancelled():
+                task.exception()  # it is retrieved; one who is cancelled meanwhile sees only that
+
+    async def _run(self, entered: "asyncio.Future[None]", loop_over: "asyncio.Future[None]") -> None:
         current.source.set(None)  # the loop works for no item in particular
         instance = self._make()
         crash: BaseException | None = None
@@ -203,12 +222,18 @@ class LoopHost:
                 if hasattr(instance, "__aenter__"):
                     enter: Any = instance
                     await stack.enter_async_context(enter)
-                entered.set_result(None)
-                await self._loop(instance)
+                try:
+                    if entered.cancelled():
+                        return
+                    entered.set_result(None)
+                    await self._loop(instance)
+                finally:
+                    loop_over.set_result(None)
         except BaseException as error:
             if not entered.done() or self._halting:
                 raise
-            if self._closing or not isinstance(error, Exception):
+            # Cancelled by nobody here, or an end of the whole program: there is nothing to restart it in.
+            if self._closing or isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit):
                 self.abandon(error)
                 raise
             crash = error
@@ -230,6 +255,9 @@ class LoopHost:
             await instance.loop(self.inbox)
         except InboxClosed:
             pass  # the clean end
+        except BaseExceptionGroup as group:
+            if group.split(InboxClosed)[1] is not None:  # else the clean end of the tasks of a task group
+                raise
         except asyncio.CancelledError as error:
             if task.cancelling():
                 raise

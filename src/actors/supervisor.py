@@ -135,15 +135,13 @@ class Supervisor:
             child = self._children[decision.child]
             child.abandon(cause)
             logs.warning("actor.stopped", node=child.name, restart=child.restart, error=repr(cause))
-            self._ending[decision.child] = self._spawn(self._stop((decision.child,), cause))
+            self._ending[decision.child] = self._spawn(self._stop((decision.child,), cause), decision.child)
         elif isinstance(decision, Restart):
             self._begin(decision, cause)
         elif isinstance(decision, Escalate):
-            for child in self._children.values():
-                child.hold()
-            error = _failure(self._children[decision.origin].name, self.flags, cause)
-            # Soon, not now: the item whose handler raised gets its own exception first.
-            asyncio.get_running_loop().call_soon(self._escalate, error)
+            flags = self.flags
+            limit = f"max_restarts={flags.max_restarts} restarts within {flags.within_seconds:g} s"
+            self._give_up(decision.origin, f"crashed after {limit}: {cause!r}", cause)
 
     def _begin(self, decision: Restart, cause: BaseException | None) -> None:
         for number in (decision.origin, *decision.stop):
@@ -157,7 +155,7 @@ class Supervisor:
         if earlier is not None:
             earlier.give_way()
         restarting = self._restarts[lane] = _Restarting(decision, cause)
-        restarting.task = self._spawn(self._restart(restarting, earlier, lane))
+        restarting.task = self._spawn(self._restart(restarting, earlier, lane), decision.origin, restarting)
 
     async def _restart(self, restarting: "_Restarting", earlier: "_Restarting | None", lane: int) -> None:
         decision = restarting.decision
@@ -207,11 +205,28 @@ class Supervisor:
             if restarting.gives_way:
                 return
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def _spawn(
+        self, work: Coroutine[Any, Any, None], origin: int, restarting: "_Restarting | None" = None
+    ) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work, name="penstock-restart", context=self._context.copy())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: self._ended(task, origin, restarting))
         return task
+
+    def _ended(self, task: "asyncio.Task[None]", origin: int, restarting: "_Restarting | None") -> None:
+        """Give up if a task died that should have restarted or stopped children: nobody else would ever do it."""
+        self._tasks.discard(task)
+        gave_way = restarting is not None and restarting.gives_way
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None and not (gave_way and task.cancelled()) and not self._closed and not self._state.escalated:
+            self._state.escalated = True
+            self._give_up(origin, f"could not be restarted: {error!r}", error)
+
+    def _give_up(self, origin: int, what: str, cause: BaseException | None) -> None:
+        for child in self._children.values():
+            child.hold()
+        # Soon, not now: the item whose handler raised gets its own exception first.
+        asyncio.get_running_loop().call_soon(self._escalate, _failure(self._children[origin].name, what, cause))
 
     def _escalate(self, make_error: Callable[[str], DeploymentFailed]) -> None:
         if not self._closed:
@@ -246,12 +261,9 @@ class _Restarting:
             self.task.cancel()
 
 
-def _failure(name: str, flags: SupervisorFlags, cause: BaseException | None) -> Callable[[str], DeploymentFailed]:
+def _failure(name: str, why: str, cause: BaseException | None) -> Callable[[str], DeploymentFailed]:
     def make_error(what: str) -> DeploymentFailed:
-        error = DeploymentFailed(
-            f"{what} failed: node {name!r} crashed after max_restarts={flags.max_restarts} restarts within "
-            f"{flags.within_seconds:g} s: {cause!r}"
-        )
+        error = DeploymentFailed(f"{what} failed: node {name!r} {why}")
         error.__cause__ = cause
         return error
 

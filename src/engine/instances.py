@@ -59,6 +59,9 @@ class Instances:
                 self._loops[key] = child
             self._supervisor.add(child)
             child.resume()
+        for child in opened.values():  # the supervisor has to know all of them: one may take others along
+            if isinstance(child, LoopInstance):
+                child.supervised()
 
     async def close(self) -> None:
         """Leave all instances, the last first; every one is left, also when another raises.

@@ -4,7 +4,7 @@ from typing import Any
 
 from .._errors import ActorRestarted
 from ..actors.loop_host import LoopHost
-from ..actors.supervision import RestartMode
+from ..actors.supervision import ExitKind, RestartMode
 from ..actors.supervisor import Supervisor
 from .node import MakeLoop, Node
 from .pools import Pools
@@ -35,6 +35,8 @@ class LoopInstance:
         )
         self._supervisor = supervisor
         self._has_run = False
+        self._is_supervised = False
+        self._early_exit: tuple[ExitKind, BaseException | None] | None = None
 
     async def start(self) -> None:
         """Make an instance, enter it, and begin its loop.
@@ -53,7 +55,10 @@ class LoopInstance:
     async def stop(self, cause: BaseException | None) -> None:
         """End the loop now, and what it has taken; the inbox keeps the rest."""
         self.host.fail_taken(lambda: self._restarted_error(cause))
-        await self.host.halt()
+        try:
+            await self.host.halt()
+        finally:  # a task of the loop may have been given work just before
+            self.host.fail_taken(lambda: self._restarted_error(cause))
 
     async def close(self) -> None:
         """End the loop, once it has done what its inbox holds."""
@@ -65,12 +70,23 @@ class LoopInstance:
     def resume(self) -> None:
         """The loop runs."""
 
+    def supervised(self) -> None:
+        """Its supervisor knows it now: tell it of an end of the loop that was too early for that."""
+        self._is_supervised = True
+        exit_, self._early_exit = self._early_exit, None
+        if exit_ is not None:
+            self._supervisor.exited(self, *exit_)
+
     def abandon(self, cause: BaseException | None) -> None:
         """Fail all work, now and later, with `ActorStopped`."""
         self.host.abandon(cause)
 
     def _exited(self, host: LoopHost, error: BaseException | None) -> None:
-        self._supervisor.exited(self, "normal" if error is None else "crash", error)
+        kind: ExitKind = "normal" if error is None else "crash"
+        if self._is_supervised:
+            self._supervisor.exited(self, kind, error)
+        else:
+            self._early_exit = kind, error
 
     def _restarted_error(self, cause: BaseException | None) -> ActorRestarted:
         error = ActorRestarted(f"actor {self.name!r} was restarted while it worked on this item, after: {cause!r}")

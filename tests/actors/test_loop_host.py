@@ -126,3 +126,128 @@ async def test_an_abandoned_host_fails_what_waits_and_what_comes() -> None:
             await host.run("c")
     assert [type(result) for result in results] == [ps.ActorStopped] * 2
     assert caught.value.__cause__ is error
+
+
+async def test_an_actor_that_swallows_the_cancellation_of_its_start_is_left_again() -> None:
+    log = Log()
+
+    class Stubborn(Fragile):
+        async def __aenter__(self) -> Self:
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                log.entries.append("swallowed")
+            return self
+
+    host = LoopHost(lambda: Stubborn(log), "stubborn")
+    starting = asyncio.create_task(host.start())
+    await testing.wait_quiescent()
+    starting.cancel()
+    done, _ = await asyncio.wait([starting], timeout=30)
+    assert done
+    assert starting.cancelled()
+    assert log.entries == ["swallowed", "exit 1"]
+
+
+async def test_tasks_of_a_loop_that_all_end_with_the_inbox_end_it_cleanly() -> None:
+    class Workers(ps.Actor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
+            async def worker() -> None:
+                while True:
+                    work = await inbox.get()
+                    work.finish(work.value * 2)
+
+            async with asyncio.TaskGroup() as outer:
+                outer.create_task(worker())
+                async with asyncio.TaskGroup() as inner:
+                    inner.create_task(worker())
+
+    async with LoopHost(Workers, "workers") as host:
+        assert await host.run(3) == 6
+
+
+async def test_a_loop_whose_tasks_end_by_more_than_the_inbox_raises_it() -> None:
+    class Workers(ps.Actor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
+            async def worker() -> None:
+                try:
+                    await inbox.get()
+                finally:
+                    raise OSError("gone")
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(worker())
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with LoopHost(Workers, "workers"):
+            await testing.wait_quiescent()
+    assert caught.group_contains(OSError, match="gone")
+
+
+class Leaving(Fragile):
+    """Needs a while to be left."""
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.sleep(60)
+        await super().__aexit__(*exc_info)
+
+
+@pytest.mark.parametrize("way", ["halt", "close", "cancelled close"])
+def test_nothing_breaks_into_the_end_of_an_instance(way: str) -> None:
+    async def main() -> None:
+        log = Log()
+        exits: list[BaseException | None] = []
+        host = LoopHost(lambda: Leaving(log), "leaving", on_exit=lambda _, error: exits.append(error))
+        await host.start()
+        call = asyncio.create_task(host.run("crash"))
+        await asyncio.sleep(1)
+        assert log.entries == ["enter 1", "crash"]  # it is being left
+        if way == "halt":
+            with pytest.raises(OSError, match="gone"):
+                await host.halt()
+        elif way == "close":
+            with pytest.raises(OSError, match="gone"):
+                await host.close()
+        else:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await host.close()
+        assert log.entries == ["enter 1", "crash", "exit 1"]
+        host.abandon(None)
+        with pytest.raises(ps.ActorStopped):
+            await call
+
+    testing.run_virtual(main, timeout_seconds=600)
+
+
+def test_the_limit_of_a_shutdown_is_that_of_the_loop() -> None:
+    async def main() -> None:
+        log = Log()
+        async with LoopHost(lambda: Leaving(log), "leaving") as host:
+            assert await host.run("a") == "a by 1"
+        assert log.entries == ["enter 1", "a", "exit 1"]
+
+    testing.run_virtual(main, timeout_seconds=600)
+
+
+async def test_a_loop_that_is_halted_is_given_nothing_more() -> None:
+    log = Log()
+    seen: list[object] = []
+
+    class Last(Fragile):
+        async def loop(self, inbox: ps.Inbox[ps.Work[str, str]], /) -> None:
+            try:
+                await super().loop(inbox)
+            except asyncio.CancelledError:
+                seen.append(inbox.get_nowait(10))
+                await inbox.get()
+
+    host = LoopHost(lambda: Last(log), "last")
+    await host.start()
+    calls = [asyncio.create_task(host.run(value)) for value in ("wait", "b")]
+    await testing.wait_quiescent()
+    await host.halt()
+    assert seen == [[]]
+    assert log.entries == ["enter 1", "wait", "exit 1"]
+    host.abandon(None)
+    assert [type(error) for error in await asyncio.gather(*calls, return_exceptions=True)] == [ps.ActorStopped] * 2

@@ -188,3 +188,189 @@ async def test_streams_of_a_loop_end_with_it() -> None:
 def test_a_loop_has_no_exceptions_that_mean_a_crash() -> None:
     with pytest.raises(TypeError, match="leave out restart_on="):
         ps.node(restart_on=(OSError,))(type("Looping", (Looping,), {}))
+
+
+@pytest.mark.parametrize("max_restarts", [0, 3])
+async def test_a_loop_that_crashes_before_all_have_started_is_restarted(max_restarts: int) -> None:
+    starts: list[int] = []
+    crashed = asyncio.Event()
+
+    @ps.node
+    class Early(ps.Actor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
+            starts.append(1)
+            if len(starts) == 1:
+                crashed.set()
+                raise OSError("lost at once")
+            while True:
+                work = await inbox.get()
+                work.finish(work.value * 2)
+
+    @ps.node
+    class Late:
+        async def __aenter__(self) -> Self:
+            await crashed.wait()
+            await asyncio.sleep(0)
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            pass
+
+        async def __call__(self, x: int) -> int:
+            return x
+
+    early, late = Early(), Late()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await late(await early(x))
+
+    if max_restarts:
+        async with engine.deploy(graph, max_restarts=max_restarts) as service:
+            assert await asyncio.wait_for(service(3), 30) == 6
+    else:
+        with pytest.raises(ps.DeploymentFailed, match="lost at once"):
+            async with engine.deploy(graph, max_restarts=0) as service:
+                await asyncio.wait_for(service(3), 30)
+
+
+async def test_no_work_is_lost_when_a_loop_with_tasks_of_its_own_is_restarted_with_a_sibling() -> None:
+    class Boom(Exception):
+        pass
+
+    @ps.node
+    class Workers(ps.Actor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
+            async def worker() -> None:
+                while True:
+                    work = await inbox.get()
+                    await asyncio.sleep(0)
+                    work.finish(work.value * 2)
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(4):
+                    group.create_task(worker())
+
+    @ps.node(restart_on=(Boom,))
+    class Bad:
+        async def __call__(self, x: int) -> int:
+            await asyncio.sleep(0)
+            raise Boom
+
+    workers, bad = Workers(), Bad()
+
+    @ps.graph
+    async def working(x: int) -> int:
+        return await workers(x)
+
+    @ps.graph
+    async def breaking(x: int) -> int:
+        return await bad(x)
+
+    async with engine.deploy(working, breaking, strategy="one_for_all", max_in_flight=500) as service:
+        calls = [asyncio.create_task(service.run(working(i))) for i in range(300)]
+        await asyncio.sleep(0)
+        with pytest.raises(Boom):
+            await service.run(breaking(0))
+        done, pending = await asyncio.wait(calls, timeout=30)
+        assert not pending
+    failed = [call for call in done if call.exception() is not None]
+    assert len(failed) <= 4
+    assert {type(call.exception()) for call in failed} <= {ps.ActorRestarted}
+
+
+class Uncommon(BaseException):
+    """Nothing that code with `except Exception` sees."""
+
+
+async def awaits_what_is_cancelled() -> None:
+    task = asyncio.create_task(asyncio.sleep(10))
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
+
+
+async def raises_what_is_uncommon() -> None:
+    raise Uncommon
+
+
+async def raises_a_group() -> None:
+    raise BaseExceptionGroup("group", [Uncommon()])
+
+
+@pytest.mark.parametrize("own_loop", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "comes_back"),
+    [(awaits_what_is_cancelled, True), (raises_what_is_uncommon, False), (raises_a_group, False)],
+)
+async def test_whatever_a_restart_meets_calls_are_answered(fault: Any, comes_back: bool, own_loop: bool) -> None:
+    entered: list[int] = []
+
+    class Entered:
+        async def __aenter__(self) -> Self:
+            entered.append(1)
+            if len(entered) == 2:
+                await fault()
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            pass
+
+    @ps.node
+    class Loop(Entered, ps.Actor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
+            while True:
+                work = await inbox.get()
+                if work.value < 0:
+                    raise OSError("crash")
+                work.finish(work.value)
+
+    @ps.node(restart_on=(OSError,))
+    class Called(Entered):
+        async def __call__(self, x: int) -> int:
+            if x < 0:
+                raise OSError("crash")
+            return x
+
+    node: Any = Loop() if own_loop else Called()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        result: int = await node(x)
+        return result
+
+    async def crash_and_call(service: engine.Service[[int], int]) -> int:
+        with pytest.raises((OSError, ps.ActorRestarted)):
+            await service(-1)
+        return await asyncio.wait_for(service(3), 30)
+
+    if comes_back:
+        async with engine.deploy(graph) as service:
+            assert await crash_and_call(service) == 3
+        assert len(entered) == 3
+    else:
+        with pytest.raises(ps.DeploymentFailed, match=r"could not be restarted: .*Uncommon"):
+            async with engine.deploy(graph) as service:
+                await crash_and_call(service)
+
+
+async def test_a_loop_that_ends_by_an_uncommon_error_has_crashed() -> None:
+    @ps.node
+    class Loop(ps.Actor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
+            while True:
+                work = await inbox.get()
+                if work.value < 0:
+                    raise Uncommon
+                work.finish(work.value)
+
+    node = Loop()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await node(x)
+
+    async with engine.deploy(graph) as service:
+        with pytest.raises(ps.ActorRestarted, match="Uncommon"):
+            await service(-1)
+        assert await asyncio.wait_for(service(3), 30) == 3
