@@ -182,11 +182,11 @@ class Batcher(Actor[T, U]):
 
     async def _run(self, batch: list[Work[T, U]], batches: asyncio.TaskGroup) -> None:
         results: list[Any]
+        demand = _Demand(batch)
         try:
             results = results_of(await self._call([work.value for work in batch]), len(batch), self._name)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if demand.task.cancelling() > demand.has_ended:  # the loop was cancelled, and not only this batch
                 raise
             results = [_foreign_cancel(self._name, error)] * len(batch)
         except Exception as error:  # noqa: BLE001 - whatever the function raises is the outcome of all of its items
@@ -209,6 +209,32 @@ class Batcher(Actor[T, U]):
             f"node {self._name!r} refuses an item: {len(self._queue)} wait already, as many as one batch and "
             "max_queue= of its Batch"
         )
+
+
+class _Demand:
+    """Cancels the present task, which handles a batch, as soon as nobody waits for any item of it any more.
+
+    Attributes:
+        task: the task.
+        has_ended: whether it was cancelled for that.
+    """
+
+    __slots__ = ("_left", "has_ended", "task")
+
+    def __init__(self, batch: list[Work[Any, Any]]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task: asyncio.Task[Any] = task
+        self.has_ended = False
+        self._left = len(batch)
+        for work in batch:
+            work.outcome.add_done_callback(self._lost)
+
+    def _lost(self, _: "asyncio.Future[Any]") -> None:
+        self._left -= 1
+        if not self._left and not self.task.done():  # when results are given, the task ends in that same step
+            self.has_ended = True
+            self.task.cancel()
 
 
 def _foreign_cancel(name: str, cause: BaseException) -> NodeCancelledError:

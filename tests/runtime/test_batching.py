@@ -210,6 +210,36 @@ async def test_a_batcher_whose_next_batch_was_cancelled_goes_on() -> None:
     assert [result for result in results if isinstance(result, int)] == [0, 1, 4, 5]
 
 
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_a_batch_that_nobody_wants_any_more_is_cancelled(swallows: bool) -> None:
+    begun: list[list[int]] = []
+    ended: list[list[int]] = []
+
+    @ps.node(batch=ps.Batch(2))
+    async def backend(items: list[int]) -> list[int]:
+        begun.append(items)
+        if items != [2]:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                ended.append(items)
+                if not swallows:
+                    raise
+        return items
+
+    async with engine.deploy(graph_of(backend)) as service:
+        calls = [asyncio.create_task(service(x)) for x in range(2)]
+        await testing.wait_quiescent()
+        calls[0].cancel()
+        await testing.wait_quiescent()
+        assert not ended  # somebody still waits for the other item
+        calls[1].cancel()
+        assert await service(2) == 2
+        await asyncio.wait(calls)
+    assert begun == [[0, 1], [2]]
+    assert ended == [[0, 1]]
+
+
 async def test_a_plain_function_runs_in_a_thread_and_its_scope_waits_for_it() -> None:
     began, go_on = threading.Event(), threading.Event()
     ended: list[str] = []
