@@ -115,6 +115,7 @@ class Batcher(Actor[T, U]):
         batch: when it is called, and with how many.
         concurrency: the most batches at a time.
         name: name of the function, for errors.
+        runs_on: where it is called; a thread cannot be cancelled.
     """
 
     def __init__(
@@ -123,8 +124,10 @@ class Batcher(Actor[T, U]):
         batch: Batch,
         concurrency: int,
         name: str,
+        runs_on: str = "loop",
     ) -> None:
         self._call = call
+        self._is_cancellable = runs_on == "loop"
         self._queue: BatchQueue[Work[T, U]] = BatchQueue(batch)
         self._free = concurrency
         self._name = name
@@ -182,7 +185,7 @@ class Batcher(Actor[T, U]):
 
     async def _run(self, batch: list[Work[T, U]], batches: asyncio.TaskGroup) -> None:
         results: list[Any]
-        demand = _Demand(batch)
+        demand = _Demand(batch if self._is_cancellable else [])
         try:
             results = results_of(await self._call([work.value for work in batch]), len(batch), self._name)
         except asyncio.CancelledError as error:

@@ -42,7 +42,7 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
 
     def make_loop(node: Node[..., Any], pools: "Pools") -> OwnsLoop:
         bound = fn if node.bound_to is None else types.MethodType(fn, node.bound_to)
-        return Batcher(_call_of(bound, policy, pools, label), batch, policy.concurrency or 1, label)
+        return Batcher(_call_of(bound, policy, pools, label), batch, policy.concurrency or 1, label, policy.runs_on)
 
     # `concurrency` counts batches and is the batcher's; what waits for it is not limited.
     for_items = replace(policy, concurrency=None, runs_on="loop")
