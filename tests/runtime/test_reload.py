@@ -296,6 +296,48 @@ async def test_a_reload_that_is_cancelled_leaves_the_old_in_place() -> None:
         assert await service(is_set()) == ((1, 1), (1, 1))
 
 
+async def test_a_reload_that_is_cancelled_closes_all_that_it_has_opened() -> None:
+    unwinding, go_on = asyncio.Event(), asyncio.Event()
+    hangs = False
+    open_ones: list[str] = []
+
+    @ps.resource
+    async def model(name: str) -> AsyncIterator[str]:
+        if hangs and name == "b":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                unwinding.set()
+                await go_on.wait()
+        open_ones.append(name)
+        yield name
+        await asyncio.sleep(0)
+        open_ones.remove(name)
+
+    @ps.node
+    async def both(a: str, b: str) -> str:
+        return a + b
+
+    @ps.graph
+    async def use() -> str:
+        return await both(await model("a"), await model("b"))
+
+    async with engine.deploy(use) as service:
+        hangs = True
+        reload = asyncio.create_task(service.reload(model))
+        await testing.wait_quiescent()
+        assert open_ones == ["a", "b", "a"]
+        reload.cancel()
+        await unwinding.wait()
+        reload.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reload
+        assert sorted(open_ones) == ["a", "b"]
+        assert await service() == "ab"
+    assert not open_ones
+
+
 async def test_two_concurrent_reloads_open_one_after_the_other() -> None:
     async with engine.deploy(predict) as service:
         gates["a"] = asyncio.Event()

@@ -4,9 +4,10 @@ import asyncio
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
-from ..._errors import EngineLoopError, PlanError
+from ..._errors import EngineClosedError, EngineLoopError, PlanError
 from ...actors.frame import Frame
 from ...telemetry import logs
+from ..uninterrupted import uninterrupted
 from .departures import departed
 from .hosting import Host
 from .opening import Opening
@@ -38,9 +39,7 @@ async def reload(deployment: "Deployment", resource: object) -> None:
             for entry in entries:
                 _check_wanted(deployment, entry)
         except BaseException:
-            for entry in reversed(entries):
-                if entry.candidate is not None:
-                    await _discard(entry)
+            await uninterrupted(_discard(entries))
             raise
         _swap(runtime, entries)
 
@@ -69,8 +68,10 @@ def _entry(deployment: "Deployment", opening: Opening) -> Entry:
 
 def _check_wanted(deployment: "Deployment", entry: Entry) -> None:
     """Refuse to go on when the deployment was stopped meanwhile, or what is to be replaced is being closed."""
-    if deployment.state != "ready" or entry.ending:
+    if deployment.state != "ready":
         raise deployment.stopped_error()
+    if entry.ending:
+        raise EngineClosedError(f"resource {entry.opening.name!r} is not reloaded: its Engine is being closed")
 
 
 async def _open_next(deployment: "Deployment", entry: Entry) -> None:
@@ -82,14 +83,17 @@ async def _open_next(deployment: "Deployment", entry: Entry) -> None:
         raise resources.failure(entry.opening, host, deployment.names)
 
 
-async def _discard(entry: Entry) -> None:
-    """Close what was opened for a reload that failed."""
-    host, entry.candidate = entry.candidate, None
-    assert host is not None
-    was_open = host.is_open
-    error = await host.ended()
-    if was_open and error is not None:
-        logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
+async def _discard(entries: list[Entry]) -> None:
+    """Close what was opened for a reload that failed, the last opened first."""
+    for entry in reversed(entries):
+        host = entry.candidate
+        if host is None:
+            continue
+        was_open = host.is_open
+        error = await host.ended()
+        entry.candidate = None  # not before: what ends the resource waits for it
+        if was_open and error is not None:
+            logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
 
 
 def _swap(runtime: "Runtime", entries: list[Entry]) -> None:
