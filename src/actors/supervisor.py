@@ -108,6 +108,14 @@ class Supervisor:
             return
         self._obey(self._state.exited(number, kind, asyncio.get_running_loop().time()), cause)
 
+    def give_up(self, child: Child, cause: BaseException) -> None:
+        """A child has ended by itself that cannot be started again: the scope fails."""
+        number = next((number for number, other in self._children.items() if other is child), None)
+        if number is None or self._closed or self._state.escalated:
+            return
+        self._state.escalated = True
+        self._give_up(number, f"ended by itself, and has no restart_on= by which to restart it: {cause!r}", cause)
+
     async def close(self) -> None:
         """Stop everything, the last started first; every child is stopped, also when another raises.
 

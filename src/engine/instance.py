@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
-from .._errors import NodeCancelledError
+from .._errors import NodeCancelledError, NodeError
 from ..actors.gate import Gate
 from ..actors.supervision import RestartMode
 from ..actors.supervisor import Supervisor
@@ -44,6 +44,7 @@ class Instance:
         self._crash: Exception | None = None
         self._host: asyncio.Task[None] | None = None
         self._closing: asyncio.Future[Exception | None] | None = None
+        self._is_up = False  # started, and nobody is about to stop it
 
     @property
     def handler(self) -> Handler:
@@ -83,6 +84,7 @@ class Instance:
                     logs.warning("actor.not_released", node=self.name, error=repr(error))
             raise
         if entered.done():
+            host.add_done_callback(self._host_ended)
             return
         self._host = None
         if host.cancelled():
@@ -91,6 +93,7 @@ class Instance:
 
     async def stop(self, cause: BaseException | None) -> None:
         """Wait until nothing runs in the instance, and leave it; nothing if there is none."""
+        self._is_up = False
         if self.gate is not None:
             await self.gate.clear(cause)
         host = self._host
@@ -101,7 +104,7 @@ class Instance:
         self._crash = None
         await asyncio.wait([host])
         self._host = None
-        if not host.cancelled():
+        if not host.cancelled() and (cause is None or host.exception() is not cause):
             host.result()
 
     async def close(self) -> None:
@@ -110,22 +113,41 @@ class Instance:
 
     def hold(self) -> None:
         """Let no more attempts in."""
+        self._is_up = False
         if self.gate is not None:
             self.gate.hold()
 
     def resume(self) -> None:
         """Let attempts in."""
+        self._is_up = True
         if self.gate is not None:
             self.gate.open()
+        if self._host is not None and self._host.done():
+            self._host_ended(self._host)
 
     def abandon(self, cause: BaseException | None) -> None:
         """Let attempts fail with `ActorStopped`."""
+        self._is_up = False
         if self.gate is not None:
             self.gate.stop(cause)
 
     def _crashed(self, error: Exception) -> None:
         self._crash = error
         self._supervisor.exited(self, "crash", error)
+
+    def _host_ended(self, host: "asyncio.Task[None]") -> None:
+        """What the instance has opened ended it: such as a task group, a task of which has failed."""
+        if host is not self._host or not self._is_up:
+            return
+        if host.cancelled():  # a loop that is shut down does that: there is nothing to start any more
+            self.abandon(NodeCancelledError(f"the task that keeps stateful node {self.name!r} was cancelled"))
+            return
+        error = host.exception() or NodeError(f"stateful node {self.name!r} was left, although its scope goes on")
+        if self.gate is not None:
+            self._supervisor.exited(self, "crash", error)
+        else:  # those who call it know only this instance
+            self._is_up = False
+            self._supervisor.give_up(self, error)
 
     async def _stay(self, entered: "asyncio.Future[None]", closing: "asyncio.Future[Exception | None]") -> None:
         try:
@@ -137,7 +159,12 @@ class Instance:
                     self.restarts += 1
                 self._handler = handler
                 entered.set_result(None)
-                crash = await closing
+                try:
+                    crash = await closing
+                except BaseException:
+                    if self.gate is not None and self._is_up:
+                        self.gate.hold()  # what comes now waits for the next one
+                    raise
                 if crash is not None:
                     await _leave_after(stack, crash)
         except BaseException as error:

@@ -405,6 +405,69 @@ async def test_a_task_group_of_an_instance_is_left_by_the_crash() -> None:
     assert [entry["event"] for entry in logs] == ["actor.restarted"]
 
 
+class Subscriber:
+    """It reads in the background, in a task group, until the peer breaks the connection or quits."""
+
+    def __init__(self, made: list["Subscriber"]) -> None:
+        self.made = made
+        self.peer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_open = False
+
+    async def __aenter__(self) -> Self:
+        self.made.append(self)
+        self.group = await asyncio.TaskGroup().__aenter__()
+        self.reader = self.group.create_task(self.read())
+        self.is_open = True
+        return self
+
+    async def read(self) -> None:
+        await self.peer
+
+    async def __aexit__(self, exc_type: Any, error: Any, traceback: Any) -> None:
+        self.is_open = False
+        self.reader.cancel()
+        await self.group.__aexit__(exc_type, error, traceback)
+
+    async def __call__(self, item: Any) -> Any:
+        assert self.is_open
+        if item == "wait":
+            await asyncio.Event().wait()
+        return item, len(self.made)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_an_instance_that_ends_by_itself_has_crashed(scheduler: Any) -> None:
+    made: list[Subscriber] = []
+    node = ps.node(restart_on=(Broken,))(type("subscriber", (Subscriber,), {}))(made)
+    with capture_logs() as logs:
+        async with engine.deploy(calling(node), scheduler=scheduler) as service:
+            assert await service(0) == (0, 1)
+            waiting = asyncio.create_task(service("wait"))
+            await testing.wait_quiescent()
+            made[-1].peer.set_exception(OSError("reset"))
+            with pytest.raises(ps.ActorRestarted, match="reset"):
+                await waiting
+            assert await service(1) == (1, 2)
+            assert restarts(service) == {"subscriber": 1}
+    assert [entry["event"] for entry in logs] == ["actor.restarted"]
+    assert not any(one.is_open for one in made)
+
+
+async def test_a_deployment_fails_with_an_instance_that_ends_by_itself_and_is_never_restarted() -> None:
+    made: list[Subscriber] = []
+    node = ps.node(type("subscriber", (Subscriber,), {}))(made)
+    with pytest.raises(ps.DeploymentFailed, match=r"'subscriber' ended by itself, and has no restart_on=.*reset"):
+        async with engine.deploy(calling(node)) as service:
+            assert await service(0) == (0, 1)
+            made[-1].peer.set_exception(OSError("reset"))
+            with pytest.raises(ps.DeploymentFailed):
+                await service("wait")
+            with pytest.raises(ps.DeploymentFailed):
+                await service(1)
+    assert len(made) == 1
+    assert not made[-1].is_open
+
+
 async def test_an_instance_that_was_replaced_is_not_kept() -> None:
     instances: list[weakref.ref[object]] = []
 
