@@ -65,6 +65,7 @@ async def test_two_hundred_clients_a_third_of_which_leave(loop: str) -> None:
     )
     assert after["tasks"] <= IDLE_TASKS
     assert after["descriptors"] <= before["descriptors"]
-    # Less than two objects and 20 KB a request; the noise is 800 objects. A frame or a stream that stayed is more.
-    assert after["objects"] < before["objects"] + 2 * ROUNDS * CLIENTS
+    # Of the engine's own objects, since others may load a module late. The noise is some 250; one that stayed for each
+    # request would make 600.
+    assert after["objects"] < before["objects"] + 2 * CLIENTS
     assert after["resident_bytes"] < before["resident_bytes"] + 20_000 * ROUNDS * CLIENTS
