@@ -5,12 +5,11 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, Self
 
-import anyio
-
 from .._errors import ActorStopped, InboxClosed, NodeCancelledError
 from ..telemetry import logs
 from . import current
 from .inbox import Inbox
+from .uninterrupted import until
 from .work import Request, Work
 
 # As many as a node's inbox in a pipeline.
@@ -208,7 +207,7 @@ class LoopHost:
         if self._loop_over is None or not self._loop_over.done():
             task.cancel()
         try:
-            await _ended(task)
+            await until(task.done, lambda: asyncio.wait([task]))
         finally:
             if not task.cancelled():
                 task.exception()  # it is retrieved; one who is cancelled meanwhile sees only that
@@ -273,19 +272,3 @@ class LoopHost:
         self._unsettled.pop(work, None)
         if not work.taken:
             self.inbox.withdraw(work)
-
-
-async def _ended(task: "asyncio.Task[None]") -> None:
-    """Wait for a task that was cancelled, also while being cancelled; the cancellation is raised afterwards."""
-    cancelled: asyncio.CancelledError | None = None
-    with anyio.CancelScope(shield=True):  # a scope of anyio that was cancelled would cancel in every turn
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as error:
-                cancelled = error
-    try:
-        if cancelled is not None:
-            raise cancelled
-    finally:
-        del cancelled  # it refers to this frame

@@ -15,9 +15,9 @@ from ..actors.actor import BLOCKING_SECONDS, log_blocking
 from ..actors.batching import Batch, Batcher, results_of
 from ..actors.loop_host import OwnsLoop
 from ..actors.policy import Policy
+from ..actors.uninterrupted import uninterrupted
 from .node import Node, check_policy, is_async
 from .tracing.annotations import hints_of
-from .uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from .pools import Pools

@@ -13,9 +13,9 @@ from ..actors import current
 from ..actors.actor import Actor, Body
 from ..actors.crew import Crew
 from ..actors.frame import Frame
+from ..actors.uninterrupted import until
 from ..actors.worker import Worker
 from .control import Control, checked_branch, iteration_limit
-from .uninterrupted import until
 
 if TYPE_CHECKING:
     from .wiring import Wired

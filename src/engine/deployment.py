@@ -14,6 +14,7 @@ from .._errors import (
 )
 from ..actors.frame import Frame
 from ..actors.supervision import SupervisorFlags
+from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs
 from .admission import Admission
 from .graph import Call, Graph
@@ -21,7 +22,6 @@ from .inside import host_context, refuse_from_inside
 from .options import ExecutionOptions
 from .scope import Scope
 from .streams.flow import gives_one_value, gives_stream
-from .uninterrupted import uninterrupted
 from .wiring import Wired
 
 if TYPE_CHECKING:

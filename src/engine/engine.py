@@ -11,6 +11,7 @@ from ..actors.actor import ActorStatistics
 from ..actors.processes import ProcessPoolStatistics
 from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.threads import ThreadPoolStatistics
+from ..actors.uninterrupted import uninterrupted
 from .graph import Call, Graph, as_call
 from .options import DEFAULTS, CallOptions, ExecutionOptions, checked, resolve
 from .planning import Plan
@@ -21,7 +22,6 @@ from .statistics import Rendered
 from .streaming import CallsStream, Stream
 from .streams.flow import Flow, OwnScope, values
 from .streams.values_stream import ValuesStream
-from .uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from .statistics.table import Table

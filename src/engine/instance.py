@@ -10,10 +10,10 @@ from .._errors import NodeCancelledError, NodeError
 from ..actors.gate import Gate
 from ..actors.supervision import RestartMode
 from ..actors.supervisor import Supervisor
+from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs
 from .node import Node
 from .stateful import fresh_instance
-from .uninterrupted import uninterrupted
 
 Handler = Callable[..., Any]
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..actors.supervisor import Supervisor
+from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs
 from .instance import Instance
 from .loop_instance import LoopInstance
 from .node import Node
 from .planning import Plan
 from .pools import Pools
-from .uninterrupted import uninterrupted
 
 
 class Instances:

@@ -12,13 +12,13 @@ from ..actors.actor import Actor
 from ..actors.crew import Crew
 from ..actors.current import calling_actor, enclosing_frame
 from ..actors.frame import Frame, plain_error
+from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs, spans
 from .admission import Admission
 from .options import ExecutionOptions
 from .resources.departures import listener_of
 from .scope import Scope
 from .source import Calls, Prepare, PulledSource, checked_call, enter, feed
-from .uninterrupted import uninterrupted
 from .uptime import Uptime
 from .window import Window
 from .wiring import Wired

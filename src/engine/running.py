@@ -9,13 +9,13 @@ from .._errors import DeadlineExceeded, DeploymentFailed
 from ..actors.crew import Crew
 from ..actors.current import enclosing_frame
 from ..actors.frame import Frame
+from ..actors.uninterrupted import until
 from ..telemetry import spans
 from .graph import Call
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
 from .scope import Scope
 from .streams.flow import one_value
-from .uninterrupted import until
 from .wiring import Wired
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from .._errors import DeploymentFailed
 from ..actors.crew import Crew
 from ..actors.supervision import SupervisorFlags
 from ..actors.supervisor import Escalation, Supervisor
+from ..actors.uninterrupted import uninterrupted
 from .instances import Instances
 from .planning import ChosenScheduler, Plan
-from .uninterrupted import uninterrupted
 from .uptime import Uptime
 from .wiring import Wired, Wiring
 

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
-from ..uninterrupted import uninterrupted
+from ...actors.uninterrupted import uninterrupted
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ..._errors import EngineClosedError, NodeCancelledError, NodeError
+from ...actors.uninterrupted import uninterrupted
 from ...telemetry import logs
 from ..program import Program
-from ..uninterrupted import uninterrupted
 from .hosting import Host
 from .opening import Opening
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..._errors import EngineClosedError, EngineLoopError, PlanError
 from ...actors.frame import Frame
+from ...actors.uninterrupted import uninterrupted
 from ...telemetry import logs
-from ..uninterrupted import uninterrupted
 from .departures import departed
 from .hosting import Host
 from .opening import Opening

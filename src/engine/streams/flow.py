@@ -12,12 +12,12 @@ from ...actors.actor import Actor
 from ...actors.current import calling_actor, enclosing_frame
 from ...actors.frame import Deployment, Frame
 from ...actors.parts import Reader
+from ...actors.uninterrupted import uninterrupted
 from ...telemetry import spans
 from ..graph import Call, Graph
 from ..options import ExecutionOptions
 from ..planning import ChosenScheduler, Plan
 from ..scope import Scope
-from ..uninterrupted import uninterrupted
 from ..uptime import Uptime
 from ..wiring import Wired
 

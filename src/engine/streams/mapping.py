@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ...actors.crew import Crew
 from ...actors.frame import Frame
 from ...actors.parts import Parts
+from ...actors.uninterrupted import until
 from ...telemetry import logs
-from ..uninterrupted import until
 
 if TYPE_CHECKING:
     from ..wiring import Wired
