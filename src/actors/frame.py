@@ -125,6 +125,21 @@ class Frame:
             self.parent = parent
             self.deadline = parent.deadline
 
+    def inner(self, layout: Layout, inputs: tuple[Any, ...], crew: "Crew", listener: Listener, item: int) -> "Frame":
+        """Return a new frame inside of this one: a run of a body of control flow."""
+        frame = Frame(layout, inputs, crew, listener, item, self)
+        frame.priority = self.priority
+        frame.span = self.span
+        return frame
+
+    def body_begun(self, body: "Body") -> None:
+        """A step of control flow runs its body; it is stopped when this frame ends."""
+        self.bodies += (body,)
+
+    def body_ended(self, body: "Body") -> None:
+        """It runs no more."""
+        self.bodies = tuple(other for other in self.bodies if other is not body)
+
     @property
     def cancelled(self) -> bool:
         """Whether nobody waits for the result any more."""

@@ -100,7 +100,7 @@ class _BodyRuns:
         # A body that never waits is short, but many of them must not keep the loop from others.
         worker.budget = worker.inner_budget = around.inner_budget
         token = current.source.set(worker.position)
-        self._parent.bodies += (self,)
+        self._parent.body_begun(self)
         try:
             self._fill()
             await worker.run()
@@ -109,7 +109,7 @@ class _BodyRuns:
             raise
         finally:
             around.inner_budget = min(worker.budget, worker.inner_budget)
-            self._parent.bodies = tuple(body for body in self._parent.bodies if body is not self)
+            self._parent.body_ended(self)
             current.source.reset(token)
             crew.close()
             await until(self._empty.is_set, self._empty.wait)
@@ -167,15 +167,7 @@ class _BodyRuns:
 
     def _start(self, index: int) -> None:
         self._next = index + 1
-        frame = Frame(
-            self._wired.program,
-            (self._items[index], *self._outside),
-            self._crew,
-            self,
-            self._first_item + index,
-            self._parent,
-        )
-        frame.priority = self._parent.priority
-        frame.span = self._parent.span
+        inputs = (self._items[index], *self._outside)
+        frame = self._parent.inner(self._wired.program, inputs, self._crew, self, self._first_item + index)
         self._frames[frame.item] = frame
         self._crew.start(frame, self._wired.entries)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from .._errors import ReentrantCallError
 from ..actors.current import enclosing_frame
+from .resources.departures import listener_of
 
 if TYPE_CHECKING:
     from ..actors.frame import Deployment
@@ -46,6 +47,23 @@ def refuse_from_inside(deployment: "Deployment") -> None:
             "by a task that one of its own stateful nodes has started; it waits for them when it ends, so they would "
             "wait for each other for ever; to get a result, use engine.run; to end the deployment, raise an error "
             "here, or have the code that holds `async with engine.deploy(...)` leave it"
+        )
+
+
+def refuse_to_close_from_inside(listener: object) -> None:
+    """Refuse to close a stream, if that waits for the caller.
+
+    Args:
+        listener: what listens to the frames of the stream.
+
+    Raises:
+        ReentrantCallError: the caller is a handler of one of them, or of a frame inside of it.
+    """
+    caller = enclosing_frame()
+    if caller is not None and any(listener_of(frame) is listener for frame in caller.lineage()):
+        raise ReentrantCallError(
+            "a stream was closed from inside one of its own nodes, which would wait for itself for ever; let its "
+            "reader close it"
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
-from .._errors import DeadlineExceeded, DeploymentFailed, EngineClosedError, NodeCancelledError, ReentrantCallError
+from .._errors import DeadlineExceeded, DeploymentFailed, EngineClosedError, NodeCancelledError
 from ..actors.actor import Actor
 from ..actors.crew import Crew
 from ..actors.current import calling_actor, enclosing_frame
@@ -15,8 +15,8 @@ from ..actors.frame import Frame, plain_error
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs, spans
 from .admission import Admission
+from .inside import refuse_to_close_from_inside
 from .options import ExecutionOptions
-from .resources.departures import listener_of
 from .scope import Scope
 from .source import Calls, Prepare, PulledSource, checked_call, enter, feed
 from .uptime import Uptime
@@ -147,12 +147,7 @@ class Pipeline:
 
     async def aclose(self) -> None:
         """End everything: cancel what runs, close the source, release stateful nodes; waits until nothing is left."""
-        caller = enclosing_frame()
-        if caller is not None and any(listener_of(frame) is self.window for frame in caller.lineage()):
-            raise ReentrantCallError(
-                "a stream was closed from inside one of its own nodes, which would wait for itself for ever; let its "
-                "reader close it"
-            )
+        refuse_to_close_from_inside(self.window)
         self.abort()
         assert self._closing is not None
         await uninterrupted(self._closing)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry.trace import Span
 
-from ..._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError, PlanError, ReentrantCallError
+from ..._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError, PlanError
 from ...actors.actor import Actor
 from ...actors.current import calling_actor, enclosing_frame
 from ...actors.frame import Deployment, Frame
@@ -15,6 +15,7 @@ from ...actors.parts import Reader
 from ...actors.uninterrupted import uninterrupted
 from ...telemetry import spans
 from ..graph import Call, Graph
+from ..inside import refuse_to_close_from_inside
 from ..options import ExecutionOptions
 from ..planning import ChosenScheduler, Plan
 from ..scope import Scope
@@ -175,14 +176,7 @@ class Flow:
         Raises:
             ReentrantCallError: that is where it is called.
         """
-        frame = enclosing_frame()
-        while frame is not None:
-            if frame is self._frame:
-                raise ReentrantCallError(
-                    "a stream was closed from inside one of its own nodes, which would wait for itself for ever; let "
-                    "its reader close it"
-                )
-            frame = frame.parent
+        refuse_to_close_from_inside(self)
 
     @property
     def service(self) -> Deployment | None:

@@ -39,7 +39,7 @@ class StreamMap:
     async def results(self) -> AsyncGenerator[Any, None]:
         """Yield the results, in the order of the values; the first error ends it, in its turn."""
         window, items, parent = self._window, self._items, self._parent
-        parent.bodies += (self,)
+        parent.body_begun(self)
         try:
             while True:
                 while items.held and len(window) < self._limit and not self._failed:
@@ -53,7 +53,7 @@ class StreamMap:
                 else:
                     return
         finally:
-            parent.bodies = tuple(body for body in parent.bodies if body is not self)
+            parent.body_ended(self)
             await self._close()
 
     def stop(self) -> None:
@@ -76,10 +76,8 @@ class StreamMap:
         """The end of the last worker says so, too."""
 
     def _start(self, value: Any) -> None:
-        parent = self._parent
-        frame = Frame(self._wired.program, (value, *self._outside), self._crew, self, self._started, parent)
-        frame.priority = parent.priority
-        frame.span = parent.span
+        inputs = (value, *self._outside)
+        frame = self._parent.inner(self._wired.program, inputs, self._crew, self, self._started)
         self._started += 1
         self._window.append(frame)
         self._crew.start(frame, self._wired.entries)
