@@ -17,6 +17,7 @@ from .tracing.tracer import active
 
 if TYPE_CHECKING:
     from ..actors.loop_host import OwnsLoop
+    from .executor import Executor
     from .graph import Graph
     from .pools import Pools
 
@@ -49,6 +50,7 @@ class Node(Generic[P, Ret_co]):
         is_async: a call of it is awaited.
         gives_stream: a call of it gives a stream of values, which is read and not awaited.
         make_loop: for a node that owns its loop, makes an instance for a scope; `fn` handles one item elsewhere.
+        executor: where its handler runs, if that is none of the loop, a thread and a process.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Node(Generic[P, Ret_co]):
         template: object | None = None,
         bound_to: object | None = None,
         make_loop: "MakeLoop | None" = None,
+        executor: "Executor | None" = None,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.fn = fn
@@ -70,12 +73,14 @@ class Node(Generic[P, Ret_co]):
         self.template = template
         self.bound_to = bound_to
         self.make_loop = make_loop
+        self.executor = executor
         self.is_async = is_async(fn)
         self.gives_stream = is_generator(fn)
         self.replacement: Callable[..., Any] | None = None
         # What a function takes along besides its arguments could be a symbolic value.
         self._takes_along = not isinstance(fn, types.FunctionType) or fn.__closure__ is not None
-        check_policy(self.name, fn, policy, is_stateful=template is not None)
+        if executor is None:  # one that brings its own has checked what fits it
+            check_policy(self.name, fn, policy, is_stateful=template is not None)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Ret_co:
         """Call the function; while a graph is traced, record the call instead."""
@@ -104,7 +109,10 @@ class Node(Generic[P, Ret_co]):
         if instance is None:
             return self
         bound = types.MethodType(self.fn, instance)
-        return Node(bound, self.policy, name=self.name, origin=self.origin, bound_to=instance, make_loop=self.make_loop)
+        return Node(
+            bound, self.policy, name=self.name, origin=self.origin, bound_to=instance,
+            make_loop=self.make_loop, executor=self.executor,
+        )  # fmt: skip
 
     @property
     def reads_streams(self) -> bool:
@@ -123,6 +131,11 @@ class Node(Generic[P, Ret_co]):
     def runs_loop(self) -> bool:
         """Whether each scope runs a loop that handles its items; not where a fake stands in its place."""
         return self.make_loop is not None and self.origin.replacement is None
+
+    @property
+    def runs_in(self) -> "Executor | None":
+        """The executor that runs its handler; None also where a fake stands in its place."""
+        return self.executor if self.origin.replacement is None else None
 
     @property
     def binding(self) -> object:
@@ -191,6 +204,7 @@ class Node(Generic[P, Ret_co]):
             template=self.template,
             bound_to=self.bound_to,
             make_loop=self.make_loop,
+            executor=self.executor,
         )
 
     @overload

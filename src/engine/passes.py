@@ -202,6 +202,7 @@ def _is_inline(step: Step) -> bool:
         and not callee.gives_stream
         and callee.policy.is_plain
         and callee.template is None
+        and callee.executor is None
         and callee.policy.concurrency is None
         and callee.policy.max_bytes is None
         and callee.policy.capacity is None

@@ -81,6 +81,7 @@ def _detail(callee: Node[..., object] | Control) -> str:
     words = [
         "stream" if callee.gives_stream else "",
         policy.runs_on if policy.runs_on != "loop" else "",
+        callee.executor.label if callee.executor is not None else "",
         "own loop" if callee.make_loop else "stateful" if callee.template is not None else "",
         f"{policy.concurrency} at once" if policy.concurrency else "",
         f"{policy.retry.attempts} attempts" if policy.retry else "",

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from ..telemetry import logs
 from . import passes
+from .node import Node
 from .passes import Draft, PassReport
 from .program import Program
 from .tracing.template import Template
@@ -129,8 +130,8 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(trace: Trace, *, run_passes: tuple[passes.Pass, ...] = passes.ALL) -> Plan:
-    """Run the passes over a trace.
+def make_plan(trace: Trace, *, run_passes: tuple[passes.Pass, ...] | None = None) -> Plan:
+    """Run the passes over a trace: all of them, and those that the executors of its nodes bring, unless told which.
 
     Raises:
         PlanError: the graph cannot work, e.g. a value's type does not fit the parameter it is passed to.
@@ -143,7 +144,7 @@ def make_plan(trace: Trace, *, run_passes: tuple[passes.Pass, ...] = passes.ALL)
         trace.result,
     )
     reports: list[PassReport] = []
-    for run_pass in run_passes:
+    for run_pass in _all_passes(trace) if run_passes is None else run_passes:
         draft, report = run_pass(draft)
         reports.append(report)
         if run_pass is passes.eliminate_dead_nodes and report.changes:
@@ -172,6 +173,13 @@ def make_plan(trace: Trace, *, run_passes: tuple[passes.Pass, ...] = passes.ALL)
         tuple(reports),
         trace,
     )
+
+
+def _all_passes(trace: Trace) -> tuple[passes.Pass, ...]:
+    callees = (step.callee for step in trace.steps)
+    executors = (callee.runs_in for callee in callees if isinstance(callee, Node))
+    brought = dict.fromkeys(one for executor in executors if executor is not None for one in executor.passes)
+    return (*passes.ALL, *brought)
 
 
 class _Labels:

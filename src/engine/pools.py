@@ -1,13 +1,25 @@
 """Pools: the threads, the processes and the limits of nodes that all scopes of one Engine share."""
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from typing import Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from ..actors.places import Places
 from ..actors.processes import ProcessPool, ProcessPoolStatistics
 from ..actors.threads import ThreadPool, ThreadPoolStatistics
 from .node import Node
+
+
+class Pool(Protocol):
+    """What an Engine owns and closes."""
+
+    async def aclose(self) -> None:
+        """End it; waits until nothing of it is left."""
+        ...
+
+
+PoolT = TypeVar("PoolT", bound=Pool)
 
 
 class Pools:
@@ -24,7 +36,8 @@ class Pools:
         self._ends_with_loop = ends_with_loop
         self._threads: ThreadPool | None = None
         self._processes: ProcessPool | None = None
-        self._guard: AsyncGenerator[None, None] | None = None
+        self._others: dict[type[Pool], Pool] = {}
+        self._guards: list[AsyncGenerator[None, None]] = []
         # By origin, weakly: nodes made by a factory for one request leave nothing behind.
         self._places: WeakKeyDictionary[Node[..., object], Places] = WeakKeyDictionary()
 
@@ -32,14 +45,7 @@ class Pools:
         """Return the thread pool."""
         if self._threads is None:
             self._threads = ThreadPool(self.max_threads)
-            if self._ends_with_loop:
-                self._guard = _end_with_loop(self._threads)
-                # Its first step registers the generator with the loop, which closes it when it is shut down. It is
-                # the one documented hook that every loop and runner has.
-                try:
-                    self._guard.__anext__().send(None)
-                except StopIteration:
-                    pass
+            self._guard(self._threads)
         return self._threads
 
     def processes(self) -> ProcessPool:
@@ -47,6 +53,13 @@ class Pools:
         if self._processes is None:
             self._processes = ProcessPool(self.max_processes)
         return self._processes
+
+    def other(self, kind: type[PoolT], make: Callable[[], PoolT]) -> PoolT:
+        """Return the Engine's pool of a kind that a floor above brings; the first time, make it."""
+        if kind not in self._others:
+            self._others[kind] = make()
+            self._guard(self._others[kind])
+        return cast(PoolT, self._others[kind])
 
     def places(self, node: Node[..., object]) -> Places:
         """Return the places of a node with `concurrency=`: the same for all of its call sites in the Engine.
@@ -76,14 +89,30 @@ class Pools:
 
     async def close(self) -> None:
         """End the worker processes and the threads; waits for what runs in them."""
+        others, self._others = self._others, {}
+        for other in others.values():
+            await other.aclose()
         await self.close_processes()
         threads, self._threads = self._threads, None
         if threads is not None:
             await threads.aclose()
 
+    def _guard(self, pool: Pool) -> None:
+        """Have a pool end with the loop, if nobody closes this Engine."""
+        if not self._ends_with_loop:
+            return
+        guard = _end_with_loop(pool)
+        self._guards.append(guard)
+        # Its first step registers the generator with the loop, which closes it when it is shut down. It is the one
+        # documented hook that every loop and runner has.
+        try:
+            guard.__anext__().send(None)
+        except StopIteration:
+            pass
 
-async def _end_with_loop(threads: ThreadPool) -> AsyncGenerator[None, None]:
+
+async def _end_with_loop(pool: Pool) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
-        await threads.aclose()
+        await pool.aclose()
