@@ -1,6 +1,6 @@
 """Types of JAX that its own annotations leave unknown: jaxlib carries none, and `jax.Device` comes from there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
@@ -58,3 +58,22 @@ def jit(function: "Callable[..., jax.Array]") -> "Callable[..., jax.Array]":
     import jax
 
     return cast("Callable[..., jax.Array]", jax.jit(function))  # pyright: ignore[reportUnknownMemberType]
+
+
+def are_ready(arrays: Iterable[Any]) -> bool:
+    """Return whether computations have ended, well or not."""
+    return all(array.is_ready() for array in arrays)
+
+
+def wait_until_ready(arrays: Iterable[Any]) -> None:
+    """Block until computations have ended; arrays that were donated meanwhile are somebody else's.
+
+    Raises:
+        JaxRuntimeError: one failed.
+    """
+    for array in arrays:
+        try:
+            array.block_until_ready()
+        except (RuntimeError, ValueError):
+            if not array.is_deleted():
+                raise

@@ -1,0 +1,179 @@
+"""Device queue: what waits for a device on one event loop, and what is handed to it next."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from .._errors import EngineClosedError, Overloaded
+from ..actors.batching import Batch
+from ..actors.condition import Condition
+from .device_call import DeviceCall
+from .gathering import Gathering
+
+# Jobs that the device's thread holds ahead: enough that a burst of tiny kernels does not wait for the loop between two
+# of them, few enough that a node that comes later is served soon.
+DEFAULT_WINDOW = 16
+
+
+class Start(Protocol):
+    """Has the device run some calls together."""
+
+    def __call__(self, calls: list[DeviceCall], /) -> None:
+        """Begin; `DeviceQueue.returned` is called with the same list in the end."""
+        ...
+
+
+class Lane:
+    """The calls of one node that wait for a device.
+
+    Args:
+        name: name of the node, for errors.
+        start: has the device run some of them together.
+        batch: how many those are; None for one by one.
+        limit: the most jobs of this node that the device holds.
+    """
+
+    def __init__(self, name: str, start: Start, batch: Batch | None, limit: int) -> None:
+        self.name = name
+        self.start = start
+        self.waiting: Gathering[DeviceCall] = Gathering(batch or _ONE_BY_ONE)
+        self.gathers = batch is not None
+        self.free = limit
+        self.largest: int | None = None  # more calls together than these did not fit the device
+        self.served = 0.0
+
+
+_ONE_BY_ONE = Batch(1)
+
+
+class DeviceQueue:
+    """What waits for one device or mesh on one event loop.
+
+    Nodes take turns by item: the one that had the fewest is next. A batch is made when the device has room for it,
+    so requests gather while it is busy, and nobody waits for others beyond `max_wait_seconds`.
+
+    Args:
+        name: of the device.
+        loop: the event loop.
+        window: the most jobs that the device holds.
+    """
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, window: int = DEFAULT_WINDOW) -> None:
+        self._name = name
+        self._loop = loop
+        self._window = window
+        self._busy: dict[Lane, None] = {}  # those with calls that wait
+        self._running = 0
+        self._look_armed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._idle = Condition()
+
+    def submit(self, lane: Lane, call: DeviceCall) -> None:
+        """Have a call run; its result comes through its future.
+
+        Raises:
+            EngineClosedError: the Engine was closed.
+            Overloaded: too many calls wait.
+        """
+        if self._closed:
+            raise EngineClosedError(f"device {self._name} takes no more calls: its Engine was closed")
+        if lane.waiting.is_full:
+            self._drop_unwanted(lane)
+            if lane.waiting.is_full:
+                raise Overloaded(
+                    f"node {lane.name!r} refuses an item: {lane.waiting.count} wait already, as many as one batch and "
+                    "max_queue= of its Batch"
+                )
+        if not lane.waiting.count:
+            # One that was idle does not catch up on what the others had meanwhile.
+            lane.served = max(lane.served, min((other.served for other in self._busy), default=0.0))
+            self._busy[lane] = None
+        lane.waiting.add(call)
+        if lane.gathers:
+            self._look_soon()  # after what else comes in this turn of the loop
+        else:
+            self._look()
+
+    def withdraw(self, lane: Lane, call: DeviceCall) -> None:
+        """Nobody waits for a call any more: free its place at once, unless it runs."""
+        if not call.started and not call.returned:
+            lane.waiting.discard(call)
+            if not lane.waiting.count:
+                self._busy.pop(lane, None)
+            call.drop()
+
+    def returned(self, lane: Lane, calls: Sequence[DeviceCall]) -> None:
+        """The device is done with a job."""
+        self._running -= 1
+        lane.free += 1
+        if self._busy:
+            self._look()
+        if not self._running:
+            self._idle.notify_all()
+
+    async def close(self) -> None:
+        """Refuse more calls, drop those that wait, and wait for those that run."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for lane in list(self._busy):
+            for call in lane.waiting.clear():
+                call.fail(EngineClosedError("the Engine was closed while this call waited for a device"))
+        self._busy.clear()
+        while self._running:
+            await self._idle.wait()
+
+    def _look_soon(self) -> None:
+        if not self._look_armed:
+            self._look_armed = True
+            self._loop.call_soon(self._look)
+
+    def _look(self, due: float = 0.0) -> None:
+        """Hand jobs to the device, as long as it takes more."""
+        self._look_armed = False
+        if self._closed:
+            return
+        now = max(self._loop.time(), due)  # a timer may run a clock's tick too early
+        while self._running < self._window and (found := self._next(now)) is not None:
+            lane, calls = found
+            lane.free -= 1
+            lane.served += len(calls)
+            self._running += 1
+            for call in calls:
+                call.started = True
+            lane.start(calls)
+        self._arm_timer(now)
+
+    def _next(self, now: float) -> tuple[Lane, list[DeviceCall]] | None:
+        for lane in sorted(self._busy, key=lambda lane: lane.served) if len(self._busy) > 1 else list(self._busy):
+            while lane.free and (taken := lane.waiting.take(now, lane.largest)):
+                if not lane.waiting.count:
+                    self._busy.pop(lane, None)
+                wanted = [call for call in taken if self._is_wanted(call, now)]
+                if wanted:
+                    return lane, wanted
+        return None
+
+    def _is_wanted(self, call: DeviceCall, now: float) -> bool:
+        if call.is_wanted(now):
+            return True
+        call.drop()  # it has expired: it costs the device nothing
+        return False
+
+    def _drop_unwanted(self, lane: Lane) -> None:
+        now = self._loop.time()
+        for call in lane.waiting.all():
+            if not call.is_wanted(now):
+                self.withdraw(lane, call)
+
+    def _arm_timer(self, now: float) -> None:
+        """Look again when the next batch is due, if only time keeps it from running."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._running >= self._window:
+            return
+        times = [due for lane in self._busy if lane.free and (due := lane.waiting.due_at()) is not None]
+        if times and min(times) > now:
+            self._timer = self._loop.call_at(min(times), self._look, min(times))

@@ -1,0 +1,157 @@
+"""Dispatch: the one thread from which everything is enqueued on a device or mesh.
+
+One thread keeps the order of what is enqueued, which is what keeps collectives of a mesh from waiting for each other.
+Nothing of this happens on an event loop: a tiny kernel runs inline in the dispatch, and the 33rd computation in flight
+on a CPU blocks it. A second thread waits for the oldest computation, so that the transfers of the next one begin while
+the present one runs, also when the next one comes late.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeAlias
+
+from ..actors.threads import before_interpreter_exit
+from .failed_arrays import FailedArrays
+from .jax_types import are_ready, wait_until_ready
+
+# Computations in flight. Two overlap the transfer of one with the computation of the other; more only hide how long a
+# single dispatch takes. It also bounds what results that nobody has seen may hold.
+DEFAULT_DEPTH = 4
+
+
+class Job(Protocol):
+    """Something to enqueue; its methods are called on the dispatch thread, which must not be held up."""
+
+    def begin(self) -> bool:
+        """Return whether anybody still wants it; from then on it cannot be taken back."""
+        ...
+
+    def dispatch(self) -> "list[Any] | None":
+        """Enqueue it; returns the arrays that it will give. None: not yet, it will be submitted again."""
+        ...
+
+    def inputs(self) -> Iterable[Any]:
+        """The arrays that it reads."""
+        ...
+
+    def ready(self) -> None:
+        """What it gives is ready."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """It could not be enqueued, or failed."""
+        ...
+
+
+_InFlight: TypeAlias = tuple[Job, list[Any]]
+
+
+class DispatchThread:
+    """Enqueues jobs in the order in which they come, and says when each is ready.
+
+    Args:
+        name: of the device or mesh.
+        locks: held, in this order, while a job is enqueued: those of the devices of a mesh, which others may share.
+        depth: the most computations in flight.
+    """
+
+    def __init__(self, name: str, locks: Iterable[threading.Lock] = (), depth: int = DEFAULT_DEPTH) -> None:
+        self._locks = tuple(locks)
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._in_flight: SimpleQueue[_InFlight | None] = SimpleQueue()
+        self._room = threading.Semaphore(depth)
+        # Each is written by one thread only.
+        self._handed_over = 0
+        self._waited_for = 0
+        self._failed = FailedArrays()
+        self._on_ended: list[Callable[[], None]] = []
+        # No daemons: a daemon thread inside JAX while the interpreter ends aborts the process.
+        self._threads = (
+            threading.Thread(target=self._dispatch_all, name=f"penstock-device-{name}", daemon=False),
+            threading.Thread(target=self._wait_for_all, name=f"penstock-device-{name}-wait", daemon=False),
+        )
+        for thread in self._threads:
+            thread.start()
+        _running.add(self)
+
+    def submit(self, job: Job) -> None:
+        """Enqueue a job after those that were submitted before; from any thread."""
+        self._jobs.put(job)
+
+    def end(self, on_ended: Callable[[], None] | None = None) -> None:
+        """Do what was submitted, then end.
+
+        Args:
+            on_ended: called as the last thing that happens, on a thread that has nothing left to do but to return.
+        """
+        if on_ended is not None:
+            self._on_ended.append(on_ended)
+        self._jobs.put(None)
+
+    def join(self) -> None:
+        """Block until both threads have ended."""
+        for thread in self._threads:
+            thread.join()
+
+    def _dispatch_all(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._dispatch(job)
+            del job  # a thread that waits for the next job must not hold the last one
+        self._in_flight.put(None)
+
+    def _dispatch(self, job: Job) -> None:
+        self._room.acquire()
+        arrays: list[Any] | None = None
+        try:
+            if job.begin():
+                with ExitStack() as stack:
+                    for lock in self._locks:
+                        stack.enter_context(lock)
+                    arrays = job.dispatch()
+        except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller, not to this thread
+            job.failed(self._failed.cause_of(error, job.inputs()))
+        if arrays is None:
+            self._room.release()
+        elif self._handed_over == self._waited_for and are_ready(arrays):  # what is small has run inline
+            self._wait(job, arrays)
+        else:
+            self._handed_over += 1
+            self._in_flight.put((job, arrays))
+
+    def _wait_for_all(self) -> None:
+        while (found := self._in_flight.get()) is not None:
+            self._wait(*found)
+            self._waited_for += 1
+            del found  # as above
+        self._threads[0].join()
+        _running.discard(self)
+        for callback in self._on_ended:
+            callback()
+
+    def _wait(self, job: Job, arrays: list[Any]) -> None:
+        try:
+            wait_until_ready(arrays)
+        except BaseException as error:  # noqa: BLE001 - as above
+            error = self._failed.cause_of(error, job.inputs())
+            self._failed.add(arrays, error)
+            job.failed(error)
+        else:
+            job.ready()
+        finally:
+            self._room.release()
+
+
+_running: set[DispatchThread] = set()
+
+
+def _end_all() -> None:
+    threads = list(_running)
+    for thread in threads:
+        thread.end()
+    for thread in threads:
+        thread.join()
+
+
+before_interpreter_exit(_end_all)
