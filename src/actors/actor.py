@@ -1,6 +1,5 @@
 """Actor: one call site of a node in one scope, with its inbox, its places and its counters."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import CoroutineType
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from ..telemetry import logs
 from .chain import SLOW_SECONDS, Link, failed_link, running_link
 from .channel import Channel, ChannelStatistics
+from .condition import Condition
 from .gate import Gate
 from .inbox import Inbox
 from .invocation import invoke
@@ -120,7 +120,7 @@ class Actor:
         self.gate: Gate | None = None  # of a stateful node that may be restarted
         self.instance: Replaceable | None = None  # of a stateful node
         self.abandoned = 0  # threads that run on after their item has ended
-        self._all_returned: asyncio.Event | None = None
+        self._all_returned: Condition | None = None
 
     def enter(self, frame: "Frame") -> bool:
         """Let a complete frame in: it runs, or is queued; returns False if the inbox is full."""
@@ -201,15 +201,13 @@ class Actor:
         self.abandoned -= 1
         self.places.release()
         if not self.abandoned and self._all_returned is not None:
-            self._all_returned.set()
+            self._all_returned.notify_all()
 
     async def all_returned(self) -> None:
         """Wait until no thread runs on in this actor that nobody waits for."""
-        if self._all_returned is None:
-            self._all_returned = asyncio.Event()
-        while self.abandoned:
-            self._all_returned.clear()
-            await self._all_returned.wait()
+        if self._all_returned is None:  # most actors never have such a thread
+            self._all_returned = Condition()
+        await self._all_returned.wait_for(lambda: not self.abandoned)
 
     def statistics(self) -> ActorStatistics:
         """Return a snapshot of the counters."""

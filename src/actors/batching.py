@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from .._errors import InboxClosed, NodeCancelledError, Overloaded
+from .condition import Condition
 from .inbox import Inbox
 from .own_loop import Actor
 from .work import Request, Work
@@ -131,7 +132,7 @@ class Batcher(Actor[T, U]):
         self._queue: BatchQueue[Work[T, U]] = BatchQueue(batch)
         self._free = concurrency
         self._name = name
-        self._has_room = asyncio.Event()
+        self._room = Condition()
         self._timer: asyncio.TimerHandle | None = None
         self._ending = False  # nothing more will come: no batch waits for others
         self._aborted = False
@@ -144,9 +145,7 @@ class Batcher(Actor[T, U]):
                 try:
                     while True:
                         if self._queue.room <= 0:
-                            self._has_room.clear()
-                            await self._has_room.wait()
-                            continue
+                            await self._room.wait_for(lambda: self._queue.room > 0)
                         for work in [await inbox.get(), *inbox.get_nowait(self._queue.room - 1)]:
                             self._add(work, clock(), batches)
                         self._start(batches)
@@ -181,7 +180,7 @@ class Batcher(Actor[T, U]):
         if self._free and next_due is not None and not self._aborted:
             self._timer = loop.call_at(next_due, self._start, batches, next_due)
         if self._queue.room > 0:
-            self._has_room.set()
+            self._room.notify_all()
 
     async def _run(self, batch: list[Work[T, U]], batches: asyncio.TaskGroup) -> None:
         results: list[Any]

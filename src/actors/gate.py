@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from .._errors import ActorRestarted, ActorStopped, PenstockError
+from .condition import Condition
 
 if TYPE_CHECKING:
     from .invocation import Runner
@@ -27,7 +28,7 @@ class Gate:
     """
 
     __slots__ = (
-        "_all_left", "_cause", "_inside", "_line", "_name", "_on_crash", "_restart_on", "_state", "_threads",
+        "_cause", "_inside", "_left", "_line", "_name", "_on_crash", "_restart_on", "_state", "_threads",
     )  # fmt: skip
 
     def __init__(
@@ -41,7 +42,7 @@ class Gate:
         self._inside: dict[Stay, None] = {}
         self._line: deque[asyncio.Future[None]] = deque()
         self._threads = 0  # that run on although their attempt has ended
-        self._all_left: asyncio.Future[None] | None = None
+        self._left = Condition()
 
     @property
     def is_stopped(self) -> bool:
@@ -67,9 +68,7 @@ class Gate:
         """End the attempts inside, with `ActorRestarted` or `ActorStopped`; wait until they and threads have left."""
         for stay in self._inside:
             stay.end(cause)
-        while self._inside or self._threads:
-            self._all_left = asyncio.get_running_loop().create_future()
-            await self._all_left
+        await self._left.wait_for(lambda: not self._inside and not self._threads)
 
     def admit(self, worker: "Runner") -> "Stay":
         """Return a context manager around an attempt."""
@@ -94,7 +93,7 @@ class Gate:
         if call is not None and call.abandon():
             self._threads += 1
             call.then(self._thread_returned)
-        self._check_all_left()
+        self._left.notify_all()
         if isinstance(error, self._restart_on):
             self._on_crash(error)
 
@@ -131,11 +130,7 @@ class Gate:
 
     def _thread_returned(self) -> None:
         self._threads -= 1
-        self._check_all_left()
-
-    def _check_all_left(self) -> None:
-        if self._all_left is not None and not self._inside and not self._threads and not self._all_left.done():
-            self._all_left.set_result(None)
+        self._left.notify_all()
 
 
 class Stay:

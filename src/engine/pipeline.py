@@ -9,6 +9,7 @@ from opentelemetry.trace import Span
 
 from .._errors import DeadlineExceeded, DeploymentFailed, EngineClosedError, NodeCancelledError
 from ..actors.actor import Actor
+from ..actors.condition import Condition
 from ..actors.crew import Crew
 from ..actors.current import calling_actor, enclosing_frame
 from ..actors.frame import Frame, plain_error
@@ -66,7 +67,7 @@ class Pipeline:
         self._parent = enclosing_frame()
         self._caller = calling_actor()
         self._crews: dict[Frame, Crew] = {}  # of the items that have one of their own
-        self._all_settled = asyncio.Event()
+        self._crew_closed = Condition()
         self._wired: dict[Any, Wired] = {}
         self._exhausted = False
         self._error: BaseException | None = None  # what ends the whole stream, at once
@@ -201,7 +202,7 @@ class Pipeline:
 
     def _item_settled(self, frame: Frame) -> None:
         self._crews.pop(frame).close()
-        self._all_settled.set()
+        self._crew_closed.notify_all()
         if self.on_item_settled is not None:
             self.on_item_settled(frame)
         spans.end_run(frame.span, frame.state, frame.error)
@@ -225,9 +226,7 @@ class Pipeline:
             logs.warning("stream.source_not_closed", error=repr(self._source_error))
         for frame in list(self.window.frames.values()):
             frame.cancel()
-        while self._crews:  # items with workers of their own: wait until they have unwound
-            self._all_settled.clear()
-            await self._all_settled.wait()
+        await self._crew_closed.wait_for(lambda: not self._crews)  # items with workers of their own unwind
         if not self._finishing:
             self.window.clear()
         if self._crew is not None:

@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from .._errors import EngineClosedError, EngineLoopError
 from ..actors.actor import Actor
+from ..actors.condition import Condition
 from ..actors.frame import Frame
 from .instances import stateful_nodes
 from .planning import ChosenScheduler, Plan
@@ -49,7 +50,7 @@ class Runtime:
         self.closed = False
         self._is_default = is_default
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._last_scope_closed: asyncio.Event | None = None
+        self._last_scope_closed = Condition()
         self._plans: WeakSet[Plan] = WeakSet()
 
     def check_loop(self) -> None:
@@ -124,9 +125,8 @@ class Runtime:
     def scope_closed_nowait(self) -> None:
         """Count a scope that used no processes."""
         self.scopes -= 1
-        if not self.scopes and self._last_scope_closed is not None:
-            self._last_scope_closed.set()
-            self._last_scope_closed = None
+        if not self.scopes:
+            self._last_scope_closed.notify_all()
 
     def has_to_close_processes(self) -> bool:
         """Whether the end of the last scope ends worker processes."""
@@ -144,10 +144,8 @@ class Runtime:
             await pipeline.aclose()
         for deployment in list(self.deployments):
             await deployment.end()
-        while self.scopes:  # handlers that are unwinding, and runs that were entering a stateful node
-            if self._last_scope_closed is None:
-                self._last_scope_closed = asyncio.Event()
-            await self._last_scope_closed.wait()
+        # Handlers that are unwinding, and runs that were entering a stateful node.
+        await self._last_scope_closed.wait_for(lambda: not self.scopes)
         try:
             await self.resources.close()
         finally:
