@@ -1,7 +1,7 @@
 """Types of JAX that its own annotations leave unknown: jaxlib carries none, and `jax.Device` comes from there."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 if TYPE_CHECKING:
     import jax
@@ -58,3 +58,30 @@ def jit(function: "Callable[..., jax.Array]") -> "Callable[..., jax.Array]":
     import jax
 
     return cast("Callable[..., jax.Array]", jax.jit(function))  # pyright: ignore[reportUnknownMemberType]
+
+
+def local_devices(platform: str | None = None) -> list[Device]:
+    """Return the devices of a platform that belong to this process; of the default one without a name.
+
+    Raises:
+        RuntimeError: there is no such platform.
+    """
+    import jax
+
+    return cast("list[Device]", jax.local_devices(backend=platform))  # pyright: ignore[reportUnknownMemberType]
+
+
+def platforms() -> list[str]:
+    """Return the names of the platforms that have started, the default one first."""
+    import jax.extend.backend
+
+    names = list(jax.extend.backend.backends())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    default: str = local_devices()[0].platform
+    return sorted(names, key=lambda name: local_devices(name)[0].platform != default)
+
+
+def is_device(value: object) -> TypeGuard[Device]:
+    """Return whether something is a device of JAX."""
+    import jax
+
+    return isinstance(value, jax.Device)  # pyright: ignore[reportUnknownMemberType]
