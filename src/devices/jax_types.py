@@ -46,6 +46,13 @@ def all_devices(platform: str | None = None) -> list[Device]:
     return cast("list[Device]", jax.devices(platform))  # pyright: ignore[reportUnknownMemberType]
 
 
+def asked_platforms() -> str | None:
+    """Return the platforms that the environment or the configuration asks for; None if it is left to JAX."""
+    import jax
+
+    return cast("str | None", getattr(jax.config, "jax_platforms", None)) or None
+
+
 def put(value: Any, device: Device) -> "jax.Array":
     """Return a value as an array on a device; the transfer may still be under way."""
     import jax

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 from .._errors import DeviceError, MissingExtraError
 from ..engine.quantities import UNKNOWN, scaled
@@ -124,7 +125,7 @@ def status(*, start_backend: bool = True) -> Status:
     devices = tuple(_device_status(device, names) for device in found)
     cpu, cgroup, slurm = read_cpu(), read_cgroup_limits(), read_slurm(os.environ)
     findings = Findings(
-        jax_version=_version("jax"),
+        jax_version=_version("jax") if find_spec("jax") and find_spec("jaxlib") else None,
         backend_error=error,
         devices=devices,
         self_checks=checks,

@@ -92,8 +92,8 @@ def _about_devices(found: Findings) -> Iterator[Recommendation]:
         yield Recommendation(
             code="accelerator-unused",
             text="there is an NVIDIA GPU, and JAX does not use it",
-            remedy='pip install "jax[cuda13]", or "jax[cuda12]" for an older driver; and see that neither JAX_PLATFORMS '
-            "nor CUDA_VISIBLE_DEVICES hides it",
+            remedy='pip install "jax[cuda13]", or "jax[cuda12]" for an older driver; and see that neither '
+            "JAX_PLATFORMS nor CUDA_VISIBLE_DEVICES hides it",
         )
     for device in found.devices:
         used, limit = device.memory_bytes_in_use, device.memory_bytes_limit
