@@ -1,4 +1,13 @@
 """Actors that own an accelerator, through JAX. Importing this loads no JAX; the first use of a device does."""
 
+from .cgroups import CgroupLimits as CgroupLimits
+from .device_mesh import DeviceMesh as DeviceMesh
 from .jax_types import Device as Device
+from .machine import CpuStatus as CpuStatus
+from .machine import SlurmAllocation as SlurmAllocation
+from .platform_status import DeviceStatus as DeviceStatus
+from .platform_status import Status as Status
+from .platform_status import status as status
+from .recommendations import Recommendation as Recommendation
+from .selection import select as select
 from .self_check import SelfCheckResult as SelfCheckResult

@@ -118,11 +118,11 @@ class DeviceQueue:
         if self._timer is not None:
             self._timer.cancel()
         for lane in list(self._busy):
-            for call in lane.waiting.clear():
+            for call in lane.waiting.all():
+                lane.waiting.discard(call)
                 call.fail(EngineClosedError("the Engine was closed while this call waited for a device"))
         self._busy.clear()
-        while self._running:
-            await self._idle.wait()
+        await self._idle.wait_for(lambda: not self._running)
 
     def _look_soon(self) -> None:
         if not self._look_armed:

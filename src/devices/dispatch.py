@@ -53,11 +53,19 @@ class DispatchThread:
 
     Args:
         name: of the device or mesh.
+        check: called first, on the thread; what it raises is what every job fails with.
         locks: held, in this order, while a job is enqueued: those of the devices of a mesh, which others may share.
         depth: the most computations in flight.
     """
 
-    def __init__(self, name: str, locks: Iterable[threading.Lock] = (), depth: int = DEFAULT_DEPTH) -> None:
+    def __init__(
+        self,
+        name: str,
+        check: Callable[[], None],
+        locks: Iterable[threading.Lock] = (),
+        depth: int = DEFAULT_DEPTH,
+    ) -> None:
+        self._check = check
         self._locks = tuple(locks)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._in_flight: SimpleQueue[_InFlight | None] = SimpleQueue()
@@ -96,8 +104,13 @@ class DispatchThread:
             thread.join()
 
     def _dispatch_all(self) -> None:
+        try:
+            self._check()
+            begin = self._dispatch
+        except Exception as error:  # noqa: BLE001 - a device that cannot be used is what every caller has to know
+            begin = _failing(error)
         while (job := self._jobs.get()) is not None:
-            self._dispatch(job)
+            begin(job)
             del job  # a thread that waits for the next job must not hold the last one
         self._in_flight.put(None)
 
@@ -141,6 +154,13 @@ class DispatchThread:
             job.ready()
         finally:
             self._room.release()
+
+
+def _failing(error: Exception) -> "Callable[[Job], None]":
+    def fail(job: Job) -> None:
+        job.failed(type(error)(*error.args))  # one object raised for many callers would collect all of their notes
+
+    return fail
 
 
 _running: set[DispatchThread] = set()

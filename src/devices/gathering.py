@@ -80,6 +80,10 @@ class Gathering(Generic[W]):
             del group.arrivals[call]
             self._left(group, call.group)
 
+    def all(self) -> list[W]:
+        """Return all calls that wait."""
+        return [call for group in self._groups.values() for call in group.arrivals]
+
     def due_at(self) -> float | None:
         """Return when the next batch has to begin, however small it is; None if there is none."""
         if not self._groups:

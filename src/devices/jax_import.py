@@ -9,7 +9,7 @@ import os
 import sys
 
 from .._errors import DeviceError, MissingExtraError
-from .jax_types import all_devices
+from .jax_types import all_devices, asked_platforms
 
 
 def require_jax() -> None:
@@ -47,12 +47,12 @@ def start_backends() -> None:
     set_by_jax = {} if loaded_before else {key: value for key, value in os.environ.items() if before.get(key) != value}
     try:
         all_devices()
-    except RuntimeError as error:
-        platforms = os.environ.get("JAX_PLATFORMS")
-        asked = f" (the environment says JAX_PLATFORMS={platforms})" if platforms else ""
+    except (RuntimeError, AssertionError) as error:  # without a GPU, JAX_PLATFORMS=cuda fails an assertion of JAX
+        asked = asked_platforms()
+        wish = f" (JAX_PLATFORMS, or jax_platforms of its configuration, says {asked!r})" if asked else ""
         raise DeviceError(
-            f"JAX cannot start its backend{asked}: {error}. Unset JAX_PLATFORMS to take what is there, "
-            "or install the JAX that is made for this accelerator."
+            f"JAX cannot start its backend{wish}: {str(error) or 'no such platform is here'}. Unset JAX_PLATFORMS to "
+            "take what there is, or install the JAX that is made for this accelerator."
         ) from error
     finally:
         for key, value in set_by_jax.items():

@@ -1,7 +1,7 @@
 """Types of JAX that its own annotations leave unknown: jaxlib carries none, and `jax.Device` comes from there."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 if TYPE_CHECKING:
     import jax
@@ -46,6 +46,13 @@ def all_devices(platform: str | None = None) -> list[Device]:
     return cast("list[Device]", jax.devices(platform))  # pyright: ignore[reportUnknownMemberType]
 
 
+def asked_platforms() -> str | None:
+    """Return the platforms that the environment or the configuration asks for; None if it is left to JAX."""
+    import jax
+
+    return cast("str | None", getattr(jax.config, "jax_platforms", None)) or None
+
+
 def put(value: Any, device: Device) -> "jax.Array":
     """Return a value as an array on a device; the transfer may still be under way."""
     import jax
@@ -77,3 +84,30 @@ def wait_until_ready(arrays: Iterable[Any]) -> None:
         except (RuntimeError, ValueError):
             if not array.is_deleted():
                 raise
+
+
+def local_devices(platform: str | None = None) -> list[Device]:
+    """Return the devices of a platform that belong to this process; of the default one without a name.
+
+    Raises:
+        RuntimeError: there is no such platform.
+    """
+    import jax
+
+    return cast("list[Device]", jax.local_devices(backend=platform))  # pyright: ignore[reportUnknownMemberType]
+
+
+def platforms() -> list[str]:
+    """Return the names of the platforms that have started, the default one first."""
+    import jax.extend.backend
+
+    names = list(jax.extend.backend.backends())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    default: str = local_devices()[0].platform
+    return sorted(names, key=lambda name: local_devices(name)[0].platform != default)
+
+
+def is_device(value: object) -> TypeGuard[Device]:
+    """Return whether something is a device of JAX."""
+    import jax
+
+    return isinstance(value, jax.Device)  # pyright: ignore[reportUnknownMemberType]

@@ -6,6 +6,7 @@ JAX 0.10.2 on CPU does: a dot that is followed by a reduction, with a constant o
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -64,8 +65,7 @@ class SelfCheck:
     def check(self, device: Device) -> SelfCheckResult:
         """Check the kind of a device, unless that was done; concurrent first callers wait for one check.
 
-        It blocks for about 50 ms, to compile: call it in the thread of the device, never on the event loop, and
-        outside of `jax.set_mesh`.
+        It blocks for about 50 ms, to compile: call it in the thread of the device, never on the event loop.
         """
         key = (device.platform, device.device_kind)
         if key not in self._results:
@@ -92,7 +92,9 @@ class SelfCheck:
         matrix = (np.arange(_SIZE * _SIZE, dtype=np.float32).reshape(_SIZE, _SIZE) % 7) - 3
         right = (matrix @ np.ones((_SIZE, _SIZE), np.float32)).sum(0)
         start = time.perf_counter()
-        found = self._compute(device, matrix)
+        # In a thread of its own: meshes, tracing and other contexts of JAX belong to the thread that entered them.
+        with ThreadPoolExecutor(1, thread_name_prefix="penstock-self-check") as thread:
+            found = thread.submit(self._compute, device, matrix).result()
         seconds = time.perf_counter() - start
         wrong = np.flatnonzero(found != right)
         error = None if not wrong.size else _explanation(device, found[wrong[0]], right[wrong[0]])

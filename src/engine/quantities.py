@@ -48,3 +48,13 @@ def duration(value_seconds: float | None) -> str:
     if days:
         return f"{days:,} d {hours} h"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole_seconds} s"
+
+
+def scaled(value: float | None, unit: str) -> str:
+    """Return a large quantity with a decimal prefix: 12.3 GB, 1.23 TFLOP/s."""
+    if value is None:
+        return UNKNOWN
+    for least, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * least:
+            return f"{significant(value / least)} {prefix}{unit}"
+    return f"{significant(value)} {unit}"

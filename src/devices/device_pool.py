@@ -1,0 +1,119 @@
+"""Device pool: the devices that one Engine uses, each with its queue and its lease on the device's thread."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+from .._errors import EngineClosedError
+from ..actors.loop_mailbox import LoopMailbox
+from ..actors.uninterrupted import uninterrupted
+from .compile_cache import CACHE
+from .device_queue import DeviceQueue
+from .dispatch_threads import THREADS
+from .jobs import Route
+from .parameters import PlacedParameters
+from .placement import Placement, placement_of
+
+R = TypeVar("R")
+
+
+class Station:
+    """One device or mesh, as one Engine uses it.
+
+    Attributes:
+        placement: which it is.
+        queue: what waits for it.
+        route: the way of jobs to it and back.
+        parameters: what lies there for good.
+    """
+
+    def __init__(self, placement: Placement, mailbox: LoopMailbox, loop: asyncio.AbstractEventLoop) -> None:
+        self.placement = placement
+        self.queue = DeviceQueue(placement.name, loop)
+        self.route = Route(THREADS.acquire(placement), CACHE, mailbox)
+        self.parameters = PlacedParameters(placement)
+
+    async def close(self) -> None:
+        """Wait for what runs, and give the lease back."""
+        await self.queue.close()
+        ended = asyncio.Event()
+        THREADS.release(self.placement, lambda: self.route.mailbox.post(ended.set))
+        await ended.wait()
+
+
+class DevicePool:
+    """The devices that one Engine uses; one is opened when it is first used."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._mailbox = LoopMailbox(self._loop)
+        self._stations: dict[Placement, Station] = {}
+        self._by_name: dict[Hashable, Station] = {}
+        self._opening: set[asyncio.Future[Any]] = set()
+        self._closed = False
+        CACHE.acquire()
+
+    def opened(self, device: Hashable) -> Station | None:
+        """Return a device that was opened before by this name; None if it was not."""
+        return self._by_name.get(device)
+
+    async def open(self, device: Hashable) -> Station:
+        """Return a device, as `select` names it.
+
+        Raises:
+            DeviceError: there is no such device.
+            EngineClosedError: the Engine was closed.
+        """
+        found = self._by_name.get(device)
+        if found is not None:
+            return found
+        # The first use of JAX takes seconds: it is loaded, and looks for devices.
+        placement = await self._off_the_loop(lambda: placement_of(device))
+        if self._closed:
+            raise EngineClosedError(f"device {device} was not opened: its Engine was closed")
+        station = self._stations.get(placement)
+        if station is None:
+            station = self._stations[placement] = Station(placement, self._mailbox, self._loop)
+        self._by_name[device] = station
+        return station
+
+    async def aclose(self) -> None:
+        """Refuse more calls, wait for those that run, and give the threads back."""
+        if self._closed:
+            return
+        self._closed = True
+        await uninterrupted(self._close())
+
+    async def _close(self) -> None:
+        if self._opening:
+            await asyncio.wait(self._opening)
+        for station in self._stations.values():
+            await station.close()
+        await CACHE.arelease()
+
+    async def _off_the_loop(self, function: Callable[[], R]) -> R:
+        """Call a function on a thread of its own, which the pool waits for."""
+        done: asyncio.Future[R] = self._loop.create_future()
+        settled: Callable[[R | None, BaseException | None], None] = lambda value, error: _settle(done, value, error)
+
+        def work() -> None:
+            try:
+                value, error = function(), None
+            except BaseException as raised:  # noqa: BLE001 - it belongs to the caller
+                value, error = None, raised
+            self._mailbox.post(settled, value, error)
+
+        thread = threading.Thread(target=work, name="penstock-device-open", daemon=False)
+        thread.start()
+        self._opening.add(done)
+        done.add_done_callback(lambda _: thread.join())
+        done.add_done_callback(self._opening.discard)
+        return await asyncio.shield(done)
+
+
+def _settle(done: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
+    if error is None:
+        done.set_result(value)
+    else:
+        done.set_exception(error)

@@ -1,0 +1,170 @@
+"""Jobs: one call, or a batch of calls, on its way through the dispatch thread."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from .device_call import DeviceCall
+
+if TYPE_CHECKING:
+    from ..actors.loop_mailbox import LoopMailbox
+    from .compile_cache import CompileCache
+    from .compiling import Program
+    from .dispatch import DispatchThread
+
+
+@dataclass(frozen=True)
+class Route:
+    """What the jobs of one device and event loop have in common.
+
+    Attributes:
+        thread: where they are dispatched; one whose program has to be compiled first comes back to it.
+        cache: where executables are.
+        mailbox: brings outcomes to the loop.
+    """
+
+    thread: "DispatchThread"
+    cache: "CompileCache"
+    mailbox: "LoopMailbox"
+
+
+class Job:
+    """Runs a compiled program for some calls.
+
+    Its methods are called on the threads of the device. When it is over, `on_over` is called on the loop with the job.
+
+    Attributes:
+        calls: whom it is for.
+        results: one for each call, once it has ended well.
+        error: why it failed.
+        has_run: whether the device has seen it: it was not skipped, and its program was compiled.
+    """
+
+    def __init__(
+        self, program: "Program", route: Route, calls: list[DeviceCall], on_over: "Callable[[Job], None]"
+    ) -> None:
+        self.calls = calls
+        self.results: list[Any] = []
+        self.error: BaseException | None = None
+        self.has_run = False
+        self._program = program
+        self._route = route
+        self._on_over = on_over
+        self._not_compiled: BaseException | None = None
+        self._args: tuple[Any, ...] | None = None
+        self._given: Any = None
+
+    def submit(self) -> None:
+        """Have it run."""
+        self._route.thread.submit(self)
+
+    def begin(self) -> bool:
+        """Return whether anybody still wants it."""
+        if all(call.result.cancelled() for call in self.calls):
+            self._over()
+            return False
+        return True
+
+    def dispatch(self) -> list[Any] | None:
+        """Enqueue the program, or have it compiled first; returns what it will give."""
+        if self._not_compiled is not None:
+            raise self._not_compiled
+        if self._args is None:
+            self._args = self.arguments()
+        executable = self._route.cache.find(self._program, self._args)
+        if executable is None:
+            self._route.cache.compile(self._program, self._args, self._compiled)
+            return None
+        self.has_run = True
+        self._given = executable(*self._args)
+        arrays = jax.tree.leaves(self._given)
+        self.dispatched(self._given)
+        return arrays
+
+    def inputs(self) -> Iterable[Any]:
+        """The arrays that it reads."""
+        return jax.tree.leaves(self._args)
+
+    def ready(self) -> None:
+        """Give the callers their results."""
+        try:
+            self.results = self.results_of(self._given)
+        except Exception as error:  # noqa: BLE001 - what the function gives is not what it should: its callers learn it
+            self.error = error
+        self._over()
+
+    def failed(self, error: BaseException) -> None:
+        """Tell the callers."""
+        self.error = error
+        self._over()
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the arguments of the program."""
+        raise NotImplementedError
+
+    def dispatched(self, given: Any) -> None:
+        """The program is enqueued, and will give this."""
+
+    def results_of(self, given: Any) -> list[Any]:
+        """Return the result of each call, from what the program gave."""
+        raise NotImplementedError
+
+    def _compiled(self, found: object) -> None:
+        if isinstance(found, BaseException):
+            self._not_compiled = found
+        self.submit()
+
+    def _over(self) -> None:
+        self._args = self._given = None
+        self._route.mailbox.post(self._on_over, self)
+
+
+class SingleJob(Job):
+    """Runs a program for one call.
+
+    Args:
+        prepare: makes the arguments of the program from those of the call; on the dispatch thread.
+        hands_on: the caller gets the result before it is ready, to hand it to another device call.
+    """
+
+    def __init__(
+        self,
+        program: "Program",
+        route: Route,
+        call: DeviceCall,
+        on_over: "Callable[[Job], None]",
+        prepare: Callable[[tuple[Any, ...]], tuple[Any, ...]],
+        *,
+        hands_on: bool,
+    ) -> None:
+        super().__init__(program, route, [call], on_over)
+        self._call_args = call.args
+        self._prepare = prepare
+        self._hands_on = hands_on
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the arguments of the call."""
+        args, self._call_args = self._prepare(self._call_args), ()
+        # The caller goes on before the program has run, and may change a buffer that on a CPU is the argument itself.
+        return jax.tree.map(_own, args) if self._hands_on else args
+
+    def dispatched(self, given: Any) -> None:
+        """Hand the result on, if the caller is content with that."""
+        if self._hands_on:
+            self._route.mailbox.post(_hand_on, self.calls[0], given)
+
+    def results_of(self, given: Any) -> list[Any]:
+        """Return what the program gave."""
+        return [given]
+
+
+def _own(leaf: Any) -> Any:
+    return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _hand_on(call: DeviceCall, given: Any) -> None:
+    if not call.result.done():
+        call.result.set_result(given)

@@ -1,0 +1,122 @@
+"""What the machine gives to this process: cores and what they can do, control-group limits, a SLURM allocation.
+
+Everything here is read from files and variables, works without JAX, and changes nothing.
+"""
+
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuStatus:
+    """The processor, and what this process may use of it.
+
+    Attributes:
+        model: name of the processor; empty if the system does not tell.
+        architecture: its instruction set: "x86_64", "aarch64".
+        cores: logical cores of the machine; None if the system does not tell.
+        affinity: numbers of the cores that this process may run on; None where a system has no such thing.
+        features: instruction-set extensions, as Linux names them; empty on other systems.
+    """
+
+    model: str
+    architecture: str
+    cores: int | None
+    affinity: tuple[int, ...] | None
+    features: tuple[str, ...]
+
+    @property
+    def usable_cores(self) -> int | None:
+        """How many cores this process may run on."""
+        return self.cores if self.affinity is None else len(self.affinity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmAllocation:
+    """What SLURM says that it has allocated; None for what it does not say.
+
+    Attributes:
+        job_id: number of the job.
+        node_list: names of its nodes, as SLURM shortens them.
+        nodes: how many nodes it has.
+        tasks: how many tasks (processes) it has.
+        task: number of this task, from 0.
+        cpus_per_task: cores of each task.
+        gpus_on_node: GPUs of the job on this node.
+        memory_bytes_per_node: memory of the job on each node.
+    """
+
+    job_id: str
+    node_list: str | None
+    nodes: int | None
+    tasks: int | None
+    task: int | None
+    cpus_per_task: int | None
+    gpus_on_node: int | None
+    memory_bytes_per_node: int | None
+
+
+def read_cpu(proc: Path = Path("/proc")) -> CpuStatus:
+    """Return what the system tells about the processor.
+
+    Args:
+        proc: where the kernel's tables are.
+    """
+    fields: dict[str, str] = {}
+    try:
+        for line in (proc / "cpuinfo").read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip().lower(), value.strip())
+    except OSError:  # no Linux
+        pass
+    get_affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return CpuStatus(
+        model=fields.get("model name") or platform.processor(),
+        architecture=platform.machine(),
+        cores=os.cpu_count(),
+        affinity=tuple(sorted(get_affinity(0))) if get_affinity else None,
+        features=tuple(sorted((fields.get("flags") or fields.get("features") or "").split())),  # x86, ARM
+    )
+
+
+_MEGABYTE: Final = 1 << 20
+
+
+def read_slurm(environment: Mapping[str, str]) -> SlurmAllocation | None:
+    """Return the allocation that the variables of a process tell of; None outside of SLURM.
+
+    Args:
+        environment: the variables.
+    """
+    job_id = environment.get("SLURM_JOB_ID")
+    if not job_id:
+        return None
+
+    def number(name: str) -> int | None:
+        text = environment.get(name, "")
+        return int(text) if text.isdecimal() else None
+
+    megabytes = number("SLURM_MEM_PER_NODE")
+    return SlurmAllocation(
+        job_id=job_id,
+        node_list=environment.get("SLURM_JOB_NODELIST"),
+        nodes=number("SLURM_JOB_NUM_NODES"),
+        tasks=number("SLURM_NTASKS"),
+        task=number("SLURM_PROCID"),
+        cpus_per_task=number("SLURM_CPUS_PER_TASK"),
+        gpus_on_node=number("SLURM_GPUS_ON_NODE"),
+        memory_bytes_per_node=None if megabytes is None else megabytes * _MEGABYTE,
+    )
+
+
+def has_nvidia_gpu(device_files: Path = Path("/dev")) -> bool:
+    """Return whether the driver of an NVIDIA GPU offers one to this process.
+
+    Args:
+        device_files: where the system keeps its device files.
+    """
+    return any(device_files.glob("nvidia[0-9]*"))
