@@ -1,44 +1,49 @@
 """Device actor: runs functions on a device, for code that keeps its own state there."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
-from weakref import WeakKeyDictionary
 
-from ..actors.current import remaining_deadline
 from ..engine.engine import default_engine
 from .device_call import DeviceCall
-from .device_pool import DevicePool, Station
-from .device_queue import DEFAULT_WINDOW, Lane
+from .device_pool import DevicePool
+from .parameter_names import parameter_names
 
 if TYPE_CHECKING:
     import jax.sharding
 
     from .compiling import Program
     from .device_mesh import DeviceMesh
+    from .device_queue import Lane
     from .jax_types import Device
-    from .jobs import Job
+    from .placement import Placement
+    from .station import Station
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 
-class DeviceActor:
-    """One device or mesh, for code that keeps its own state there: parameters, an optimizer's state, a cache.
+def actor(device: "str | Device | DeviceMesh | jax.sharding.Mesh", /) -> "DeviceActor":
+    """Return a device for code that keeps its own state there.
 
-    Made by `penstock.devices.actor`. Functions run one after the other in the order of the calls; several are in
-    flight. Nothing is compiled, dispatched or waited for on the event loop.
+    Args:
+        device: which one, as `select` takes it.
+    """
+    return DeviceActor(device)
+
+
+class DeviceActor:
+    """A device or mesh for code that keeps its own state there: parameters, an optimizer's state, a cache.
+
+    Made by `penstock.devices.actor`. Functions run in the order of the calls; several are in flight. Nothing is
+    compiled, dispatched or waited for on the event loop.
     """
 
     def __init__(self, device: Any) -> None:
         self._device = device
 
     async def run(
-        self,
-        fn: Callable[[*Ts], R],
-        /,
-        *args: *Ts,
-        donate_argnums: tuple[int, ...] = (),
-        ready: bool = True,
+        self, fn: Callable[[*Ts], R], /, *args: *Ts, donate_argnums: tuple[int, ...] = (), ready: bool = True
     ) -> R:
         """Run a function of arrays on the device.
 
@@ -61,7 +66,19 @@ class DeviceActor:
         """
         pool = default_engine()._runtime.pools.other(DevicePool, DevicePool)
         station = pool.opened(self._device) or await pool.open(self._device)
-        lane = station.lane(_Runs, lambda: _Runs(station).lane)
-        call = DeviceCall(pool.loop, args, deadline=remaining_deadline())
-        call.payload = _Run(fn, donate_argnums, ready)
-        return cast(R, await station.queue.run(lane, call))
+        lane = station.lane(DeviceActor, _own_lane)
+        program = _program(fn, station.placement, donate_argnums)
+        return cast(R, await station.run(lane, DeviceCall(station.loop, program, args, hands_on=not ready)))
+
+
+def _own_lane(station: "Station") -> "Lane":
+    return station.single_lane("devices.actor")
+
+
+# Two hundred functions are more than a program has; what is made anew for each call must not pile up.
+@lru_cache(maxsize=256)
+def _program(fn: Callable[..., Any], placement: "Placement", donate_argnums: tuple[int, ...]) -> "Program":
+    from .compiling import Program
+
+    name = str(getattr(fn, "__name__", type(fn).__name__))
+    return Program(fn, name, parameter_names(fn), placement, donate_argnums, pure=False)

@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .compiling import Program
 
 
 class DeviceCall:
@@ -11,8 +14,10 @@ class DeviceCall:
     A call that runs cannot be stopped: its caller is released at once, and whoever closes the scope waits for it.
 
     Attributes:
+        program: what it runs.
         args: the arguments, one for each parameter.
         result: what the caller waits for.
+        hands_on: the caller gets the result before it is ready, to give it to another call.
         priority: higher first.
         deadline: when nobody will wait for it any more, in the loop's time.
         group: calls of one group may run together.
@@ -22,19 +27,25 @@ class DeviceCall:
     """
 
     __slots__ = (
-        "_on_returned", "args", "arrived_at", "deadline", "group", "priority", "result", "returned", "started",
+        "_on_returned", "args", "arrived_at", "deadline", "group", "hands_on", "priority", "program", "result",
+        "returned", "started",
     )  # fmt: skip
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        program: "Program",
         args: tuple[Any, ...],
+        *,
+        hands_on: bool = False,
         priority: int = 0,
         deadline: float | None = None,
         group: Hashable = None,
     ) -> None:
+        self.program = program
         self.args = args
         self.result: asyncio.Future[Any] = loop.create_future()
+        self.hands_on = hands_on
         self.priority = priority
         self.deadline = deadline
         self.group = group
@@ -47,10 +58,14 @@ class DeviceCall:
         """Whether somebody waits for the result, and will when it comes."""
         return not self.result.done() and (self.deadline is None or now < self.deadline)
 
-    def finish(self, value: Any) -> None:
-        """Give the caller the result, unless it has left; the device is done with it."""
+    def hand_on(self, value: Any) -> None:
+        """Give the caller a result that is not ready yet, unless it has left."""
         if not self.result.done():
             self.result.set_result(value)
+
+    def finish(self, value: Any) -> None:
+        """Give the caller the result, unless it has it or has left; the device is done with it."""
+        self.hand_on(value)
         self._return()
 
     def fail(self, error: BaseException) -> None:

@@ -9,37 +9,11 @@ from .._errors import EngineClosedError
 from ..actors.loop_mailbox import LoopMailbox
 from ..actors.uninterrupted import uninterrupted
 from .compile_cache import CACHE
-from .device_queue import DeviceQueue
-from .dispatch_threads import THREADS
-from .jobs import Route
-from .parameters import PlacedParameters
-from .placement import Placement, placement_of
+from .placement import Placement
+from .selection import select
+from .station import Station
 
 R = TypeVar("R")
-
-
-class Station:
-    """One device or mesh, as one Engine uses it.
-
-    Attributes:
-        placement: which it is.
-        queue: what waits for it.
-        route: the way of jobs to it and back.
-        parameters: what lies there for good.
-    """
-
-    def __init__(self, placement: Placement, mailbox: LoopMailbox, loop: asyncio.AbstractEventLoop) -> None:
-        self.placement = placement
-        self.queue = DeviceQueue(placement.name, loop)
-        self.route = Route(THREADS.acquire(placement), CACHE, mailbox)
-        self.parameters = PlacedParameters(placement)
-
-    async def close(self) -> None:
-        """Wait for what runs, and give the lease back."""
-        await self.queue.close()
-        ended = asyncio.Event()
-        THREADS.release(self.placement, lambda: self.route.mailbox.post(ended.set))
-        await ended.wait()
 
 
 class DevicePool:
@@ -69,7 +43,7 @@ class DevicePool:
         if found is not None:
             return found
         # The first use of JAX takes seconds: it is loaded, and looks for devices.
-        placement = await self._off_the_loop(lambda: placement_of(device))
+        placement = await self._off_the_loop(lambda: Placement.of(select(device)))
         if self._closed:
             raise EngineClosedError(f"device {device} was not opened: its Engine was closed")
         station = self._stations.get(placement)

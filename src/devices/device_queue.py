@@ -1,7 +1,6 @@
 """Device queue: what waits for a device on one event loop, and what is handed to it next."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Protocol
 
 from .._errors import EngineClosedError, Overloaded
@@ -10,16 +9,15 @@ from ..actors.condition import Condition
 from .device_call import DeviceCall
 from .gathering import Gathering
 
-# Jobs that the device's thread holds ahead: enough that a burst of tiny kernels does not wait for the loop between two
-# of them, few enough that a node that comes later is served soon.
-DEFAULT_WINDOW = 16
+# Jobs of all nodes that the device's thread holds ahead.
+DEFAULT_WINDOW = 32
 
 
 class Start(Protocol):
     """Has the device run some calls together."""
 
     def __call__(self, calls: list[DeviceCall], /) -> None:
-        """Begin; `DeviceQueue.returned` is called with the same list in the end."""
+        """Begin; `DeviceQueue.returned` is called in the end."""
         ...
 
 
@@ -103,7 +101,7 @@ class DeviceQueue:
                 self._busy.pop(lane, None)
             call.drop()
 
-    def returned(self, lane: Lane, calls: Sequence[DeviceCall]) -> None:
+    def returned(self, lane: Lane) -> None:
         """The device is done with a job."""
         self._running -= 1
         lane.free += 1

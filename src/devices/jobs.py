@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .compile_cache import CompileCache
     from .compiling import Program
     from .dispatch import DispatchThread
+    from .parameters import PlacedParameters
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,13 @@ class Route:
         thread: where they are dispatched; one whose program has to be compiled first comes back to it.
         cache: where executables are.
         mailbox: brings outcomes to the loop.
+        parameters: what lies on the device for good.
     """
 
     thread: "DispatchThread"
     cache: "CompileCache"
     mailbox: "LoopMailbox"
+    parameters: "PlacedParameters"
 
 
 class Job:
@@ -126,35 +129,36 @@ class SingleJob(Job):
     """Runs a program for one call.
 
     Args:
-        prepare: makes the arguments of the program from those of the call; on the dispatch thread.
-        hands_on: the caller gets the result before it is ready, to hand it to another device call.
+        route: its way.
+        call: the call.
+        on_over: called on the loop when it is over.
+        parameters: positions of the arguments that are parameters.
     """
 
     def __init__(
-        self,
-        program: "Program",
-        route: Route,
-        call: DeviceCall,
-        on_over: "Callable[[Job], None]",
-        prepare: Callable[[tuple[Any, ...]], tuple[Any, ...]],
-        *,
-        hands_on: bool,
+        self, route: Route, call: DeviceCall, on_over: "Callable[[Job], None]", parameters: tuple[int, ...] = ()
     ) -> None:
-        super().__init__(program, route, [call], on_over)
+        super().__init__(call.program, route, [call], on_over)
         self._call_args = call.args
-        self._prepare = prepare
-        self._hands_on = hands_on
+        self._parameters = parameters
+        self._hands_on = call.hands_on
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the call."""
-        args, self._call_args = self._prepare(self._call_args), ()
+        args, self._call_args = self._call_args, ()
+        if self._parameters:
+            placed = self._route.parameters
+            args = tuple([
+                placed.place((self._program, index), arg) if index in self._parameters else arg
+                for index, arg in enumerate(args)
+            ])  # fmt: skip
         # The caller goes on before the program has run, and may change a buffer that on a CPU is the argument itself.
         return jax.tree.map(_own, args) if self._hands_on else args
 
     def dispatched(self, given: Any) -> None:
         """Hand the result on, if the caller is content with that."""
         if self._hands_on:
-            self._route.mailbox.post(_hand_on, self.calls[0], given)
+            self._route.mailbox.post(self.calls[0].hand_on, given)
 
     def results_of(self, given: Any) -> list[Any]:
         """Return what the program gave."""
@@ -163,8 +167,3 @@ class SingleJob(Job):
 
 def _own(leaf: Any) -> Any:
     return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
-
-
-def _hand_on(call: DeviceCall, given: Any) -> None:
-    if not call.result.done():
-        call.result.set_result(given)
