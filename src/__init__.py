@@ -6,9 +6,11 @@ The map of the house, in the order in which its floors may know each other:
     telemetry    spans, metrics, logs, through the API of OpenTelemetry; knows no one
     actors       one actor: channel, places, frame, crew of workers, policy, supervision, threads, processes
     engine       many actors: node, graph, trace, plan, run, stream, deploy
+    devices      actors that own an accelerator, through JAX, which is loaded at the first use
     testing      virtual time, seeded interleavings, fakes
 """
 
+from . import devices as devices
 from . import engine as engine
 from . import telemetry as telemetry
 from . import testing as testing
@@ -17,11 +19,13 @@ from ._errors import ActorStopped as ActorStopped
 from ._errors import ChannelClosed as ChannelClosed
 from ._errors import DeadlineExceeded as DeadlineExceeded
 from ._errors import DeploymentFailed as DeploymentFailed
+from ._errors import DeviceError as DeviceError
 from ._errors import EngineClosedError as EngineClosedError
 from ._errors import EngineLoopError as EngineLoopError
 from ._errors import GraphTraceError as GraphTraceError
 from ._errors import InboxClosed as InboxClosed
 from ._errors import IterationLimitError as IterationLimitError
+from ._errors import MissingExtraError as MissingExtraError
 from ._errors import NodeCancelledError as NodeCancelledError
 from ._errors import NodeError as NodeError
 from ._errors import NodeTimeoutError as NodeTimeoutError

@@ -117,3 +117,11 @@ class DeploymentFailed(PenstockError):
 
     The last crash is the `__cause__`.
     """
+
+
+class MissingExtraError(PenstockError, ImportError):
+    """Something needs a package that only an extra of Penstock installs; the message says which."""
+
+
+class DeviceError(PenstockError):
+    """A device is not there, or computes wrong values; the message lists those that are, or says what to install."""

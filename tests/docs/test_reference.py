@@ -11,7 +11,12 @@ import pytest
 from tests.docs.snippets import ROOT, blocks_of, run_block
 
 SOURCE = ROOT / "src"
-MODULES = {"penstock": SOURCE, "penstock.engine": SOURCE / "engine", "penstock.testing": SOURCE / "testing"}
+MODULES = {
+    "penstock": SOURCE,
+    "penstock.devices": SOURCE / "devices",
+    "penstock.engine": SOURCE / "engine",
+    "penstock.testing": SOURCE / "testing",
+}
 PICTURE = ROOT / "docs/assets/report.svg"
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)[^)]*\)|src=\"([^\"]+)\"")

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import penstock
-from penstock import testing
+from penstock import devices, testing
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -26,7 +26,7 @@ def exported(module: ModuleType) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(module, name) for module in (penstock, testing) for name in exported(module)]
+    ("module", "name"), [(module, name) for module in (penstock, devices, testing) for name in exported(module)]
 )
 def test_public_name_exists_and_has_a_docstring(module: ModuleType, name: str) -> None:
     value = getattr(module, name)

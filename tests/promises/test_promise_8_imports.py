@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 import penstock
-from penstock import engine, telemetry, testing
+from penstock import devices, engine, telemetry, testing
 print([name for name in sys.modules if name.split(".")[0] in ("jax", "jaxlib", "numpy")
        or name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))])
 """

@@ -1,0 +1,64 @@
+"""The one place that loads JAX, and says what to install where it is missing.
+
+Modules of this folder are imported with `penstock`, which must not load JAX. So they name its types under
+`TYPE_CHECKING`, and a function that needs it says `require_jax()` and then `import jax`.
+"""
+
+import importlib
+import os
+import sys
+
+from .._errors import DeviceError, MissingExtraError
+from .jax_types import all_devices
+
+
+def require_jax() -> None:
+    """Load JAX, or say how to get it.
+
+    The first call takes about half a second, and is not for the event loop.
+
+    Raises:
+        MissingExtraError: JAX is not installed.
+    """
+    try:
+        importlib.import_module("jax")
+    except ModuleNotFoundError as error:
+        if error.name not in ("jax", "jaxlib"):  # of a JAX that is there and broken, its own words say more
+            raise
+        raise MissingExtraError(
+            f'penstock.devices needs JAX, and there is no module named {error.name!r}: pip install "penstock[jax]"',
+            name=error.name,
+        ) from error
+
+
+def start_backends() -> None:
+    """Load JAX and let it look for devices, which starts its backends. The environment stays as it is.
+
+    While it is imported, JAX sets variables of its own, for the log level of its C++ part and for TPUs. Its backends
+    read them when they start; after that they would only confuse child processes, so they are taken back.
+
+    Raises:
+        MissingExtraError: JAX is not installed.
+        DeviceError: JAX cannot start the platform that the environment or the configuration asks for.
+    """
+    loaded_before = "jax" in sys.modules
+    before = dict(os.environ)
+    require_jax()
+    set_by_jax = {} if loaded_before else {key: value for key, value in os.environ.items() if before.get(key) != value}
+    try:
+        all_devices()
+    except RuntimeError as error:
+        platforms = os.environ.get("JAX_PLATFORMS")
+        asked = f" (the environment says JAX_PLATFORMS={platforms})" if platforms else ""
+        raise DeviceError(
+            f"JAX cannot start its backend{asked}: {error}. Unset JAX_PLATFORMS to take what is there, "
+            "or install the JAX that is made for this accelerator."
+        ) from error
+    finally:
+        for key, value in set_by_jax.items():
+            if os.environ.get(key) != value:
+                continue
+            if key in before:
+                os.environ[key] = before[key]
+            else:
+                del os.environ[key]

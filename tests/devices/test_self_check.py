@@ -1,0 +1,106 @@
+"""A JAX that computes wrong values is refused; one that is right is checked once."""
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.devices.jax_import import require_jax
+from penstock.devices.self_check import SelfCheck
+
+jax = pytest.importorskip("jax")
+
+
+def right(device, matrix):
+    return (matrix @ np.ones_like(matrix)).sum(0)
+
+
+def almost_right(device, matrix):
+    result = right(device, matrix)
+    result[17] += 1
+    return result
+
+
+def test_this_jax_computes_right_values() -> None:
+    check = SelfCheck()
+    check.verify(jax.devices("cpu")[0])
+    [result] = check.results.values()
+    assert (result.platform, result.passed, result.error) == ("cpu", True, None)
+
+
+@pytest.mark.parametrize("wrong", [almost_right, lambda device, matrix: np.full(len(matrix), np.nan, np.float32)])
+def test_wrong_values_are_refused_with_the_remedy(wrong) -> None:
+    check = SelfCheck(wrong)
+    for _ in range(2):  # also the second time
+        with pytest.raises(ps.DeviceError) as caught:
+            check.verify(jax.devices("cpu")[0])
+        for part in (
+            f"JAX {jax.__version__} computes wrong",
+            "cpu",
+            "pip install",
+            "jax>=0.9.2,!=0.10.2",
+            "XLA_FLAGS=",
+        ):
+            assert part in str(caught.value)
+    assert [result.passed for result in check.results.values()] == [False]
+
+
+def test_the_check_runs_once_for_all_threads_and_devices_of_a_kind() -> None:
+    calls = []
+    together = threading.Barrier(8)
+
+    def counted(device, matrix):
+        calls.append(device)
+        return right(device, matrix)
+
+    check = SelfCheck(counted)
+
+    def use(device) -> None:
+        together.wait()
+        check.verify(device)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(use, jax.devices("cpu")))
+    assert len(calls) == 1
+
+
+def test_an_error_of_jax_itself_passes_and_the_next_use_checks_again() -> None:
+    outcomes = [RuntimeError("RESOURCE_EXHAUSTED: out of memory"), None]
+
+    def compute(device, matrix):
+        if error := outcomes.pop(0):
+            raise error
+        return right(device, matrix)
+
+    check = SelfCheck(compute)
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        check.verify(jax.devices("cpu")[0])
+    check.verify(jax.devices("cpu")[0])
+
+
+def test_without_jax_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(ps.MissingExtraError, match=r'named \'jax\': pip install "penstock\[jax\]"') as caught:
+        require_jax()
+    assert isinstance(caught.value, ImportError)
+
+
+def test_without_jaxlib_too(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    (tmp_path / "jax.py").write_text("import jaxlib")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "jax")
+    monkeypatch.setitem(sys.modules, "jaxlib", None)
+    with pytest.raises(ps.MissingExtraError, match=r'named \'jaxlib\': pip install "penstock\[jax\]"'):
+        require_jax()
+
+
+def test_a_jax_that_is_broken_speaks_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    (tmp_path / "jax.py").write_text("import a_module_that_is_not_there")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "jax")
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there") as caught:
+        require_jax()
+    assert not isinstance(caught.value, ps.PenstockError)
