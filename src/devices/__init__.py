@@ -1,6 +1,10 @@
 """Actors that own an accelerator, through JAX. Importing this loads no JAX; the first use of a device does."""
 
+from .actor import DeviceActor as DeviceActor
+from .actor import actor as actor
 from .cgroups import CgroupLimits as CgroupLimits
+from .compile_statistics import CompileStatistics as CompileStatistics
+from .compile_statistics import Recompilation as Recompilation
 from .device_mesh import DeviceMesh as DeviceMesh
 from .jax_types import Device as Device
 from .machine import CpuStatus as CpuStatus

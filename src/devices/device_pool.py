@@ -9,6 +9,8 @@ from .._errors import EngineClosedError
 from ..actors.loop_mailbox import LoopMailbox
 from ..actors.uninterrupted import uninterrupted
 from .compile_cache import CACHE
+from .jax_import import start_backends
+from .jax_types import is_device
 from .placement import Placement
 from .selection import select
 from .station import Station
@@ -43,7 +45,7 @@ class DevicePool:
         if found is not None:
             return found
         # The first use of JAX takes seconds: it is loaded, and looks for devices.
-        placement = await self._off_the_loop(lambda: Placement.of(select(device)))
+        placement = await self._off_the_loop(lambda: _placement_of(device))
         if self._closed:
             raise EngineClosedError(f"device {device} was not opened: its Engine was closed")
         station = self._stations.get(placement)
@@ -66,28 +68,30 @@ class DevicePool:
             await station.close()
         await CACHE.arelease()
 
+    def _opened(self, done: "asyncio.Future[Any]") -> None:
+        self._opening.discard(done)
+        done.exception()  # it is retrieved, also if whoever asked has left
+
     async def _off_the_loop(self, function: Callable[[], R]) -> R:
         """Call a function on a thread of its own, which the pool waits for."""
         done: asyncio.Future[R] = self._loop.create_future()
-        settled: Callable[[R | None, BaseException | None], None] = lambda value, error: _settle(done, value, error)
 
         def work() -> None:
             try:
-                value, error = function(), None
-            except BaseException as raised:  # noqa: BLE001 - it belongs to the caller
-                value, error = None, raised
-            self._mailbox.post(settled, value, error)
+                self._mailbox.post(done.set_result, function())
+            except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+                self._mailbox.post(done.set_exception, error)
 
         thread = threading.Thread(target=work, name="penstock-device-open", daemon=False)
         thread.start()
         self._opening.add(done)
-        done.add_done_callback(lambda _: thread.join())
-        done.add_done_callback(self._opening.discard)
-        return await asyncio.shield(done)
+        done.add_done_callback(lambda _: thread.join())  # it has nothing left to do but return
+        done.add_done_callback(self._opened)
+        await asyncio.wait([done])  # whoever is cancelled meanwhile leaves it to the end of the pool
+        return done.result()
 
 
-def _settle(done: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
-    if error is None:
-        done.set_result(value)
-    else:
-        done.set_exception(error)
+def _placement_of(device: Any) -> Placement:
+    start_backends()
+    found: Any = select(device)
+    return Placement.of_device(found) if is_device(found) else Placement.of_mesh(found)

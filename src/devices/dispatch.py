@@ -104,9 +104,9 @@ class DispatchThread:
             thread.join()
 
     def _dispatch_all(self) -> None:
+        begin: Callable[[Job], None] = self._dispatch
         try:
             self._check()
-            begin = self._dispatch
         except Exception as error:  # noqa: BLE001 - a device that cannot be used is what every caller has to know
             begin = _failing(error)
         while (job := self._jobs.get()) is not None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from .dispatch import DispatchThread
 from .placement import Placement
-from .self_check import verify
+from .self_check import self_check
 
 
 class DispatchThreads:
@@ -49,7 +49,7 @@ class DispatchThreads:
         if len(placement.devices) > 1:
             keys = sorted((device.platform, device.id) for device in placement.devices)
             locks = [self._device_locks.setdefault(key, threading.Lock()) for key in keys]
-        return DispatchThread(placement.name, lambda: verify(placement.devices[0]), locks)
+        return DispatchThread(placement.name, lambda: self_check().verify(placement.devices[0]), locks)
 
 
 # One for the process, as the devices are.

@@ -14,7 +14,7 @@ from .parameters import PlacedParameters
 from .placement import Placement
 
 if TYPE_CHECKING:
-    from ..actors.batching import Batch
+    pass
 
 # Jobs of one node that the device's thread holds ahead: enough that a burst of tiny kernels does not wait for the loop
 # between two of them, few enough that a node that comes later is served soon.

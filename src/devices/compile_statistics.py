@@ -1,0 +1,52 @@
+"""What the programs of a node have cost, and why there is more than one."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Recompilation:
+    """One reason why a node was compiled again, told against the most similar earlier program.
+
+    Attributes:
+        program: number of the program that this explains, the node's first being 1. One program may have several
+            reasons.
+        argument: name of the argument, with the path inside it: `batch['tokens']`; empty where it is none.
+        cause: "shape", "dtype", "weak type", "structure", "static value", "configuration", "function", "eviction".
+        before: what the earlier program was compiled for.
+        after: what this one was compiled for.
+        remedy: what to change if this was not meant.
+    """
+
+    program: int
+    argument: str
+    cause: str
+    before: str
+    after: str
+    remedy: str
+
+    def __str__(self) -> str:
+        subject = f"{self.cause} of {self.argument}" if self.argument else self.cause
+        return f"program {self.program}: {subject}: {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class CompileStatistics:
+    """What the programs of a node have cost.
+
+    Attributes:
+        programs: compiled programs held now.
+        hits: calls whose program was there.
+        misses: calls that waited for a compilation, also one that another call had begun.
+        seconds: time spent tracing, lowering and compiling.
+        evictions: programs dropped because the process held too many.
+        transfers: arguments that lay elsewhere, on another device or in another sharding, and were moved for a call.
+        recompilations: why there is more than one program, the last hundred or so reasons.
+    """
+
+    programs: int
+    hits: int
+    misses: int
+    seconds: float
+    evictions: int
+    transfers: int
+    recompilations: tuple[Recompilation, ...]
