@@ -38,7 +38,7 @@ from ._errors import ResourceError as ResourceError
 from ._errors import UnknownItemError as UnknownItemError
 from ._errors import WorkerDied as WorkerDied
 from ._errors import WorkSettledError as WorkSettledError
-from .actors.batching import Batch as Batch
+from .actors.batch import Batch as Batch
 from .actors.current import FrameInfo as FrameInfo
 from .actors.current import current as current
 from .actors.inbox import Inbox as Inbox

@@ -5,13 +5,12 @@ owns its loop and does what the queue says.
 """
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from .._errors import InboxClosed, NodeCancelledError, Overloaded
+from .batch import Batch
 from .condition import Condition
 from .inbox import Inbox
 from .own_loop import Actor
@@ -20,33 +19,6 @@ from .work import Request, Work
 T = TypeVar("T")
 U = TypeVar("U")
 W = TypeVar("W", bound=Request[Any])
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Handle items of many requests together: the function takes a list and returns a list.
-
-    Args:
-        max_size: the most items in one batch.
-        max_wait_seconds: how long the first item of a batch waits for others; 0 takes what is there.
-        max_queue: items that may wait beside those of the next batch; more are refused with `Overloaded`. None: their
-            callers wait.
-
-    Raises:
-        ValueError: a number is out of its range.
-    """
-
-    max_size: int
-    _: KW_ONLY
-    max_wait_seconds: float = 0.0
-    max_queue: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value, least in (("max_size", self.max_size, 1), ("max_queue", self.max_queue, 0)):
-            if value is not None and (type(value) is not int or value < least):
-                raise ValueError(f"Batch({name}={value!r}): a whole number of at least {least}")
-        if not 0 <= self.max_wait_seconds < math.inf:
-            raise ValueError(f"Batch(max_wait_seconds={self.max_wait_seconds!r}): 0 or more, and finite")
 
 
 class BatchQueue(Generic[W]):

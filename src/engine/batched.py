@@ -12,7 +12,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias, Union, get_args, get_origin
 
 from ..actors.actor import BLOCKING_SECONDS, log_blocking
-from ..actors.batching import Batch, Batcher, results_of
+from ..actors.batch import Batch
+from ..actors.batching import Batcher, results_of
 from ..actors.loop_host import OwnsLoop
 from ..actors.policy import Policy
 from ..actors.uninterrupted import uninterrupted
@@ -36,6 +37,15 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
         raise TypeError(
             f"@node(batch=...) on class {label!r}: batch= is for functions and methods; a class may own its loop"
         )
+    for option, is_given in (
+        ("pad_axes", bool(batch.pad_axes)),
+        ("buckets", batch.buckets != "powers_of_two"),
+    ):
+        if is_given:
+            raise TypeError(
+                f"node {label!r} takes a list, which is not padded: Batch({option}=...) is for device_node, which "
+                "stacks arrays"
+            )
     check_policy(label, fn, policy, is_stateful=False)
     if policy.runs_on == "process":
         raise TypeError(f'batched node {label!r} cannot run with runs_on="process"; use runs_on="thread"')

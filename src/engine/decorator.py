@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
-from ..actors.batching import Batch
+from ..actors.batch import Batch
 from ..actors.policy import Policy, Retry, RunsOn
 from ..actors.supervision import RestartMode
 from .batched import batched_node

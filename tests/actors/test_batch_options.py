@@ -1,0 +1,57 @@
+"""What a `Batch` may be asked for, and where."""
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+import penstock as ps
+
+
+def test_a_batch_is_a_value_that_nobody_changes() -> None:
+    axes = {"tokens": 0}
+    batch = ps.Batch(8, buckets=(1, 4), pad_axes=axes, length_buckets=(16, 128))
+    axes["tokens"] = 1
+    assert batch.pad_axes == {"tokens": 0}
+    same = ps.Batch(8, buckets=(1, 4), pad_axes={"tokens": 0}, length_buckets=(16, 128))
+    assert (batch, hash(batch)) == (same, hash(same))
+    assert batch != dataclasses.replace(batch, pad_axes={"tokens": (0, 1)})
+    with pytest.raises(TypeError):
+        batch.pad_axes["tokens"] = 2  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"buckets": [1, 2]}, TypeError, '"powers_of_two" or a tuple'),
+        ({"buckets": "squares"}, TypeError, '"powers_of_two" or a tuple'),
+        ({"buckets": ()}, ValueError, "ascending"),
+        ({"buckets": (2, 1)}, ValueError, "ascending"),
+        ({"buckets": (2, 2)}, ValueError, "ascending"),
+        ({"buckets": (0, 2)}, ValueError, "at least 1"),
+        ({"buckets": (1, 2.0)}, ValueError, "whole numbers"),
+        ({"buckets": (1, "2")}, ValueError, "whole numbers"),
+        ({"buckets": (1, 16)}, ValueError, "none of them above max_size=8"),
+        ({"pad_axes": "tokens"}, TypeError, "a mapping"),
+        ({"pad_axes": {1: 0}}, TypeError, "1 is not the name"),
+        ({"pad_axes": {"x": -1}}, ValueError, "'x': -1"),
+        ({"pad_axes": {"x": True}}, ValueError, "'x': True"),
+        ({"pad_axes": {"x": ()}}, ValueError, "an axis"),
+        ({"pad_axes": {"x": (0, 0)}}, ValueError, "(0, 0)"),
+        ({"length_buckets": (8, 4), "pad_axes": {"x": 0}}, ValueError, "ascending"),
+        ({"length_buckets": (8, 16)}, ValueError, "pad_axes="),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        ps.Batch(8, **options)
+
+
+@pytest.mark.parametrize("options", [{"buckets": (1, 8)}, {"pad_axes": {"items": 0}}])
+def test_options_of_device_nodes_are_refused_for_a_function_of_a_list(options: dict[str, Any]) -> None:
+    def double(items: list[int]) -> list[int]:
+        return items * 2
+
+    with pytest.raises(TypeError, match=rf"node 'double'.*Batch\({next(iter(options))}=.*device_node"):
+        ps.node(batch=ps.Batch(8, **options))(double)
