@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
-import jax
-
 from .._errors import OptionsError
 from .captured_constants import warn_of_constants
 from .compile_log import CompileLog
@@ -16,9 +14,10 @@ from .executable import Executable
 from .explanations import described
 from .placement import Placement
 from .signature import Leaf, Signature, signature_of
+from .untyped_jax import jax
 
 # What JAX raises where a value is needed while there are only shapes; JAXTypeError is a TypeError.
-_NOT_TRACEABLE: Final = (TypeError, IndexError, jax.errors.JAXTypeError)
+_NOT_TRACEABLE: Final[tuple[type[Exception], ...]] = (TypeError, IndexError, jax.errors.JAXTypeError)
 _HOW_TO_TRACE: Final = (
     "While JAX traces a function, arrays have a shape and a dtype, and no values: replace `if` and `while` over them "
     "by jnp.where, jax.lax.cond or jax.lax.while_loop, take sizes from shapes, and name arguments that the function "
@@ -106,7 +105,7 @@ def _build(program: Program, configuration: Configuration, signature: Signature)
     options: dict[str, Any] = {}
     if placement.mesh is None or program.out_specs is not None or not jax.tree.leaves(dynamic):
         specs = program.out_specs
-        options["out_shardings"] = jax.tree.map(placement.sharding, specs, is_leaf=lambda spec: spec is None)
+        options["out_shardings"] = jax.tree.map(placement.sharding, specs, is_leaf=_is_none)
     jitted: Any = jax.jit(call, donate_argnums=program.donate_argnums, static_argnums=program.static_argnums, **options)
     if placement.mesh is None:
         traced = jitted.trace(*arguments)
@@ -117,7 +116,8 @@ def _build(program: Program, configuration: Configuration, signature: Signature)
     warn_of_constants(program.name, traced, program.log)
     compiled = traced.lower().compile()
     shardings = [leaf.sharding for leaf in jax.tree.leaves(dynamic)]
-    return Executable(compiled, tuple(shardings), program.static_argnums)
+    is_flat = all(len(part) == 3 for position, part in enumerate(signature) if position not in program.static_argnums)
+    return Executable(compiled, tuple(shardings), program.static_argnums, is_flat)
 
 
 def _abstract_arguments(program: Program, signature: Signature) -> list[Any]:
@@ -132,8 +132,12 @@ def _abstract_arguments(program: Program, signature: Signature) -> list[Any]:
         tree: Any = part if is_leaf else jax.tree.unflatten(part[0], [_Described(leaf) for leaf in part[1]])
         shaped = _Described(part) if is_leaf else tree
         shardings = program.placement.shardings(spec, shaped)
-        arguments.append(jax.tree.map(lambda leaf, sharding: leaf.shaped(sharding), shaped, shardings))
+        arguments.append(jax.tree.map(_Described.shaped, shaped, shardings))
     return arguments
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class _Described:
@@ -142,7 +146,7 @@ class _Described:
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
 
-    def shaped(self, sharding: Any) -> jax.ShapeDtypeStruct:
+    def shaped(self, sharding: Any) -> Any:
         shape, dtype, weak_type = self.leaf
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=weak_type)
 

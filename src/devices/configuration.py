@@ -5,10 +5,11 @@ compiles. So a configuration is captured where a call is made, and entered where
 """
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Final
+import importlib
+from collections.abc import Callable, Generator, Hashable
+from typing import Any, Final, cast
 
-import jax
+from .untyped_jax import jax
 
 # Most programs know one configuration, tests of numerics a handful. One that is forgotten is compiled for again.
 _MAX_KNOWN: Final = 256
@@ -32,7 +33,7 @@ class Configuration:
         self._carried = [(setting, setting.value) for setting in _SETTINGS]
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> Generator[None]:
         """Make it this thread's configuration, whatever has been set here or globally meanwhile."""
         restore: list[tuple[Any, Any]] = []
         try:
@@ -86,12 +87,11 @@ def _private_parts() -> tuple[Callable[[], Hashable], list[Any], Any]:
     per program (NaNs and infinities), and what only its compiler reads.
     """
     try:
-        from jax._src import config
-
+        config: Any = importlib.import_module("jax._src.config")
         trace_context: Callable[[], Hashable] = config.trace_context
         trace_context()
         setting_type: Any = config.config_ext.Config
-        settings: list[Any] = [value for value in vars(config).values() if isinstance(value, setting_type)]
+        settings = [value for value in cast("dict[str, Any]", vars(config)).values() if isinstance(value, setting_type)]
         nans, infs = config.debug_nans, config.debug_infs
         optimization, memory = config.optimization_level, config.memory_fitting_level
     except (ImportError, AttributeError):

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import jax
-
 from .signature import is_device_array
+from .untyped_jax import jax
 
 
 class Executable:
@@ -16,10 +15,21 @@ class Executable:
         used: when it was found last, as a number that grows.
     """
 
-    __slots__ = ("__weakref__", "_compiled", "_shardings", "_static_argnums", "hits", "transfers", "used")
+    __slots__ = ("__weakref__", "_compiled", "_is_flat", "_shardings", "_static_argnums", "hits", "transfers", "used")
 
-    def __init__(self, compiled: Any, shardings: tuple[Any, ...], static_argnums: tuple[int, ...]) -> None:
+    def __init__(
+        self, compiled: Any, shardings: tuple[Any, ...], static_argnums: tuple[int, ...], is_flat: bool
+    ) -> None:
+        """Wrap what XLA has made.
+
+        Args:
+            compiled: JAX's compiled object.
+            shardings: where each leaf of the arguments belongs.
+            static_argnums: positions of the arguments that are compiled in.
+            is_flat: each of the others is an array, none a pytree.
+        """
         self._compiled = compiled
+        self._is_flat = is_flat
         self._shardings = shardings
         self._static_argnums = static_argnums
         self.hits = 0
@@ -39,16 +49,22 @@ class Executable:
         """
         if self._static_argnums:
             args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
-        leaves, tree = jax.tree.flatten(args)
-        moved = False
-        for index, (leaf, sharding) in enumerate(zip(leaves, self._shardings, strict=True)):
+        leaves = args if self._is_flat else jax.tree.leaves(args)
+        for leaf, sharding in zip(leaves, self._shardings, strict=True):
             if is_device_array(leaf) and not _lies(leaf, sharding):
-                leaves[index] = jax.device_put(leaf, sharding)
-                self.transfers += 1
-                moved = True
-        if moved:
-            args = jax.tree.unflatten(tree, leaves)
+                args = self._moved(args)
+                break
         return self._compiled(*args)
+
+    def _moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments with every array where it belongs."""
+        leaves, tree = jax.tree.flatten(args)
+        for index, sharding in enumerate(self._shardings):
+            if is_device_array(leaves[index]) and not _lies(leaves[index], sharding):
+                leaves[index] = jax.device_put(leaves[index], sharding)
+                self.transfers += 1
+        moved: tuple[Any, ...] = jax.tree.unflatten(tree, leaves)
+        return moved
 
     @property
     def cost(self) -> dict[str, float]:

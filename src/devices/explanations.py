@@ -5,10 +5,9 @@ from collections.abc import Callable, Hashable
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import jax
-
 from ..telemetry import logs
 from .compile_statistics import Recompilation
+from .untyped_jax import jax
 
 if TYPE_CHECKING:
     from .compiling import Program

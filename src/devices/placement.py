@@ -1,10 +1,12 @@
 """Where a program runs: one device, or a mesh of them."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
-import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from .jax_types import Device
+from .untyped_jax import jax
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +19,12 @@ class Placement:
         mesh: None for a single device.
     """
 
-    devices: tuple[Any, ...]
+    devices: tuple[Device, ...]
     name: str
     mesh: Mesh | None = None
 
     @classmethod
-    def of_device(cls, device: Any) -> "Placement":
+    def of_device(cls, device: Device) -> "Placement":
         """Return the placement on a `jax.Device`."""
         return cls((device,), f"{device.platform}:{device.id}")
 
@@ -42,10 +44,10 @@ class Placement:
             ValueError: `spec` splits an array, and this is a single device.
         """
         if self.mesh is not None:
-            return NamedSharding(self.mesh, PartitionSpec() if spec is None else spec)
+            return NamedSharding(self.mesh, _REPLICATED if spec is None else spec)
         if spec is not None and any(part is not None for part in cast("Any", spec)):
             raise ValueError(f"{spec} splits an array over a mesh, and {self.name} is one device: give device= a mesh")
-        return SingleDeviceSharding(self.devices[0])
+        return SingleDeviceSharding(cast("Any", self.devices[0]))
 
     def shardings(self, specs: Any, value: Any) -> Any:
         """Return `value` with the sharding of each leaf in its place; `specs` is a prefix of its structure.
@@ -53,12 +55,18 @@ class Placement:
         Raises:
             ValueError: `specs` is no prefix of the structure.
         """
-        return jax.tree.map(
-            lambda spec, part: jax.tree.map(lambda _: self.sharding(spec), part), specs, value, is_leaf=_is_spec
-        )
+
+        def shardings_of(spec: PartitionSpec | None, part: Any) -> Any:
+            leaves, tree = jax.tree.flatten(part)
+            return jax.tree.unflatten(tree, [self.sharding(spec)] * len(leaves))
+
+        return jax.tree.map(shardings_of, specs, value, is_leaf=_is_spec)
 
     def __str__(self) -> str:
         return self.name
+
+
+_REPLICATED: Final[PartitionSpec] = cast("Any", PartitionSpec)()
 
 
 def _is_spec(node: object) -> bool:

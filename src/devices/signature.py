@@ -7,10 +7,10 @@ take a shorter way than those inside of a pytree.
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-import jax
 import numpy as np
 
 from .configuration import Configuration
+from .untyped_jax import jax
 
 # Per argument: (shape, dtype, weak_type) of an array, (tree, leaves) of a pytree, (type, value) of a static one.
 Signature: TypeAlias = tuple[tuple[Any, ...], ...]
@@ -45,7 +45,7 @@ def signature_of(
         if position in static_argnums:
             parts.append(_static(arg, position, name))
             continue
-        kind = _kinds.get(type(arg))
+        kind = _kinds.get(arg.__class__)
         if kind is _DEVICE:
             parts.append((arg.shape, arg.dtype, arg.weak_type))
         elif kind is _HOST and (dtype := dtypes.get(arg.dtype)) is not None:
@@ -65,7 +65,7 @@ def is_device_array(leaf: object) -> bool:
 
 
 def _leaf(leaf: Any, dtypes: dict[Any, Any], position: int, name: Callable[[int], str]) -> Leaf:
-    leaf_type = type(leaf)  # pyright: ignore[reportUnknownVariableType]
+    leaf_type: type[Any] = leaf.__class__
     kind = _kinds.get(leaf_type)
     if kind is None:
         kind = _kind(leaf_type)
