@@ -1,10 +1,13 @@
 """Actors that own an accelerator, through JAX. Importing this loads no JAX; the first use of a device does."""
 
+from .benchmarking import benchmark as benchmark
 from .cgroups import CgroupLimits as CgroupLimits
 from .device_mesh import DeviceMesh as DeviceMesh
 from .jax_types import Device as Device
 from .machine import CpuStatus as CpuStatus
 from .machine import SlurmAllocation as SlurmAllocation
+from .measurements import Benchmark as Benchmark
+from .measurements import Measurement as Measurement
 from .platform_status import DeviceStatus as DeviceStatus
 from .platform_status import Status as Status
 from .platform_status import status as status
