@@ -2,6 +2,7 @@
 
 from .actor import DeviceActor as DeviceActor
 from .actor import actor as actor
+from .benchmarking import benchmark as benchmark
 from .cgroups import CgroupLimits as CgroupLimits
 from .compile_statistics import CompileStatistics as CompileStatistics
 from .compile_statistics import Recompilation as Recompilation
@@ -9,6 +10,8 @@ from .device_mesh import DeviceMesh as DeviceMesh
 from .jax_types import Device as Device
 from .machine import CpuStatus as CpuStatus
 from .machine import SlurmAllocation as SlurmAllocation
+from .measurements import Benchmark as Benchmark
+from .measurements import Measurement as Measurement
 from .platform_status import DeviceStatus as DeviceStatus
 from .platform_status import Status as Status
 from .platform_status import status as status

@@ -4,7 +4,7 @@ import asyncio
 from typing import Protocol
 
 from .._errors import EngineClosedError, Overloaded
-from ..actors.batching import Batch
+from ..actors.batch import Batch
 from ..actors.condition import Condition
 from .device_call import DeviceCall
 from .gathering import Gathering

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
-from ..actors.batching import Batch
+from ..actors.batch import Batch
 from ..actors.lanes import Lanes
 
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from .cgroups import CgroupLimits
 from .machine import CpuStatus, SlurmAllocation
-from .self_check import SelfCheckResult
+from .self_check import JAX_REQUIREMENT, SelfCheckResult
 
 if TYPE_CHECKING:
     from .platform_status import DeviceStatus
 
 _OLDEST_JAX: Final = (0, 9, 2)
-_KNOWN_WRONG_JAX: Final = (0, 10, 2)
+_WRONG_JAX: Final = (0, 10, 2)
 # Above this share an allocator that is asked for a batch of another size is likely to fail.
 _NEARLY_FULL: Final = 0.9
 
@@ -64,12 +64,17 @@ def _about_jax(found: Findings) -> Iterator[Recommendation]:
         )
         return
     version = _numbers(found.jax_version)
-    if version < _OLDEST_JAX or version == _KNOWN_WRONG_JAX:
-        fault = "is older than what Penstock is tested with" if version < _OLDEST_JAX else "is known for wrong values"
+    if version < _OLDEST_JAX:
         yield Recommendation(
             code="jax-version",
-            text=f"JAX {found.jax_version} {fault}",
-            remedy='pip install "jax>=0.9.2,!=0.10.2"',
+            text=f"JAX {found.jax_version} is older than what Penstock is made for",
+            remedy=f"pip install {JAX_REQUIREMENT}",
+        )
+    elif version == _WRONG_JAX and not found.self_checks:  # else the check has said it, or found that flags avoid it
+        yield Recommendation(
+            code="jax-version",
+            text=f"JAX {found.jax_version} computes wrong values on CPU",
+            remedy=f"pip install {JAX_REQUIREMENT}",
         )
     if found.backend_error is not None:
         yield Recommendation(
@@ -81,7 +86,7 @@ def _about_jax(found: Findings) -> Iterator[Recommendation]:
         if check.error is not None:
             yield Recommendation(
                 code="wrong-values",
-                text=f"devices of kind {check.kind!r} compute wrong values, and are refused",
+                text=f"{check.platform} devices have failed the self-check, and are refused",
                 remedy=check.error,
             )
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, overload
 from .._errors import DeviceError
 from .device_mesh import DeviceMesh
 from .inventory import AUTO, available, devices_of
-from .jax_import import require_jax
+from .jax_import import require_jax, start_backends
 from .jax_types import Device, is_device
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def select(device: "str | Device | DeviceMesh | jax.sharding.Mesh" = AUTO) -> "D
 
 
 def _named(name: str) -> Device:
+    start_backends()
     platform, colon, number = name.partition(":")
     try:
         found = devices_of(platform)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Matrix: TypeAlias = npt.NDArray[np.float32]
 
+# As in pyproject.toml, in the quotes that a shell needs.
+JAX_REQUIREMENT: Final = '"jax>=0.9.2,!=0.10.2"'
 # The size at which the fault of 0.10.2 was found.
 _SIZE: Final = 256
 
@@ -118,7 +120,7 @@ def _explanation(device: Device, found: Any, right: Any) -> str:
     text = (
         f"JAX {jax.__version__} computes wrong values on {device.platform} ({device.device_kind}): a matrix product "
         f"followed by a sum gave {found} where {right} is right, so nothing runs there. "
-        'Install a version that computes right ones: pip install "jax>=0.9.2,!=0.10.2".'
+        f"Install a version that computes right ones: pip install {JAX_REQUIREMENT}."
     )
     if device.platform == "cpu":
         text += (
