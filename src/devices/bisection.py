@@ -1,15 +1,12 @@
 """What to run again when a batch failed: smaller batches, until the items that fail are alone."""
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
-
-T = TypeVar("T")
 
 
-class Bisection(Generic[T]):
+class Bisection:
     """Finds the items of a failed batch that fail, and lets the others succeed.
 
-    It runs nothing: run `next_batch()` until there is none, and tell it after each whether that `succeeded` or
+    It runs nothing: run `next_batch()` until there is none, and tell it after each whether that one has `succeeded` or
     `failed`. A search halves what holds a failing item: if the first half succeeds, the other one holds it, and is not
     run as a whole; if it fails, the other one waits, to be run together with everything else that waits when the
     failing item is found. So one failing item of n costs at most ceil(log2 n) + 2 runs, and k of them at most
@@ -18,27 +15,27 @@ class Bisection(Generic[T]):
     An item has failed only if it was run alone. If what fails is not the same each time, the bound holds as well.
 
     Args:
-        items: of the batch.
-        error: of the batch.
+        count: items of the batch.
+        error: of the batch; for one of one item, that item's.
 
     Attributes:
-        errors: of the items that failed alone, by their position.
+        errors: of the items that failed, by their position in the batch.
     """
 
-    def __init__(self, items: Sequence[T], error: Exception) -> None:
-        self._items = items
+    def __init__(self, count: int, error: Exception) -> None:
+        self._count = count
         self._runs = 0
         self._batch: list[int] = []  # what runs now
-        self._suspects = list(range(len(items)))  # one of them fails
+        self._suspects = list(range(count))  # one of them fails
         self._waiting: list[int] = []  # of these, nothing is known
         self.errors: dict[int, Exception] = {}
-        if len(items) == 1:
+        if count == 1:
             self._batch = self._suspects
             self.failed(error)
 
     def next_batch(self) -> list[int]:
         """Return the positions of the items to run next; an empty list if every item has succeeded or failed."""
-        if self._runs >= len(self._items):
+        if self._runs >= self._count:
             self._waiting = self._suspects + self._waiting
             self._suspects = []
             self._batch = self._waiting[:1]

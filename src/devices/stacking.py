@@ -263,9 +263,8 @@ def _as_array(leaf: Any) -> Array:
         raise TypeError("a masked array has no place on a device: pass its data and its mask as two arrays")
     if isinstance(leaf, jax.Array):
         return leaf
-    if isinstance(leaf, _NUMPY):
-        array: Array = leaf
-        return np.asarray(array)
+    if issubclass(type(leaf), _NUMPY):
+        return np.asarray(leaf)
     if isinstance(leaf, bool | int | float | complex):
         try:
             return np.asarray(leaf, jax.dtypes.canonicalize_dtype(type(leaf)))
