@@ -47,6 +47,8 @@ from .actors.own_loop import StreamActor as StreamActor
 from .actors.policy import Retry as Retry
 from .actors.work import StreamWork as StreamWork
 from .actors.work import Work as Work
+from .devices.device_node import DeviceNode as DeviceNode
+from .devices.device_node import device_node as device_node
 from .engine.control import cond as cond
 from .engine.control import map_each as map_each
 from .engine.control import switch as switch

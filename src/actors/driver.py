@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .actor import Actor, Invoke
     from .crew import Crew
     from .frame import Frame
-    from .invocation import ThreadCall
+    from .invocation import OutsideCall
     from .worker import Worker
 
 # Makes the iterator of one attempt.
@@ -69,13 +69,25 @@ class Driver:
     Attributes:
         position: where it is: in its frame and actor, for as long as it lives.
         cancels: how often the engine has cancelled its task.
-        thread_call: none; a worker may have one.
+        outside_call: none; a worker may have one.
         inside: what is left when the stream has ended: the instance of a node that may be restarted.
     """
 
     __slots__ = (
-        "_actor", "_begun", "_error", "_frame", "_given", "_parts", "_readers", "_start", "cancels", "crew", "inside",
-        "position", "task", "thread_call",
+        "_actor",
+        "_begun",
+        "_error",
+        "_frame",
+        "_given",
+        "_parts",
+        "_readers",
+        "_start",
+        "cancels",
+        "crew",
+        "inside",
+        "outside_call",
+        "position",
+        "task",
     )  # fmt: skip
 
     def __init__(
@@ -92,7 +104,7 @@ class Driver:
         self.position = current.Position()
         self.position.frame, self.position.actor = frame, actor
         self.cancels = 0
-        self.thread_call: ThreadCall | None = None
+        self.outside_call: OutsideCall | None = None
         self.inside = AsyncExitStack()
         self._start = start
         self._actor = actor

@@ -89,7 +89,7 @@ class Gate:
     def leave(self, stay: "Stay", error: BaseException | None) -> None:
         """An attempt has ended; its thread may go on."""
         del self._inside[stay]
-        call = stay.worker.thread_call
+        call = stay.worker.outside_call
         if call is not None and call.abandon():
             self._threads += 1
             call.then(self._thread_returned)

@@ -29,7 +29,7 @@ class Runner(Protocol):
     crew: "Crew"
     task: "asyncio.Task[Any] | None"
     position: "Position"
-    thread_call: "ThreadCall | None"
+    outside_call: "OutsideCall | None"
     cancels: int
 
 
@@ -188,6 +188,18 @@ async def run_inline(
     return value
 
 
+class OutsideCall(Protocol):
+    """Work that goes on outside of the event loop when nobody waits for it any more."""
+
+    def abandon(self) -> bool:
+        """Nobody waits for it any more; returns whether it still runs."""
+        ...
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once it runs no more."""
+        ...
+
+
 class ThreadCall:
     """A job in a thread, which goes on when nobody waits for it any more."""
 
@@ -231,7 +243,7 @@ def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
         context.run(worker.position.remember)  # of this item, also when the worker has gone on
         call = ThreadCall()
         job = pool_of().submit(context, call.on_returned, call.run, actor.fn, args, kwargs)
-        worker.thread_call = call
+        worker.outside_call = call
         value = await job
         actor.refuse_coroutine(value, actor.name)
         return value
@@ -263,7 +275,7 @@ def in_loop(host: LoopHost) -> "Body":
 
 
 async def _returned(worker: Runner) -> None:
-    call = worker.thread_call
+    call = worker.outside_call
     if call is not None and call.abandon():
         waiter = worker.crew.loop.create_future()
         call.then(lambda: None if waiter.done() else waiter.set_result(None))
@@ -272,7 +284,7 @@ async def _returned(worker: Runner) -> None:
 
 def _abandon_thread(worker: Runner, actor: "Actor") -> None:
     """Leave a thread that is still running to itself: it keeps the node's place until it returns."""
-    call, worker.thread_call = worker.thread_call, None
+    call, worker.outside_call = worker.outside_call, None
     if call is not None and call.abandon():
         actor.places.owe()
         actor.abandoned += 1

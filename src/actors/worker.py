@@ -15,7 +15,7 @@ from .._errors import NodeCancelledError
 from . import current
 from .actor import ASYNC, INLINE, Actor
 from .frame import NOTHING, Frame
-from .invocation import ThreadCall
+from .invocation import OutsideCall
 from .places import Places
 
 if TYPE_CHECKING:
@@ -33,14 +33,22 @@ class Worker:
 
     Attributes:
         position: where it is.
-        thread_call: the last job in a thread, which may go on after its attempt.
+        outside_call: the last job in a thread or on a device, which may go on after its attempt.
         cancels: how often the engine has cancelled this task and not yet undone it.
         budget: hops that it may make before it lets the loop run others, at its begin, and those left at its end.
         inner_budget: those left to workers inside of its handlers, which drive bodies of control flow in its task.
     """
 
     __slots__ = (
-        "_nested", "budget", "cancels", "crew", "first", "inner_budget", "position", "task", "thread_call",
+        "_nested",
+        "budget",
+        "cancels",
+        "crew",
+        "first",
+        "inner_budget",
+        "outside_call",
+        "position",
+        "task",
     )  # fmt: skip
 
     def __init__(self, crew: "Crew", *, nested: bool = False) -> None:
@@ -49,7 +57,7 @@ class Worker:
         self.position = current.Position()
         self.cancels = 0
         self.first: tuple[Frame, tuple[Actor, ...]] | None = None
-        self.thread_call: ThreadCall | None = None
+        self.outside_call: OutsideCall | None = None
         self.budget = self.inner_budget = BUDGET
         self._nested = nested
         crew.workers.add(self)

@@ -5,8 +5,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from ..engine.engine import default_engine
-from .device_call import DeviceCall
-from .device_pool import DevicePool
 from .parameter_names import parameter_names
 
 if TYPE_CHECKING:
@@ -14,10 +12,8 @@ if TYPE_CHECKING:
 
     from .compiling import Program
     from .device_mesh import DeviceMesh
-    from .device_queue import Lane
     from .jax_types import Device
     from .placement import Placement
-    from .station import Station
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -64,15 +60,13 @@ class DeviceActor:
             EngineClosedError: the event loop is being shut down.
             Exception: what the function raised while it was traced, or the device while it ran.
         """
+        from .device_call import DeviceCall
+        from .device_pool import DevicePool
+
         pool = default_engine()._runtime.pools.other(DevicePool, DevicePool)
         station = pool.opened(self._device) or await pool.open(self._device)
-        lane = station.lane(DeviceActor, _own_lane)
         program = _program(fn, station.placement, donate_argnums)
-        return cast(R, await station.run(lane, DeviceCall(station.loop, program, args, hands_on=not ready)))
-
-
-def _own_lane(station: "Station") -> "Lane":
-    return station.single_lane("devices.actor")
+        return cast(R, await station.run(station.others, DeviceCall(station.loop, program, args, hands_on=not ready)))
 
 
 # Two hundred functions are more than a program has; what is made anew for each call must not pile up.

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from .device_call import DeviceCall
+from .exception_twins import twin_of
 
 if TYPE_CHECKING:
     from ..actors.loop_mailbox import LoopMailbox
@@ -59,6 +60,18 @@ class Job:
         self._not_compiled: BaseException | None = None
         self._args: tuple[Any, ...] | None = None
         self._given: Any = None
+
+    def settle(self) -> None:
+        """Give each call its result, or an error of its own; on the loop."""
+        if self.error is not None:
+            for index, call in enumerate(self.calls):
+                call.fail(twin_of(self.error) if index else self.error)
+        elif self.results:
+            for call, result in zip(self.calls, self.results, strict=True):
+                call.finish(result)
+        else:
+            for call in self.calls:
+                call.drop()  # it was skipped: nobody waits
 
     def submit(self) -> None:
         """Have it run."""
@@ -115,6 +128,16 @@ class Job:
         """Return the result of each call, from what the program gave."""
         raise NotImplementedError
 
+    def _place(self, args: tuple[Any, ...], parameters: tuple[int, ...]) -> tuple[Any, ...]:
+        """Return arguments with those that are parameters as they lie on the device."""
+        if not parameters:
+            return args
+        placed = self._route.parameters
+        return tuple([
+            placed.place((self._program, index), arg) if index in parameters else arg
+            for index, arg in enumerate(args)
+        ])  # fmt: skip
+
     def _compiled(self, found: object) -> None:
         if isinstance(found, BaseException):
             self._not_compiled = found
@@ -145,13 +168,7 @@ class SingleJob(Job):
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the call."""
-        args, self._call_args = self._call_args, ()
-        if self._parameters:
-            placed = self._route.parameters
-            args = tuple([
-                placed.place((self._program, index), arg) if index in self._parameters else arg
-                for index, arg in enumerate(args)
-            ])  # fmt: skip
+        args, self._call_args = self._place(self._call_args, self._parameters), ()
         # The caller goes on before the program has run, and may change a buffer that on a CPU is the argument itself.
         return jax.tree.map(_own, args) if self._hands_on else args
 

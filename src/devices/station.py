@@ -1,24 +1,25 @@
 """Station: one device or mesh, as one Engine uses it."""
 
 import asyncio
-from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from ..actors.loop_mailbox import LoopMailbox
 from .compile_cache import CACHE
 from .device_call import DeviceCall
 from .device_queue import DeviceQueue, Lane
+from .device_use import DeviceUse
 from .dispatch_threads import THREADS
-from .jobs import Job, Route, SingleJob
+from .jobs import Route
 from .parameters import PlacedParameters
 from .placement import Placement
+from .single_line import SingleLine
+
+if TYPE_CHECKING:
+    from .device_programs import DevicePrograms
+
 
 if TYPE_CHECKING:
     pass
-
-# Jobs of one node that the device's thread holds ahead: enough that a burst of tiny kernels does not wait for the loop
-# between two of them, few enough that a node that comes later is served soon.
-_AHEAD = 16
 
 
 class Station:
@@ -26,7 +27,9 @@ class Station:
 
     Attributes:
         placement: which it is.
+        loop: where its results go.
         route: the way of jobs to it and back.
+        others: what waits there beside nodes: functions of `devices.actor`.
     """
 
     def __init__(self, placement: Placement, mailbox: LoopMailbox, loop: asyncio.AbstractEventLoop) -> None:
@@ -34,36 +37,19 @@ class Station:
         self.loop = loop
         self.route = Route(THREADS.acquire(placement), CACHE, mailbox, PlacedParameters(placement))
         self._queue = DeviceQueue(placement.name, loop)
-        self._lanes: dict[Hashable, Lane] = {}
+        self._uses: dict[tuple[DevicePrograms, frozenset[str]], DeviceUse] = {}
+        self.others = SingleLine(self, "devices.actor").lane
 
-    def lane(self, key: Hashable, make: "Callable[[Station], Lane]") -> Lane:
-        """Return the lane of a node; the first time, make it."""
-        found = self._lanes.get(key)
-        if found is None:
-            found = self._lanes[key] = make(self)
-        return found
+    def use(self, programs: "DevicePrograms", resources: frozenset[str]) -> DeviceUse:
+        """Return a node on this device, where these parameters come from resources."""
+        key = programs, resources
+        if key not in self._uses:
+            self._uses[key] = DeviceUse(self, programs, resources)
+        return self._uses[key]
 
-    def single_lane(self, name: str, parameters: tuple[int, ...] = ()) -> Lane:
-        """Return a lane whose calls run one by one.
-
-        Args:
-            name: of the node.
-            parameters: positions of the arguments that are parameters.
-        """
-
-        def start(calls: list[DeviceCall]) -> None:
-            for call in calls:
-                SingleJob(self.route, call, over, parameters).submit()
-
-        def over(job: Job) -> None:
-            for call, result in zip(job.calls, job.results, strict=False):
-                call.finish(result)
-            if job.error is not None:
-                job.calls[0].fail(job.error)
-            self._queue.returned(lane)
-
-        lane = Lane(name, start, None, _AHEAD)
-        return lane
+    def returned(self, lane: Lane) -> None:
+        """The device is done with what a lane has started."""
+        self._queue.returned(lane)
 
     def submit(self, lane: Lane, call: DeviceCall) -> None:
         """Have a call run; see `DeviceQueue.submit`."""

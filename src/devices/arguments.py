@@ -1,0 +1,100 @@
+"""Arguments: what callers pass to a device node, as the arguments of its program."""
+
+import inspect
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from ..actors.batch import Batch
+from .batch_job import BatchItem
+from .masks import mask_parameters
+from .stacking import Stacker
+
+_UNSUPPORTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Arguments:
+    """Puts the arguments of a call in the order of the parameters, and those of a batched node aside for stacking.
+
+    Args:
+        name: of the node, for errors.
+        fn: its function.
+        static: parameters whose values the program is compiled for.
+        resources: parameters whose arguments come from resources.
+        batch: how calls run together; None for one by one.
+
+    Attributes:
+        names: the parameters that callers pass.
+        masks: the parameters that take the masks of padded ones.
+        shared: positions of what is the same for all calls of a batch.
+        stacked: positions of the others.
+        parameters: positions of those that come from resources.
+        static: positions of those that are static.
+
+    Raises:
+        TypeError: the function has parameters of a kind that no program has, or an option names one that it has not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        static: tuple[str, ...],
+        resources: frozenset[str],
+        batch: Batch | None,
+    ) -> None:
+        self._signature = inspect.signature(fn)
+        found = self._signature.parameters
+        _check_names(name, found, static)
+        self.masks = () if batch is None else tuple(mask_parameters(self._signature, batch.pad_axes, name).values())
+        self.names = tuple(one for one in found if one not in self.masks)
+        self.parameters = tuple(i for i, one in enumerate(self.names) if one in resources)
+        self.static = tuple(i for i, one in enumerate(self.names) if one in static)
+        self.shared = tuple(sorted({*self.parameters, *self.static}))
+        self.stacked = tuple(i for i in range(len(self.names)) if i not in self.shared)
+        self._by_keyword = tuple(
+            i for i, one in enumerate(self.names) if found[one].kind is inspect.Parameter.KEYWORD_ONLY
+        )
+        self.stacker = None
+        if batch is not None:
+            self.stacker = Stacker(name, [self.names[i] for i in self.stacked], batch)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return one argument for each parameter, in their order."""
+        if len(args) == len(self.names) and not kwargs:
+            return args
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return tuple([bound.arguments[name] for name in self.names])
+
+    def item(self, values: tuple[Any, ...]) -> tuple[BatchItem, Hashable]:
+        """Return the arguments of one call of a batched node, and which others it may run together with.
+
+        Raises:
+            TypeError: an argument cannot be stacked.
+            ValueError: an argument is too long.
+        """
+        assert self.stacker is not None
+        shared = tuple([values[i] for i in self.shared])
+        item = self.stacker.item([values[i] for i in self.stacked])
+        # No two versions of a parameter are mixed in a batch: they are told apart as objects.
+        versions = [value if i in self.static else id(value) for i, value in zip(self.shared, shared, strict=True)]
+        return BatchItem(item, shared), (item.signature, *versions)
+
+    def call(self, fn: Callable[..., Any], values: tuple[Any, ...], masks: tuple[Any, ...] = ()) -> Any:
+        """Call the function with arguments in the order of the parameters."""
+        if not self._by_keyword and not masks:
+            return fn(*values)
+        by_name = dict(zip(self.masks, masks, strict=False))
+        by_name.update({self.names[i]: values[i] for i in self._by_keyword})
+        return fn(*[value for i, value in enumerate(values) if i not in self._by_keyword], **by_name)
+
+
+def _check_names(name: str, found: "dict[str, inspect.Parameter] | Any", static: tuple[str, ...]) -> None:
+    for one in found.values():
+        if one.kind in _UNSUPPORTED:
+            raise TypeError(
+                f"device node {name!r}: the parameter {one} has no place in a program; give each one a name"
+            )
+    for one in static:
+        if one not in found:
+            raise TypeError(f"device node {name!r}: static={one!r} is no parameter of it; it has {', '.join(found)}")

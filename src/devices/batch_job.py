@@ -1,0 +1,91 @@
+"""Batch job: several calls of one node as one run of a vectorised program."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .buckets import batch_size
+from .compiling import Program
+from .device_call import DeviceCall
+from .jobs import Job, Route
+from .stacking import Item, Stacked, Stacker, on_host, split
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """How the calls of a node become the arguments of its vectorised program.
+
+    Attributes:
+        name: of the node, for errors.
+        stacker: stacks the arguments that differ from call to call.
+        stacked: their positions among the arguments of the program; those of the masks follow them all.
+        shared: positions of what is the same for all calls of a batch: parameters and static arguments.
+        parameters: which of these are parameters.
+        sizes: of batches, in ascending order.
+    """
+
+    name: str
+    stacker: Stacker
+    stacked: tuple[int, ...]
+    shared: tuple[int, ...]
+    parameters: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """The arguments of one call, looked at before they are stacked.
+
+    Attributes:
+        item: those that are stacked.
+        shared: the others.
+    """
+
+    item: Item
+    shared: tuple[Any, ...]
+
+
+class BatchJob(Job):
+    """Runs a vectorised program for several calls.
+
+    Args:
+        program: it.
+        route: its way.
+        calls: the calls; the only argument of each is a `BatchItem`, and all are of one group.
+        on_over: called on the loop when it is over.
+        layout: how they become the arguments of the program.
+
+    Attributes:
+        stacked: what was stacked, once it was.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        route: Route,
+        calls: list[DeviceCall],
+        on_over: "Callable[[BatchJob], None]",
+        layout: BatchLayout,
+    ) -> None:
+        super().__init__(program, route, calls, lambda _: on_over(self))
+        self._layout = layout
+        self.stacked: Stacked | None = None
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Stack the arguments of the calls."""
+        layout = self._layout
+        items: list[BatchItem] = [call.args[0] for call in self.calls]
+        self.stacked = stacked = layout.stacker.stack(
+            [on_host(one.item) for one in items], batch_size(len(items), layout.sizes)
+        )
+        args: list[Any] = [None] * (len(layout.stacked) + len(layout.shared))
+        for position, argument in zip(layout.stacked, stacked.arguments, strict=True):
+            args[position] = argument
+        for position, argument in zip(layout.shared, items[0].shared, strict=True):
+            args[position] = argument
+        return self._place((*args, *stacked.masks), layout.parameters)
+
+    def results_of(self, given: Any) -> list[Any]:
+        """Split what the program gave into rows."""
+        assert self.stacked is not None
+        return split(given, self.stacked, self._layout.name)

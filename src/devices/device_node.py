@@ -1,0 +1,125 @@
+"""`device_node`: a node whose function is plain JAX and runs on a device."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast, overload
+
+from ..actors.batch import Batch
+from ..actors.policy import Policy, Retry
+from ..engine.node import Node, is_async, is_generator
+from .compile_statistics import CompileStatistics
+from .jax_import import require_jax
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def device_node(fn: Callable[P, R], /) -> "DeviceNode[P, R]": ...
+@overload
+def device_node(
+    *,
+    name: str | None = None,
+    device: Any = "auto",
+    batch: Batch | None = None,
+    static: tuple[str, ...] = (),
+    donate: bool = False,
+    pure: bool = True,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    replicas: int = 1,
+    prefetch: int = 2,
+    concurrency: int | None = None,
+    timeout_seconds: float | None = None,
+    retry: Retry | None = None,
+    fallback: Callable[[Exception], Any] | None = None,
+) -> "Callable[[Callable[P, R]], DeviceNode[P, R]]": ...
+def device_node(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    device: Any = "auto",
+    batch: Batch | None = None,
+    static: tuple[str, ...] = (),
+    donate: bool = False,
+    pure: bool = True,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    replicas: int = 1,
+    prefetch: int = 2,
+    concurrency: int | None = None,
+    timeout_seconds: float | None = None,
+    retry: Retry | None = None,
+    fallback: Callable[[Exception], Any] | None = None,
+) -> Any:
+    """Make a node of a JAX function: it is compiled off the event loop, and runs on a device.
+
+    The function is written for one item and can be called as that. It takes arrays of JAX or NumPy, scalars, and
+    pytrees of them. An argument that comes from a `@resource` is a parameter: it is placed on the device once.
+
+    Args:
+        fn: the function, when used without parentheses.
+        name: how it is drawn, traced and named in errors; default: the name of the function.
+        device: where it runs, as `penstock.devices.select` takes it.
+        batch: calls of any number of requests are stacked and run as one vectorised program.
+        static: names of the parameters whose values the program is compiled for; they are hashable, and no arrays.
+        donate: the result may take the memory of arguments that nobody else reads.
+        pure: the function does nothing but compute its result: equal calls are merged, a batch that failed is tried
+            again in parts, and neighbours become one program.
+        in_specs: for a mesh: how each argument is split over it, a `PartitionSpec` or None for each parameter.
+        out_specs: for a mesh: how the result is split over it.
+        replicas: how many devices have a copy, of those that follow `device`; the next free one takes the next call.
+        prefetch: jobs that a device holds: one runs while the next is transferred.
+        concurrency: the most items in flight in it at a time, per Engine; default: as many as come.
+        timeout_seconds: seconds that one attempt may take.
+        retry: which failures are worth another attempt.
+        fallback: function of the exception, run once after the last attempt; its result is the node's.
+
+    Returns:
+        A `Node`.
+
+    Raises:
+        MissingExtraError: JAX is not installed.
+        TypeError: the function cannot run on a device, or an option does not fit it.
+        ValueError: a number is out of its range.
+    """
+
+    def decorate(target: Callable[..., Any]) -> Node[..., Any]:
+        require_jax()
+        from .device_executor import DeviceExecutor
+        from .device_programs import DeviceOptions, DevicePrograms
+
+        policy = Policy(
+            concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure
+        )  # fmt: skip
+        label = name or str(getattr(target, "__name__", type(target).__name__))
+        _check_function(target, label)
+        options = DeviceOptions(device, batch, static, donate, pure, in_specs, out_specs, replicas, prefetch)
+        return DeviceNode(target, policy, name=label, executor=DeviceExecutor(DevicePrograms(label, target, options)))
+
+    return decorate if fn is None else decorate(fn)
+
+
+class DeviceNode(Node[P, R]):
+    """A node whose function runs on a device; made by `penstock.device_node`."""
+
+    def compile_statistics(self) -> CompileStatistics:
+        """Return what its programs have cost, and why there is more than one."""
+        executor: Any = self.executor
+        return cast("CompileStatistics", executor.programs.log.statistics())
+
+
+def _check_function(target: object, label: str) -> None:
+    if isinstance(target, Node):
+        raise TypeError(f"{label!r} is a node already; @device_node goes on a plain function")
+    if isinstance(target, type) or not callable(target):
+        raise TypeError(
+            f"@device_node goes on a function, and {label!r} is none: state on a device belongs into a class that is a "
+            "@node and uses penstock.devices.actor"
+        )
+    if is_async(target) or is_generator(target) or inspect.isgeneratorfunction(target):
+        raise TypeError(
+            f"device node {label!r} is an `async def` or a generator: make it a plain function of arrays, and do what "
+            "waits in a @node before or after it"
+        )

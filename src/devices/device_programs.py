@@ -1,0 +1,113 @@
+"""Device programs: what is compiled for one device node."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..actors.batch import Batch
+from .arguments import Arguments
+
+if TYPE_CHECKING:
+    from .compiling import Program
+    from .placement import Placement
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """What a device node was made with; see `device_node`."""
+
+    device: Any
+    batch: Batch | None
+    static: tuple[str, ...]
+    donate: bool
+    pure: bool
+    in_specs: Any
+    out_specs: Any
+    replicas: int
+    prefetch: int
+
+
+class DevicePrograms:
+    """The programs of one device node, on each device and for each set of parameters that come from resources.
+
+    Args:
+        name: of the node.
+        fn: its function.
+        options: how it runs.
+
+    Attributes:
+        log: what its programs cost.
+
+    Raises:
+        TypeError: the function cannot be compiled as asked.
+    """
+
+    def __init__(self, name: str, fn: Callable[..., Any], options: DeviceOptions) -> None:
+        from .compile_log import CompileLog
+
+        self.name = name
+        self.options = options
+        self.log = CompileLog()
+        self._fn = fn
+        self._arguments: dict[frozenset[str], Arguments] = {}
+        self._programs: dict[tuple[Placement, frozenset[str]], Program] = {}
+        self.arguments(frozenset())
+
+    def arguments(self, resources: frozenset[str]) -> Arguments:
+        """Return how calls become arguments, where these parameters come from resources."""
+        found = self._arguments.get(resources)
+        if found is None:
+            options = self.options
+            found = self._arguments[resources] = Arguments(
+                self.name, self._fn, options.static, resources, options.batch
+            )
+        return found
+
+    def program(self, placement: "Placement", resources: frozenset[str]) -> "Program":
+        """Return the program for a device, where these parameters come from resources."""
+        key = placement, resources
+        if key not in self._programs:
+            self._programs[key] = self._make(placement, self.arguments(resources))
+        return self._programs[key]
+
+    def _make(self, placement: "Placement", arguments: Arguments) -> "Program":
+        from .compiling import Program
+
+        options = self.options
+        return Program(
+            _vectorised(self._fn, arguments) if options.batch is not None else _in_order(self._fn, arguments),
+            self.name,
+            (*arguments.names, *arguments.masks),
+            placement,
+            static_argnums=arguments.static,
+            in_specs=options.in_specs,
+            out_specs=options.out_specs,
+            pure=options.pure,
+            bucketed=options.batch is not None,
+            log=self.log,
+        )
+
+
+def _in_order(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
+    def call(*values: Any) -> Any:
+        return arguments.call(fn, values)
+
+    return call
+
+
+def _vectorised(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
+    """Return the function of one item as one of a batch: rows of what is stacked, the rest as it is."""
+    import jax
+
+    def call(*values: Any) -> Any:
+        count = len(arguments.names)
+
+        def one(rows: list[Any], masks: tuple[Any, ...]) -> Any:
+            merged = list(values[:count])
+            for position, row in zip(arguments.stacked, rows, strict=True):
+                merged[position] = row
+            return arguments.call(fn, tuple(merged), masks)
+
+        return jax.vmap(one)([values[position] for position in arguments.stacked], values[count:])
+
+    return call

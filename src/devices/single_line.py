@@ -1,0 +1,40 @@
+"""Single line: runs calls on a device one by one."""
+
+from typing import TYPE_CHECKING
+
+from .device_call import DeviceCall
+from .device_queue import Lane
+from .jobs import Job, SingleJob
+
+if TYPE_CHECKING:
+    from .station import Station
+
+# Jobs of one node that the device's thread holds ahead: enough that a burst of tiny kernels does not wait for the loop
+# between two of them, few enough that a node that comes later is served soon.
+AHEAD = 16
+
+
+class SingleLine:
+    """The calls of one node on one device, one by one.
+
+    Args:
+        station: the device.
+        name: of the node.
+        parameters: positions of the arguments that are parameters.
+        limit: the most calls that the device's thread holds.
+
+    Attributes:
+        lane: what waits.
+    """
+
+    def __init__(self, station: "Station", name: str, parameters: tuple[int, ...] = (), limit: int = AHEAD) -> None:
+        self.lane = Lane(name, self._start, None, limit)
+        self._station = station
+        self._parameters = parameters
+
+    def _start(self, calls: list[DeviceCall]) -> None:
+        SingleJob(self._station.route, calls[0], self._ended, self._parameters).submit()
+
+    def _ended(self, job: Job) -> None:
+        job.settle()
+        self._station.returned(self.lane)
