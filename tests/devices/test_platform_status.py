@@ -64,7 +64,7 @@ def test_reading_changes_neither_environment_nor_configuration() -> None:
     environment, configuration = dict(os.environ), dict(jax.config.values)
     devices.status()
     devices.select("cpu:1")
-    devices.DeviceMesh(shape=(2,), axis_names=("data",)).resolve()
+    devices.DeviceMesh(shape=(2,), axis_names=("data",), device="cpu").resolve()
     devices.benchmark("cpu", seconds=0.01)
     assert dict(os.environ) == environment
     assert dict(jax.config.values) == configuration
