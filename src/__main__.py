@@ -65,9 +65,12 @@ def _show_devices(options: argparse.Namespace) -> None:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: more than 0, and finite")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
     return value
 
 

@@ -19,10 +19,16 @@ def devices_of(platform: str) -> list[Device]:
         DeviceError: there is no such platform; the message lists those that there are.
     """
     start_backends()
+    if platform == AUTO:
+        return local_devices()
     try:
-        return local_devices(None if platform == AUTO else platform.lower())
-    except RuntimeError as error:
-        raise DeviceError(f"there is no platform {platform!r}; {available()}") from error
+        # JAX takes an empty name for none.
+        found = local_devices(platform.lower()) if platform else []
+    except RuntimeError:  # what JAX says of a platform that it does not know is less than what follows
+        found = []
+    if not found:
+        raise DeviceError(f"there is no platform {platform!r}; {available()}")
+    return found
 
 
 def available() -> str:

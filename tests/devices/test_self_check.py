@@ -67,6 +67,20 @@ def test_the_check_runs_once_for_all_threads_and_devices_of_a_kind() -> None:
     assert len(calls) == 1
 
 
+def test_it_is_not_disturbed_by_what_the_thread_is_in() -> None:
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices("cpu"))
+    device = jax.devices("cpu")[3]
+    with jax.set_mesh(mesh):
+        SelfCheck().verify(device)
+
+    @jax.jit
+    def traced(x):
+        SelfCheck().verify(device)
+        return x
+
+    traced(1.0)
+
+
 def test_an_error_of_jax_itself_passes_and_the_next_use_checks_again() -> None:
     outcomes = [RuntimeError("RESOURCE_EXHAUSTED: out of memory"), None]
 

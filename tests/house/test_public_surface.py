@@ -4,12 +4,13 @@ import importlib.util
 import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import penstock as ps
-from penstock import engine
+from penstock import devices, engine
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 DIRECTIVE = re.compile(r"^::: (\S+)\n((?:    .*\n?)*)", re.MULTILINE)
@@ -62,7 +63,13 @@ def test_what_a_public_class_shows_has_a_docstring(name: str) -> None:
     assert without == []
 
 
-@pytest.mark.parametrize("verb", ["run", "stream", "deploy", "plan"])
-def test_no_module_has_the_name_of_a_verb(verb: str) -> None:
-    assert importlib.util.find_spec(f"penstock.engine.{verb}") is None
-    assert inspect.isfunction(getattr(engine, verb))
+@pytest.mark.parametrize(
+    ("module", "verb"),
+    [
+        *((engine, verb) for verb in ("run", "stream", "deploy", "plan")),
+        *((devices, verb) for verb in ("select", "status", "benchmark")),
+    ],
+)
+def test_no_module_has_the_name_of_a_verb(module: ModuleType, verb: str) -> None:
+    assert importlib.util.find_spec(f"{module.__name__}.{verb}") is None
+    assert inspect.isfunction(getattr(module, verb))

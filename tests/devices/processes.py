@@ -1,0 +1,22 @@
+"""Programs in a process of their own: what a process does only once, such as loading JAX, is tested there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Runs Python with arguments, and with these variables besides those of this process; warnings are errors."""
+    command = [sys.executable, "-W", "error", *arguments]
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50, check=False)
+
+
+def run_program(program: str, **variables: str) -> str:
+    """Runs a program, which must succeed, and returns what it prints."""
+    done = run("-c", program, **variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

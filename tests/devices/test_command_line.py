@@ -1,0 +1,68 @@
+"""`python -m penstock devices`, in a process of its own."""
+
+import json
+
+import pytest
+
+from penstock import devices
+from tests.devices.processes import run
+
+jax = pytest.importorskip("jax")
+
+
+def test_it_shows_the_status() -> None:
+    done = run("-m", "penstock", "devices", JAX_NUM_CPU_DEVICES="2")
+    assert (done.returncode, done.stderr) == (0, "")
+    for part in (jax.__version__, "cpu:1", "right values", "simulated-devices: "):
+        assert part in done.stdout
+
+
+def test_json_is_complete() -> None:
+    done = run("-m", "penstock", "devices", "--benchmark", "--device", "cpu", "--seconds", "0.05", "--json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert set(shown["status"]) == set(devices.Status.__dataclass_fields__)
+    assert set(shown["benchmark"]) == set(devices.Benchmark.__dataclass_fields__)
+    assert shown["status"]["devices"][-1]["platform"] == "cpu"
+    assert set(shown["benchmark"]["measurements"][0]) == set(devices.Measurement.__dataclass_fields__)
+    without = json.loads(run("-m", "penstock", "devices", "--json").stdout)
+    assert without["benchmark"] is None
+
+
+def test_it_shows_the_benchmark() -> None:
+    done = run("-m", "penstock", "devices", "--benchmark", "--seconds", "0.05")
+    assert done.returncode == 0, done.stderr
+    assert "right values" in done.stdout
+    assert "device to host" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 2, "arguments are required: COMMAND"),
+        (["device"], 2, "choose from"),
+        (["devices", "--seconds", "3"], 2, "need --benchmark"),
+        (["devices", "--benchmark", "--seconds", "x"], 2, "'x' is no number of seconds above 0"),
+        (
+            ["devices", "--benchmark", "--device", "abacus:1"],
+            1,
+            "python -m penstock: there is no device 'abacus:1'; this",
+        ),
+    ],
+)
+def test_errors_help(arguments: list[str], status: int, message: str) -> None:
+    done = run("-m", "penstock", *arguments)
+    assert done.returncode == status
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_without_jax_it_says_how_to_get_it() -> None:
+    program = "import sys; sys.modules['jax'] = None; from penstock.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    shown = run("-c", program, "devices", "--json")
+    assert shown.returncode == 0
+    assert json.loads(shown.stdout)["status"]["recommendations"][0]["code"] == "jax-missing"
+    measured = run("-c", program, "devices", "--benchmark")
+    assert measured.returncode == 1
+    assert 'pip install "penstock[jax]"' in measured.stderr
