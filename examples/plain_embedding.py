@@ -1,0 +1,70 @@
+"""Embed many texts with a loop written by hand: pad, stack, run, wait, next batch.
+
+Nothing here uses Penstock: it is what the graph in `semantic_search.py` is measured against.
+"""
+
+# The types of JAX leave parameters of some functions open.
+# pyright: reportUnknownMemberType=false
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from examples.minilm import DIMENSIONS, Array, Parameters, encode
+
+# On CPU, a text of 2 tokens takes as long as one of 16: the weights are read once either way.
+MIN_LENGTH = 16
+MAX_BATCH = 32
+
+encode_batch: Callable[[Parameters, Array, Array], jax.Array] = jax.jit(jax.vmap(encode, in_axes=(None, 0, 0)))
+
+
+def embed_plain(parameters: Parameters, tokenizer: Tokenizer, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Return the vectors of texts, in their order.
+
+    Texts are batched with those of about their length. Lengths and sizes of batches are rounded up to powers of two,
+    so there are at most 30 programs to compile, whatever the texts.
+
+    Args:
+        parameters: From `load_parameters`; placed on a device, which takes no time if they are there already.
+        tokenizer: From `load_tokenizer`.
+        texts: Any number, also none.
+
+    Returns:
+        float32 [texts, 384], each of length 1.
+    """
+    placed: Parameters = jax.device_put(parameters)  # host arrays would be copied for every batch
+    tokens = [np.array(encoding.ids, np.int32) for encoding in tokenizer.encode_batch(list(texts))]
+    numbers_by_length: defaultdict[int, list[int]] = defaultdict(list)
+    for number, each in enumerate(tokens):
+        numbers_by_length[max(MIN_LENGTH, round_up(len(each)))].append(number)
+    vectors = np.empty((len(texts), DIMENSIONS), np.float32)
+    for length, numbers in numbers_by_length.items():
+        for start in range(0, len(numbers), MAX_BATCH):
+            batch = numbers[start : start + MAX_BATCH]
+            padded, mask = pad([tokens[number] for number in batch], length)
+            vectors[batch] = np.asarray(encode_batch(placed, padded, mask))[: len(batch)]
+    return vectors
+
+
+def pad(tokens: Sequence[npt.NDArray[np.int32]], length: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    """Stack texts of at most `length` tokens, and as many empty ones as round the batch up to a power of two.
+
+    Returns:
+        The tokens, int32 [batch, length], and where they are no padding, bool [batch, length].
+    """
+    shape = (round_up(len(tokens)), length)
+    padded, mask = np.zeros(shape, np.int32), np.zeros(shape, np.bool_)
+    for row, each in enumerate(tokens):
+        padded[row, : len(each)] = each
+        mask[row, : len(each)] = True
+    return padded, mask
+
+
+def round_up(size: int) -> int:
+    """Return the power of two that is not below a size of at least 1."""
+    return 1 << (size - 1).bit_length()

