@@ -43,7 +43,7 @@ class DeviceCall:
         group: Hashable = None,
     ) -> None:
         self.program = program
-        self.args = args
+        self.args: tuple[Any, ...] = args
         self.result: asyncio.Future[Any] = loop.create_future()
         self.hands_on = hands_on
         self.priority = priority

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.executor import CallSite
 from .device_pool import DevicePool
 from .device_programs import DevicePrograms
+from .parameters import check_same_shapes
 
 if TYPE_CHECKING:
     from ..actors.actor import Actor, Body
@@ -34,6 +35,14 @@ class DeviceExecutor:
     def passes(self) -> "tuple[Pass, ...]":
         """Those of device nodes."""
         return ()
+
+    def check_reload(self, old: Any, new: Any) -> None:
+        """Refuse parameters that would need another program.
+
+        Raises:
+            DeviceError: shapes, dtypes or structure differ; the message names what.
+        """
+        check_same_shapes(old, new)
 
     def body(self, site: CallSite, pools: "Pools") -> "Body":
         """Return what runs one item on the device."""

@@ -74,7 +74,7 @@ class DeviceMesh:
 
     def _too_large(self, found: int, platform: str) -> str:
         text = (
-            f"a mesh of shape {self.shape} needs {self.size} devices, and there {'is' if found == 1 else 'are'} {found} of platform {platform!r}: "
+            f"a mesh of shape {self.shape} needs {self.size} devices of platform {platform!r}, which has {found}: "
             f"{available()}. Choose a smaller shape"
         )
         if platform == "cpu":

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from .._errors import EngineClosedError
 from ..actors.loop_mailbox import LoopMailbox
@@ -93,5 +93,5 @@ class DevicePool:
 
 def _placement_of(device: Any) -> Placement:
     start_backends()
-    found: Any = select(device)
+    found = cast("Any", select(device))
     return Placement.of_device(found) if is_device(found) else Placement.of_mesh(found)

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from .device_call import DeviceCall
 from .exception_twins import twin_of
+from .untyped_jax import jax
 
 if TYPE_CHECKING:
     from ..actors.loop_mailbox import LoopMailbox
@@ -96,13 +96,14 @@ class Job:
             return None
         self.has_run = True
         self._given = executable(*self._args)
-        arrays = jax.tree.leaves(self._given)
+        arrays: list[Any] = jax.tree.leaves(self._given)
         self.dispatched(self._given)
         return arrays
 
     def inputs(self) -> Iterable[Any]:
         """The arrays that it reads."""
-        return jax.tree.leaves(self._args)
+        arrays: list[Any] = jax.tree.leaves(self._args)
+        return arrays
 
     def ready(self) -> None:
         """Give the callers their results."""
@@ -183,4 +184,4 @@ class SingleJob(Job):
 
 
 def _own(leaf: Any) -> Any:
-    return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
+    return leaf.copy() if type(leaf) is np.ndarray else leaf

@@ -1,11 +1,10 @@
 """Parameters: pytrees that come from resources, placed on a device once and not with every call."""
 
-import threading
 from typing import Any
 
-import jax
-
+from .._errors import DeviceError
 from .placement import Placement
+from .untyped_jax import jax
 
 
 class PlacedParameters:
@@ -20,7 +19,6 @@ class PlacedParameters:
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
-        self._lock = threading.Lock()
         self._present: dict[object, _Placed] = {}
 
     def place(self, user: object, value: Any) -> Any:
@@ -42,6 +40,30 @@ class PlacedParameters:
 
     def _put(self, value: Any) -> Any:
         return jax.device_put(value, self._placement.sharding())
+
+
+def check_same_shapes(old: Any, new: Any) -> None:
+    """Refuse parameters for which programs would have to be compiled anew.
+
+    Raises:
+        DeviceError: the structure, a shape or a dtype differs.
+    """
+    before, structure = jax.tree_util.tree_flatten_with_path(old)
+    after, other = jax.tree_util.tree_flatten_with_path(new)
+    remedy = "parameters with other shapes are those of another model: deploy it beside this one"
+    if structure != other:
+        raise DeviceError(f"the new parameters have the structure {other}, the present ones {structure}; {remedy}")
+    for (path, left), (_, right) in zip(before, after, strict=True):
+        if _kind(left) != _kind(right):
+            place = jax.tree_util.keystr(path) or "the top"
+            raise DeviceError(
+                f"the new parameters have {_kind(right)} at {place}, the present ones {_kind(left)}; {remedy}"
+            )
+
+
+def _kind(leaf: Any) -> str:
+    shaped = jax.eval_shape(lambda: leaf) if not hasattr(leaf, "dtype") else leaf
+    return f"{shaped.dtype}{list(shaped.shape)}"
 
 
 class _Placed:

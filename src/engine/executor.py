@@ -44,6 +44,15 @@ class Executor(Protocol):
         """Planning passes over graphs that have such nodes; the same objects for all executors of a kind."""
         ...
 
+    def check_reload(self, old: Any, new: Any) -> None:
+        """Refuse the new value of a resource that an argument of the node comes from.
+
+        Args:
+            old: what the resource gave until now.
+            new: what it will give; `old` stays if this raises.
+        """
+        ...
+
     def body(self, site: CallSite, pools: "Pools") -> "Body":
         """Return what runs the handler for one item, for scopes of the Engine that has these pools."""
         ...

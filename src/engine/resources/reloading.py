@@ -8,6 +8,7 @@ from ..._errors import EngineClosedError, EngineLoopError, PlanError
 from ...actors.frame import Frame
 from ...actors.uninterrupted import uninterrupted
 from ...telemetry import logs
+from ..node import Node
 from .departures import departed
 from .hosting import Host
 from .opening import Opening
@@ -38,6 +39,7 @@ async def reload(deployment: "Deployment", resource: object) -> None:
                 await _open_next(deployment, entry)
             for entry in entries:
                 _check_wanted(deployment, entry)
+                _check_fits(entry)
         except BaseException:
             await uninterrupted(_discard(entries))
             raise
@@ -72,6 +74,21 @@ def _check_wanted(deployment: "Deployment", entry: Entry) -> None:
         raise deployment.stopped_error()
     if entry.ending:
         raise EngineClosedError(f"resource {entry.opening.name!r} is not reloaded: its Engine is being closed")
+
+
+def _check_fits(entry: Entry) -> None:
+    """Ask the executors of the nodes that use a resource whether its new value is one for them."""
+    assert entry.candidate is not None
+    for program in entry.programs:
+        source = program.plan.trace.resources[entry.opening]
+        for step in program.plan.steps:
+            callee = step.head.callee
+            if isinstance(callee, Node) and callee.runs_in and any(read.source == source for read in step.head.reads()):
+                try:
+                    callee.runs_in.check_reload(entry.host.value, entry.candidate.value)
+                except Exception as error:
+                    error.add_note(f"resource {entry.opening.name!r} was not reloaded: node {step.label!r} uses it")
+                    raise
 
 
 async def _open_next(deployment: "Deployment", entry: Entry) -> None:
