@@ -1,0 +1,250 @@
+"""Device nodes: plain JAX in graphs, one by one and in batches."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import engine
+
+from .gates import Gate
+
+
+@ps.device_node(device="cpu")
+def double(x: jax.Array) -> jax.Array:
+    return x * 2
+
+
+@ps.graph
+async def doubled(x: jax.Array) -> jax.Array:
+    return double(x)
+
+
+async def test_a_device_node_is_a_plain_function_outside_of_graphs() -> None:
+    assert np.asarray(double(jnp.arange(3))).tolist() == [0, 2, 4]
+
+
+async def test_a_caller_gets_an_array_of_jax_that_is_ready() -> None:
+    result = await engine.run(doubled(np.arange(3, dtype=np.float32)))
+    assert isinstance(result, jax.Array)
+    assert np.asarray(result).tolist() == [0, 2, 4]
+
+
+async def test_scalars_and_pytrees_are_arguments_too() -> None:
+    @ps.device_node(device="cpu")
+    def weighted(values: dict[str, jax.Array], weight: float, *, bias: float = 1.0) -> jax.Array:
+        return values["x"] * weight + bias
+
+    @ps.graph
+    async def of(values: dict[str, jax.Array]) -> list[jax.Array]:
+        return [weighted(values, 2.0), weighted(values, weight=3.0, bias=0.5)]
+
+    first, second = await engine.run(of({"x": np.ones(2, np.float32)}))
+    assert (np.asarray(first).tolist(), np.asarray(second).tolist()) == ([3, 3], [3.5, 3.5])
+
+
+async def test_nothing_of_a_call_happens_on_the_event_loop() -> None:
+    threads: set[threading.Thread] = set()
+
+    def compute(x: Any) -> Any:
+        threads.add(threading.current_thread())
+        return np.asarray(x) + 1
+
+    @ps.device_node(device="cpu")
+    def traced(x: jax.Array) -> jax.Array:
+        threads.add(threading.current_thread())
+        return jax.pure_callback(compute, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    @ps.graph
+    async def of(x: jax.Array) -> jax.Array:
+        return traced(x)
+
+    assert np.asarray(await engine.run(of(np.zeros(2, np.float32)))).tolist() == [1, 1]
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_a_result_goes_on_before_it_is_ready_and_reaches_the_host_when_it_is() -> None:
+    gate = Gate()
+    ready: list[bool] = []
+
+    @ps.device_node(device="cpu", pure=False)
+    def slow(x: jax.Array) -> jax.Array:
+        return gate.pass_through(x)
+
+    @ps.device_node(device="cpu", pure=False)
+    def after(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    @ps.node
+    async def host(x: jax.Array) -> float:
+        ready.append(x.is_ready())
+        return float(x[0])
+
+    @ps.graph
+    async def of(x: jax.Array) -> float:
+        return await host(after(slow(x)))
+
+    call = asyncio.ensure_future(_run(of(np.zeros(2, np.float32))))
+    await gate.entered()
+    gate.open()
+    assert await call == 1.0
+    assert ready == [True]
+
+
+async def test_the_callers_buffer_may_be_changed_as_soon_as_its_call_returns() -> None:
+    @ps.device_node(device="cpu", pure=False)
+    def first(x: jax.Array) -> jax.Array:
+        return x + 0
+
+    @ps.device_node(device="cpu", pure=False)
+    def second(x: jax.Array) -> jax.Array:
+        return x * 1
+
+    @ps.graph
+    async def of(x: jax.Array) -> jax.Array:
+        return second(first(x))
+
+    aligned = _aligned(1024)
+    results: list[Any] = []
+    for value in range(20):
+        aligned[:] = value
+        results.append(await engine.run(of(aligned)))
+        aligned[:] = -1
+    assert [set(np.asarray(result).tolist()) for result in results] == [{float(value)} for value in range(20)]
+
+
+async def test_calls_of_many_callers_run_as_batches() -> None:
+    sizes: list[int] = []
+
+    @ps.device_node(device="cpu", batch=ps.Batch(32))
+    def scaled(x: jax.Array) -> jax.Array:
+        return x * 3
+
+    @ps.graph
+    async def of(x: jax.Array) -> jax.Array:
+        return scaled(x)
+
+    async with engine.deploy(of, max_in_flight=64) as service:
+        results = await asyncio.gather(*(service(np.full(4, number, np.float32)) for number in range(64)))
+    assert [np.asarray(result).tolist() for result in results] == [[3.0 * n] * 4 for n in range(64)]
+    assert scaled.compile_statistics().programs <= 2
+    assert scaled.compile_statistics().hits + scaled.compile_statistics().misses <= 4, sizes
+
+
+async def test_concurrent_runs_share_batches() -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(64, max_wait_seconds=0.05))
+    def scaled(x: jax.Array) -> jax.Array:
+        return x * 3
+
+    @ps.graph
+    async def of(x: jax.Array) -> jax.Array:
+        return scaled(x)
+
+    async with engine.Engine() as own:
+        results = await asyncio.gather(*(own.run(of(np.full(2, number, np.float32))) for number in range(64)))
+    assert [float(result[0]) for result in results] == [3.0 * n for n in range(64)]
+    statistics = scaled.compile_statistics()
+    assert statistics.hits + statistics.misses <= 2
+
+
+async def test_items_of_different_lengths_are_padded_and_masked() -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(8, pad_axes={"tokens": 0}))
+    def mean(tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        if mask is None:
+            return jnp.mean(tokens)
+        return jnp.sum(tokens * mask) / jnp.sum(mask)
+
+    @ps.graph
+    async def of(tokens: jax.Array) -> jax.Array:
+        return mean(tokens)
+
+    rows = [np.arange(length, dtype=np.float32) for length in range(1, 60)]
+    async with engine.deploy(of, max_in_flight=64) as service:
+        results = await asyncio.gather(*(service(row) for row in rows))
+    np.testing.assert_allclose([float(result) for result in results], [row.mean() for row in rows], rtol=1e-5)
+    assert mean.compile_statistics().programs <= 4 * 4
+
+
+async def test_parameters_of_a_resource_are_placed_once_and_swapped_without_compiling() -> None:
+    version = 1.0
+
+    @ps.resource
+    async def weights() -> AsyncIterator[dict[str, Any]]:
+        yield {"w": np.full(3, version, np.float32)}
+
+    @ps.device_node(device="cpu", batch=ps.Batch(4))
+    def scaled(parameters: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return parameters["w"] * x
+
+    @ps.graph
+    async def of(x: jax.Array) -> jax.Array:
+        return scaled(await weights(), x)
+
+    async with engine.deploy(of) as service:
+        assert float((await service(np.float32(2)))[0]) == 2.0
+        version = 5.0
+        await service.reload(weights)
+        assert float((await service(np.float32(2)))[0]) == 10.0
+        assert scaled.compile_statistics().programs == 1
+
+
+async def test_a_reload_of_parameters_with_another_shape_is_refused_and_the_old_ones_stay() -> None:
+    size = 3
+
+    @ps.resource
+    async def weights() -> AsyncIterator[dict[str, Any]]:
+        yield {"w": np.ones(size, np.float32)}
+
+    @ps.device_node(device="cpu")
+    def scaled(parameters: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return parameters["w"] * x
+
+    @ps.graph
+    async def of(x: jax.Array) -> jax.Array:
+        return scaled(await weights(), x)
+
+    async with engine.deploy(of) as service:
+        assert (await service(np.float32(2))).shape == (3,)
+        size = 4
+        with pytest.raises(ps.DeviceError, match=r"float32\[4\] at \['w'\], the present ones float32\[3\]") as caught:
+            await service.reload(weights)
+        assert "node 'scaled' uses it" in str(caught.value.__notes__)
+        assert (await service(np.float32(2))).shape == (3,)
+
+
+async def test_static_arguments_are_part_of_the_program() -> None:
+    @ps.device_node(device="cpu", static=("power",))
+    def raised(x: jax.Array, power: int) -> jax.Array:
+        return x**power if power else x
+
+    @ps.graph
+    async def of(x: jax.Array) -> list[jax.Array]:
+        return [raised(x, 2), raised(x, 3), raised(x, 2)]
+
+    results = await engine.run(of(np.float32(2)))
+    assert [float(result) for result in results] == [4, 8, 4]
+    assert raised.compile_statistics().programs == 2
+
+
+async def test_a_fake_runs_in_place_of_a_device_node() -> None:
+    from penstock import testing
+
+    with testing.replace(double, lambda x: "fake"):
+        assert await engine.run(doubled(np.zeros(1))) == "fake"
+
+
+async def _run(call: ps.Call[Any]) -> Any:
+    return await engine.run(call)
+
+
+def _aligned(size: int) -> Any:
+    buffer = np.empty(size + 16, np.float32)
+    offset = (-buffer.ctypes.data % 64) // 4
+    return buffer[offset : offset + size]
