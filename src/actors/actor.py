@@ -10,8 +10,8 @@ from .chain import SLOW_SECONDS, Link, failed_link, running_link
 from .channel import Channel, ChannelStatistics
 from .condition import Condition
 from .gate import Gate
-from .inbox import Inbox
 from .invocation import invoke
+from .mailbox import Mailbox
 from .places import Places
 from .policy import Policy
 from .reentrancy import refuse_if_endless
@@ -110,7 +110,7 @@ class Actor:
         self.consumers: tuple[Actor, ...] = ()
         self.successor: Actor | None = None  # the only consumer, if it waits for nothing else
         self.ends_line = False  # its value is the result of the graph, and nothing else is left to do
-        self.work: Inbox[Any] | None = None  # of an actor that owns its loop: what waits for the loop
+        self.work: Mailbox[Any] | None = None  # of an actor that owns its loop: what waits for the loop
         self.completed = 0
         self.failed = 0
         self.retried = 0

@@ -8,9 +8,9 @@ from typing import Any, Protocol, Self
 from .._errors import ActorStopped, InboxClosed, NodeCancelledError
 from ..telemetry import logs
 from . import current
-from .inbox import Inbox
+from .mailbox import Mailbox
+from .requests import AnyRequest, Request
 from .uninterrupted import until
-from .work import Request, Work
 
 # As many as a node's inbox in a pipeline.
 DEFAULT_CAPACITY = 16
@@ -54,10 +54,10 @@ class LoopHost:
         on_exit: "Callable[[LoopHost, BaseException | None], None] | None" = None,
     ) -> None:
         self.name = name
-        self.inbox: Inbox[Any] = Inbox(capacity or DEFAULT_CAPACITY, max_bytes=max_bytes)
+        self.inbox: Mailbox[Any] = Mailbox(capacity or DEFAULT_CAPACITY, max_bytes=max_bytes)
         self._make = make
         self._on_exit = on_exit
-        self._unsettled: dict[Request[Any], None] = {}  # in order
+        self._unsettled: dict[AnyRequest[Any], None] = {}  # in order
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._halting = False
@@ -161,7 +161,7 @@ class LoopHost:
             Exception: what the actor failed it with.
             ActorStopped: the loop has ended.
         """
-        work: Work[Any, Any] = Work(value, priority, deadline)
+        work: Request[Any, Any] = Request(value, priority, deadline)
         try:
             await self.submit(work)
             return await work.outcome
@@ -169,7 +169,7 @@ class LoopHost:
             work.cancel()
             del work  # an error refers to this call, and the work to the error
 
-    async def submit(self, work: Request[Any]) -> None:
+    async def submit(self, work: AnyRequest[Any]) -> None:
         """Give the actor work, and look after it until it is settled or cancelled.
 
         Raises:
@@ -268,7 +268,7 @@ class LoopHost:
         error.__cause__ = self._cause
         return error
 
-    def _forget(self, work: Request[Any]) -> None:
+    def _forget(self, work: AnyRequest[Any]) -> None:
         self._unsettled.pop(work, None)
         if not work.taken:
             self.inbox.withdraw(work)
