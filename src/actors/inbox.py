@@ -19,6 +19,10 @@ class Inbox(ABC, Generic[W_co]):
     __slots__ = ()
 
     @abstractmethod
+    def __len__(self) -> int:
+        """Return how many items wait."""
+
+    @abstractmethod
     async def get(self) -> W_co:
         """Take the next work; waits while there is none.
 

@@ -28,6 +28,7 @@ class Mailbox(Inbox[W]):
         self._suspended = False
 
     def __len__(self) -> int:
+        """Return how many items wait."""
         return len(self._channel)
 
     async def get(self) -> W:
@@ -60,6 +61,14 @@ class Mailbox(Inbox[W]):
             if _hand_out(work):
                 taken.append(work)
         return taken
+
+    def put_nowait(self, work: W) -> bool:
+        """Give the actor work if there is room; returns whether there was.
+
+        Raises:
+            ChannelClosed: it takes no more.
+        """
+        return self._channel.put_nowait(work, work.priority)
 
     async def put(self, work: W) -> None:
         """Give the actor work; waits while the inbox is full.

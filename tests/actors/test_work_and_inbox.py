@@ -1,12 +1,13 @@
 """Work is settled once; an inbox hands out what somebody still waits for, and says when no more will come."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 import penstock as ps
 from penstock.actors.mailbox import Mailbox
-from penstock.actors.requests import Request, StreamRequest
+from penstock.actors.requests import AnyRequest, Request, StreamRequest
 
 IntWork = Request[int, int]
 
@@ -195,3 +196,21 @@ async def test_a_loop_that_ignores_the_end_does_not_stop_the_others() -> None:
     assert not task.done()
     task.cancel()
     await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("make", [lambda: Request[int, int](7), lambda: StreamRequest[int, int](7)])
+async def test_who_asks_is_told_of_a_cancel_once_and_not_of_an_end(make: Callable[[], AnyRequest[int]]) -> None:
+    told: list[str] = []
+    gone, settled, late = make(), make(), make()
+    gone.on_cancelled(lambda: told.append("gone"))
+    gone.on_cancelled(lambda: told.append("gone, too"))
+    settled.on_cancelled(lambda: told.append("settled"))
+    settled.fail(OSError())
+    for work in (gone, settled, late):
+        work.cancel()
+    assert told == []  # not within the step of its caller
+    late.on_cancelled(lambda: told.append("late"))
+    settled.on_cancelled(lambda: told.append("settled"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert told == ["gone", "gone, too", "late"]

@@ -142,6 +142,16 @@ async def own_loops_outside() -> None:
     assert_type(await embed.with_policy(name="other", timeout_seconds=2)("a"), float)
 
 
+async def own_loops_alone() -> None:
+    inbox, outcomes = testing.inbox([1, 2])
+    await triple.loop(inbox)
+    assert_type(outcomes[0].done(), bool)
+    words, readers = testing.stream_inbox(["a"], capacity=3)
+    await decode.loop(words)
+    async for _ in readers[0]:
+        await readers[0].aclose()
+
+
 def chains_of_own_loops() -> None:
     assert_type((embed >> double_float)("a"), ps.Call[float])
 

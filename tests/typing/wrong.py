@@ -174,3 +174,14 @@ async def opening() -> None:
 def wrong_faults() -> None:
     faults.inject("node.start", faults.Cancel())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     faults.inject("node.call", OSError())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def the_side_of_the_engine(
+    inbox: ps.Inbox[ps.Work[int, str]], work: ps.Work[int, str], stream: ps.StreamWork[int, str]
+) -> None:
+    ps.Work(3)  # type: ignore[abstract, call-arg]  # pyright: ignore[reportAbstractUsage, reportCallIssue]
+    inbox.close()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    work.cancel()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    stream.cancel()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    work.finish(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    stream.put_nowait(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
