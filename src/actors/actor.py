@@ -15,6 +15,7 @@ from .mailbox import Mailbox
 from .places import Places
 from .policy import Policy
 from .reentrancy import refuse_if_endless
+from .supervision import ActorState
 
 if TYPE_CHECKING:
     from .frame import Frame
@@ -43,6 +44,11 @@ class Replaceable(Protocol):
         """How often it was replaced."""
         ...
 
+    @property
+    def state(self) -> ActorState:
+        """Whether it runs, or will run again."""
+        ...
+
 
 @dataclass(frozen=True)
 class ActorStatistics:
@@ -60,6 +66,8 @@ class ActorStatistics:
         busy_seconds: time spent in its handlers, waits included, over all items; None for an `async def` without a
             policy that starts no tasks, which is not timed.
         inbox: the inbox; a full one (and a growing `put_wait_seconds`) says that this node limits the pipeline.
+        state: of a stateful node or one that owns its loop: "running"; "restarting" from a crash on until it runs
+            again; "stopped" if it will not, because it is not restarted or its scope has ended. None for other nodes.
     """
 
     graph: str
@@ -72,6 +80,7 @@ class ActorStatistics:
     concurrency: int | None
     busy_seconds: float | None
     inbox: ChannelStatistics
+    state: ActorState | None = None
 
 
 class Actor:
@@ -223,6 +232,7 @@ class Actor:
             concurrency=self.places.limit if limited else None,
             busy_seconds=None if self.mode == ASYNC else self.busy_seconds,
             inbox=(self.inbox if self.work is None else self.work).statistics(),
+            state=None if self.instance is None else self.instance.state,
         )
 
 

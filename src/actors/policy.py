@@ -9,6 +9,7 @@ from typing import Any, Literal, cast, get_args
 from .supervision import RestartMode
 
 RunsOn = Literal["loop", "thread", "process"]
+"""The values of `runs_on=`: where a plain `def` is called."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,17 @@ from typing import Any, Protocol
 
 from .._errors import DeploymentFailed
 from ..telemetry import logs
-from .supervision import Decision, Escalate, ExitKind, LetEnd, Restart, RestartMode, SupervisorFlags, SupervisorState
+from .supervision import (
+    ActorState,
+    Decision,
+    Escalate,
+    ExitKind,
+    LetEnd,
+    Restart,
+    RestartMode,
+    SupervisorFlags,
+    SupervisorState,
+)
 
 
 class Child(Protocol):
@@ -92,6 +102,12 @@ class Supervisor:
         """Look after a child that has just been started, behind all others in start order."""
         self._children[self._state.add(child.restart)] = child
 
+    def state_of(self, child: Child) -> ActorState:
+        """Return whether a child runs, or will run again."""
+        number = self._number_of(child)
+        state = "stopped" if number is None else self._state.state_of(number)
+        return "stopped" if self._closed and state == "restarting" else state
+
     def exited(self, child: Child, kind: ExitKind, cause: BaseException | None) -> None:
         """A child has crashed, or ended by itself.
 
@@ -100,7 +116,7 @@ class Supervisor:
             kind: how it ended.
             cause: what it raised.
         """
-        number = next((number for number, other in self._children.items() if other is child), None)
+        number = self._number_of(child)
         if number is None or self._closed:  # the end of the scope stops it anyway
             return
         if number in self._starting:
@@ -110,7 +126,7 @@ class Supervisor:
 
     def give_up(self, child: Child, cause: BaseException) -> None:
         """A child has ended by itself that cannot be started again: the scope fails."""
-        number = next((number for number, other in self._children.items() if other is child), None)
+        number = self._number_of(child)
         if number is None or self._closed or self._state.escalated:
             return
         self._state.escalated = True
@@ -129,14 +145,18 @@ class Supervisor:
             await asyncio.wait(self._tasks)
         errors: list[BaseException] = []
         while self._children:
-            _, child = self._children.popitem()
+            number, child = next(reversed(self._children.items()))
             try:
                 await child.close()
             except BaseException as error:  # noqa: BLE001 - the others have to be stopped first
                 errors.append(error)
+            del self._children[number]
         self._on_escalation = _nobody  # it may well hold this supervisor
         if errors:
             raise errors[0]
+
+    def _number_of(self, child: Child) -> int | None:
+        return next((number for number, other in self._children.items() if other is child), None)
 
     def _obey(self, decision: Decision | None, cause: BaseException | None) -> None:
         if isinstance(decision, LetEnd):

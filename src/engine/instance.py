@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from .._errors import NodeCancelledError, NodeError
 from ..actors.gate import Gate
-from ..actors.supervision import RestartMode
+from ..actors.supervision import ActorState, RestartMode
 from ..actors.supervisor import Supervisor
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs
@@ -59,6 +59,11 @@ class Instance:
             return self._handler(*args, **kwargs)
 
         return handle
+
+    @property
+    def state(self) -> ActorState:
+        """Whether it runs, or will run again."""
+        return self._supervisor.state_of(self)
 
     async def start(self) -> None:
         """Make an instance, and enter it.

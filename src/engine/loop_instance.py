@@ -4,7 +4,7 @@ from typing import Any
 
 from .._errors import ActorRestarted
 from ..actors.loop_host import LoopHost
-from ..actors.supervision import ExitKind, RestartMode
+from ..actors.supervision import ActorState, ExitKind, RestartMode
 from ..actors.supervisor import Supervisor
 from .node import MakeLoop, Node
 from .pools import Pools
@@ -37,6 +37,11 @@ class LoopInstance:
         self._has_run = False
         self._is_supervised = False
         self._early_exit: tuple[ExitKind, BaseException | None] | None = None
+
+    @property
+    def state(self) -> ActorState:
+        """Whether it runs, or will run again."""
+        return self._supervisor.state_of(self)
 
     async def start(self) -> None:
         """Make an instance, enter it, and begin its loop.

@@ -374,3 +374,31 @@ async def test_a_loop_that_ends_by_an_uncommon_error_has_crashed() -> None:
         with pytest.raises(ps.ActorRestarted, match="Uncommon"):
             await service(-1)
         assert await asyncio.wait_for(service(3), 30) == 3
+
+
+def states(service: engine.Service[Any, Any]) -> list[str | None]:
+    return [actor.state for actor in service.statistics().actors]
+
+
+def test_statistics_say_whether_a_loop_runs() -> None:
+    async def main() -> None:
+        brief, lasting = looping(Books(), restart="temporary"), looping(Books())
+        async with engine.deploy(brief, lasting) as service:
+            assert states(service) == ["running", "running"]
+            await outcomes(service("crash"), service.run(lasting("crash")))
+            assert states(service) == ["stopped", "restarting"]
+            assert "● Looping restarting" in " ".join(str(service).split())
+            assert await service.run(lasting("fine")) == "fine"
+            assert states(service) == ["stopped", "running"]
+            assert "running, 1 restart" in str(service.statistics())
+        assert states(service) == ["stopped", "stopped"]
+
+    testing.run_virtual(main)
+
+
+async def test_after_an_escalation_nothing_runs() -> None:
+    graph, other = looping(Books()), looping(Books())
+    with pytest.raises(ps.DeploymentFailed):
+        async with engine.deploy(graph, other, max_restarts=0) as service:
+            await outcomes(service("crash"))
+    assert states(service) == ["stopped", "stopped"]

@@ -111,6 +111,48 @@ async def outcomes(*calls: Any) -> list[Any]:
     ]
 
 
+def states(service: engine.Service[..., Any]) -> list[str | None]:
+    return [actor.state for actor in service.statistics().actors]
+
+
+async def test_an_instance_is_restarting_until_its_successor_is_entered() -> None:
+    life, brief = Life("machine"), Life("brief")
+    life.hanging_start = asyncio.Event()
+    node, temporary = machine(life), machine(brief, restart="temporary")
+
+    @ps.node
+    async def plain(item: Any) -> Any:
+        return item
+
+    @ps.graph
+    async def other(item: Any) -> Any:
+        return await plain(await temporary(item))
+
+    async with engine.deploy(calling(node), other) as service:
+        assert states(service) == ["running", "running", None]
+        await outcomes(service("crash"), service.run(other("crash")))
+        assert states(service) == ["restarting", "stopped", None]
+        life.hanging_start.set()
+        assert await service("fine") == "fine"
+        assert states(service) == ["running", "stopped", None]
+        await outcomes(service("crash"))
+        life.hanging_start.clear()
+    assert states(service) == ["stopped", "stopped", None]
+
+
+async def test_what_is_being_left_at_the_end_is_not_stopped_yet() -> None:
+    life = Life("machine")
+    life.slow_stop = asyncio.Event()
+    service = engine.deploy(calling(machine(life)))
+    await service.__aenter__()
+    closing = asyncio.create_task(service.__aexit__(None, None, None))
+    await testing.wait_quiescent()
+    assert states(service) == ["running"]
+    life.slow_stop.set()
+    await closing
+    assert states(service) == ["stopped"]
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_errors_of_items_are_no_crashes(scheduler: Any) -> None:
     life = Life("machine")

@@ -15,6 +15,7 @@ from tests.typing.correct import (
     Client,
     Hit,
     Index,
+    Settings,
     best,
     client,
     counter,
@@ -185,3 +186,8 @@ async def the_side_of_the_engine(
     stream.cancel()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     work.finish(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     stream.put_nowait(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def wrong_settings() -> None:
+    Settings(strategy="one_for_none")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Settings(restart="always")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
