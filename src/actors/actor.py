@@ -205,6 +205,11 @@ class Actor:
         self.warned = True
         log_blocking(" → ".join(link.name for link in self.links) or self.name, self.graph, elapsed_seconds)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no attempt can succeed any more: its instance, or its loop, has ended and is not restarted."""
+        return (self.gate is not None and self.gate.is_stopped) or (self.work is not None and self.work.closed)
+
     def thread_returned(self) -> None:
         """A thread that nobody waited for any more is back."""
         self.abandoned -= 1

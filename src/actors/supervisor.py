@@ -44,8 +44,13 @@ class Child(Protocol):
         """Go on with what has waited: it has been started."""
         ...
 
-    def abandon(self, cause: BaseException | None) -> None:
-        """It is not restarted: what comes, and what has waited, fails with `ActorStopped`."""
+    def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
+        """It is not restarted: what comes, and what has waited, fails with `ActorStopped`.
+
+        Args:
+            cause: what was raised.
+            why: what has ended it; None if it has ended by itself.
+        """
         ...
 
     async def stop(self, cause: BaseException | None) -> None:
@@ -175,7 +180,11 @@ class Supervisor:
         for number in (decision.origin, *decision.stop):
             self._children[number].hold()
         for number in decision.removed:
-            self._children[number].abandon(cause)
+            removed, origin = self._children[number], self._children[decision.origin]
+            removed.abandon(cause, f"it was stopped when {origin.name!r} was restarted, and has restart='temporary'")
+            logs.warning(
+                "actor.stopped", node=removed.name, restart=removed.restart, after=origin.name, error=repr(cause)
+            )  # fmt: skip
         # Children that are restarted alone do not wait for each other. Otherwise there is one restart at a time, and a
         # later one covers all that an earlier one has not started yet.
         lane = decision.origin if self.flags.strategy == "one_for_one" else -1

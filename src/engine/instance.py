@@ -130,11 +130,11 @@ class Instance:
         if self._host is not None and self._host.done():
             self._host_ended(self._host)
 
-    def abandon(self, cause: BaseException | None) -> None:
+    def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
         """Let attempts fail with `ActorStopped`."""
         self._is_up = False
         if self.gate is not None:
-            self.gate.stop(cause)
+            self.gate.stop(cause, why)
 
     def _crashed(self, error: Exception) -> None:
         self._crash = error

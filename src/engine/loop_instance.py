@@ -31,6 +31,7 @@ class LoopInstance:
             node.name,
             capacity=None if node.gives_stream else node.policy.capacity,  # there it is that of the stream
             max_bytes=node.policy.max_bytes,
+            shutdown_seconds=node.policy.shutdown_seconds,
             on_exit=self._exited,
         )
         self._supervisor = supervisor
@@ -82,9 +83,9 @@ class LoopInstance:
         if exit_ is not None:
             self._supervisor.exited(self, *exit_)
 
-    def abandon(self, cause: BaseException | None) -> None:
+    def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
         """Fail all work, now and later, with `ActorStopped`."""
-        self.host.abandon(cause)
+        self.host.abandon(cause, why)
 
     def _exited(self, host: LoopHost, error: BaseException | None) -> None:
         kind: ExitKind = "normal" if error is None else "crash"

@@ -849,6 +849,8 @@ async def test_a_temporary_sibling_is_stopped_and_gone() -> None:
         assert await outcomes(service("crash")) == [Broken]
         assert await service("fine") == "fine"
         assert await outcomes(waiting, service.run(two("fine"))) == [ps.ActorStopped, ps.ActorStopped]
+        with pytest.raises(ps.ActorStopped, match="it was stopped when 'machine' was restarted, and has restart='temp"):
+            await service.run(two("fine"))
     assert (other.entered, other.left) == (1, 1)
 
 

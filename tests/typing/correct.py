@@ -91,7 +91,7 @@ class Model:
         return [question.encode() for question in questions]
 
 
-@ps.node(name="tripler", capacity=3)
+@ps.node(name="tripler", capacity=3, shutdown_seconds=2.5)
 class Tripler(ps.Actor[int, str]):
     def __init__(self, sign: str) -> None:
         self.sign = sign

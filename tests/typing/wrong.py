@@ -191,3 +191,4 @@ async def the_side_of_the_engine(
 def wrong_settings() -> None:
     Settings(strategy="one_for_none")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Settings(restart="always")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ps.node(shutdown_seconds="5")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
