@@ -81,7 +81,6 @@ class AnyRequest(Generic[In]):
         return True
 
     def _over(self) -> None:
-        self._callbacks = ()
         told, self.on_over = self.on_over, None
         if told is not None:
             told(self)

@@ -205,6 +205,8 @@ def test_what_does_not_run_says_so() -> None:
         "●  third                                                             thread",
     ]
     assert "restarting, inbox 1/16" in to_svg(drawing)
+    runs = DrawnNode("a", "first", detail="thread", load=load(1))
+    assert to_text(Drawing("line", (runs,))).endswith("2.00/s   thread")
 
 
 def test_loads_stand_in_columns() -> None:

@@ -140,17 +140,19 @@ async def test_an_instance_is_restarting_until_its_successor_is_entered() -> Non
     assert states(service) == ["stopped", "stopped", None]
 
 
-async def test_what_is_being_left_at_the_end_is_not_stopped_yet() -> None:
-    life = Life("machine")
-    life.slow_stop = asyncio.Event()
-    service = engine.deploy(calling(machine(life)))
+async def test_at_the_end_what_is_being_left_still_runs_and_nothing_is_restarted() -> None:
+    life, slow = Life("machine"), Life("slow")
+    life.hanging_start, slow.slow_stop = asyncio.Event(), asyncio.Event()
+    service = engine.deploy(calling(machine(life)), calling(machine(slow)))
     await service.__aenter__()
+    await outcomes(service("crash"))
+    assert states(service) == ["restarting", "running"]
     closing = asyncio.create_task(service.__aexit__(None, None, None))
     await testing.wait_quiescent()
-    assert states(service) == ["running"]
-    life.slow_stop.set()
+    assert states(service) == ["stopped", "running"]
+    slow.slow_stop.set()
     await closing
-    assert states(service) == ["stopped"]
+    assert states(service) == ["stopped", "stopped"]
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
