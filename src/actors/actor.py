@@ -10,11 +10,12 @@ from .chain import SLOW_SECONDS, Link, failed_link, running_link
 from .channel import Channel, ChannelStatistics
 from .condition import Condition
 from .gate import Gate
-from .inbox import Inbox
 from .invocation import invoke
+from .mailbox import Mailbox
 from .places import Places
 from .policy import Policy
 from .reentrancy import refuse_if_endless
+from .supervision import ActorState
 
 if TYPE_CHECKING:
     from .frame import Frame
@@ -43,6 +44,11 @@ class Replaceable(Protocol):
         """How often it was replaced."""
         ...
 
+    @property
+    def state(self) -> ActorState:
+        """Whether it runs, or will run again."""
+        ...
+
 
 @dataclass(frozen=True)
 class ActorStatistics:
@@ -60,6 +66,8 @@ class ActorStatistics:
         busy_seconds: time spent in its handlers, waits included, over all items; None for an `async def` without a
             policy that starts no tasks, which is not timed.
         inbox: the inbox; a full one (and a growing `put_wait_seconds`) says that this node limits the pipeline.
+        state: of a stateful node or one that owns its loop: "running"; "restarting" from a crash on until it runs
+            again; "stopped" if it will not, because it is not restarted or its scope has ended. None for other nodes.
     """
 
     graph: str
@@ -72,6 +80,7 @@ class ActorStatistics:
     concurrency: int | None
     busy_seconds: float | None
     inbox: ChannelStatistics
+    state: ActorState | None = None
 
 
 class Actor:
@@ -110,7 +119,7 @@ class Actor:
         self.consumers: tuple[Actor, ...] = ()
         self.successor: Actor | None = None  # the only consumer, if it waits for nothing else
         self.ends_line = False  # its value is the result of the graph, and nothing else is left to do
-        self.work: Inbox[Any] | None = None  # of an actor that owns its loop: what waits for the loop
+        self.work: Mailbox[Any] | None = None  # of an actor that owns its loop: what waits for the loop
         self.completed = 0
         self.failed = 0
         self.retried = 0
@@ -196,6 +205,11 @@ class Actor:
         self.warned = True
         log_blocking(" → ".join(link.name for link in self.links) or self.name, self.graph, elapsed_seconds)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no attempt can succeed any more: its instance, or its loop, has ended and is not restarted."""
+        return (self.gate is not None and self.gate.is_stopped) or (self.work is not None and self.work.closed)
+
     def thread_returned(self) -> None:
         """A thread that nobody waited for any more is back."""
         self.abandoned -= 1
@@ -223,6 +237,7 @@ class Actor:
             concurrency=self.places.limit if limited else None,
             busy_seconds=None if self.mode == ASYNC else self.busy_seconds,
             inbox=(self.inbox if self.work is None else self.work).statistics(),
+            state=None if self.instance is None else self.instance.state,
         )
 
 

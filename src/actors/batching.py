@@ -7,18 +7,39 @@ owns its loop and does what the queue says.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from .._errors import InboxClosed, NodeCancelledError, Overloaded
 from .batch import Batch
 from .condition import Condition
 from .inbox import Inbox
 from .own_loop import Actor
-from .work import Request, Work
+from .work import Work
 
 T = TypeVar("T")
 U = TypeVar("U")
-W = TypeVar("W", bound=Request[Any])
+
+
+class Waits(Protocol):
+    """What a queue for batches has to know of an item."""
+
+    @property
+    def priority(self) -> int:
+        """Higher first."""
+        ...
+
+    @property
+    def deadline(self) -> float | None:
+        """When nobody will wait for it any more; None without one."""
+        ...
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for it any more."""
+        ...
+
+
+W = TypeVar("W", bound=Waits)
 
 
 class BatchQueue(Generic[W]):
@@ -202,11 +223,11 @@ class _Demand:
         self.has_ended = False
         self._left = len(batch)
         for work in batch:
-            work.outcome.add_done_callback(self._lost)
+            work.on_cancelled(self._lost)
 
-    def _lost(self, _: "asyncio.Future[Any]") -> None:
+    def _lost(self) -> None:
         self._left -= 1
-        if not self._left and not self.task.done():  # when results are given, the task ends in that same step
+        if not self._left and not self.task.done():
             self.has_ended = True
             self.task.cancel()
 

@@ -29,6 +29,7 @@ class Gate:
 
     __slots__ = (
         "_cause", "_inside", "_left", "_line", "_name", "_on_crash", "_restart_on", "_state", "_threads",
+        "_why",
     )  # fmt: skip
 
     def __init__(
@@ -39,6 +40,7 @@ class Gate:
         self._on_crash = on_crash
         self._state: Literal["open", "held", "stopped"] = "held"
         self._cause: BaseException | None = None
+        self._why: str | None = None
         self._inside: dict[Stay, None] = {}
         self._line: deque[asyncio.Future[None]] = deque()
         self._threads = 0  # that run on although their attempt has ended
@@ -58,10 +60,16 @@ class Gate:
         """Let no more attempts in for now; those inside go on."""
         self._state = "held"
 
-    def stop(self, cause: BaseException | None) -> None:
-        """Let no more attempts in: they end with `ActorStopped`, until it is opened again."""
+    def stop(self, cause: BaseException | None, why: str | None = None) -> None:
+        """Let no more attempts in: they end with `ActorStopped`, until it is opened again.
+
+        Args:
+            cause: what was raised.
+            why: what has ended the instance; None if it has crashed itself.
+        """
         self._state = "stopped"
         self._cause = cause
+        self._why = why
         self._wake()
 
     async def clear(self, cause: BaseException | None) -> None:
@@ -106,7 +114,8 @@ class Gate:
         return error
 
     def _stopped_error(self) -> ActorStopped:
-        error = ActorStopped(f"node {self._name!r} takes no more items: it is not restarted after: {self._cause!r}")
+        why = self._why or f"it is not restarted after: {self._cause!r}"
+        error = ActorStopped(f"node {self._name!r} takes no more items: {why}")
         error.__cause__ = self._cause
         return error
 

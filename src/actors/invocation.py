@@ -143,9 +143,8 @@ class Invocation:
         attempt = self._worker.position.attempt
         if retry is None or attempt >= retry.attempts or not isinstance(error, retry.retry_on):
             return None
-        gate = self.actor.gate
-        if gate is not None and gate.is_stopped:
-            return None  # no attempt can succeed any more
+        if self.actor.is_stopped:
+            return None
         if any(reader.parts.position for reader in self._readers):
             return None  # what it has read from a stream is gone, and another attempt would silently miss it
         pause = retry.pause_seconds(attempt)

@@ -8,13 +8,13 @@ from typing import Any, Protocol, Self
 from .._errors import ActorStopped, InboxClosed, NodeCancelledError
 from ..telemetry import logs
 from . import current
-from .inbox import Inbox
+from .mailbox import Mailbox
+from .requests import AnyRequest, Request
 from .uninterrupted import until
-from .work import Request, Work
 
 # As many as a node's inbox in a pipeline.
 DEFAULT_CAPACITY = 16
-# OTP's default for workers. A loop that still runs then, after its inbox was closed, waits for something else.
+# OTP's default for workers. A loop that still runs then waits for something else than its inbox, which was closed.
 SHUTDOWN_SECONDS = 5.0
 
 
@@ -36,6 +36,7 @@ class LoopHost:
         name: name of its node, for errors.
         capacity: the most items that wait in its inbox.
         max_bytes: the most bytes of values that wait there, for values that know their size.
+        shutdown_seconds: how long the loop may go on after its inbox was closed; then it is cancelled.
         on_exit: called with the host and the error (None if the loop just returned) when the loop ends before its
             inbox was closed: that is a crash. It decides what becomes of the items, by `abandon`, or by `fail_taken`
             and `start`. Without it, all of them fail.
@@ -51,13 +52,15 @@ class LoopHost:
         *,
         capacity: int | None = None,
         max_bytes: int | None = None,
+        shutdown_seconds: float | None = None,
         on_exit: "Callable[[LoopHost, BaseException | None], None] | None" = None,
     ) -> None:
         self.name = name
-        self.inbox: Inbox[Any] = Inbox(capacity or DEFAULT_CAPACITY, max_bytes=max_bytes)
+        self.inbox: Mailbox[Any] = Mailbox(capacity or DEFAULT_CAPACITY, max_bytes=max_bytes)
         self._make = make
+        self._shutdown_seconds = SHUTDOWN_SECONDS if shutdown_seconds is None else shutdown_seconds
         self._on_exit = on_exit
-        self._unsettled: dict[Request[Any], None] = {}  # in order
+        self._unsettled: dict[AnyRequest[Any], None] = {}  # in order
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._halting = False
@@ -125,7 +128,7 @@ class LoopHost:
     async def close(self) -> None:
         """End the loop: no more work comes, what is queued is done, and `inbox.get()` raises `InboxClosed` then.
 
-        A loop that goes on is cancelled after some seconds. Leaving the instance may take as long as it takes.
+        A loop that goes on is cancelled after `shutdown_seconds`. Leaving the instance may take as long as it takes.
 
         Raises:
             Exception: what the loop, or the end of the instance, raised meanwhile.
@@ -136,14 +139,16 @@ class LoopHost:
         if task is None or loop_over is None:
             return
         try:
-            await asyncio.wait([task, loop_over], timeout=SHUTDOWN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            seconds = self._shutdown_seconds
+            await asyncio.wait([task, loop_over], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
             await self._end(task)
             raise
         if not task.done() and not loop_over.done():
             logs.warning(
-                "actor.shutdown_timeout", node=self.name, seconds=SHUTDOWN_SECONDS,
-                remedy="let InboxClosed end the loop, and wait for nothing but the inbox while there is no work",
+                "actor.shutdown_timeout", node=self.name, seconds=seconds,
+                remedy="let InboxClosed end the loop, and wait for nothing but the inbox while there is no work; or "
+                "give it longer: @node(shutdown_seconds=...)",
             )  # fmt: skip
         await self._end(task)
         if not task.cancelled():
@@ -161,7 +166,7 @@ class LoopHost:
             Exception: what the actor failed it with.
             ActorStopped: the loop has ended.
         """
-        work: Work[Any, Any] = Work(value, priority, deadline)
+        work: Request[Any, Any] = Request(value, priority, deadline)
         try:
             await self.submit(work)
             return await work.outcome
@@ -169,7 +174,7 @@ class LoopHost:
             work.cancel()
             del work  # an error refers to this call, and the work to the error
 
-    async def submit(self, work: Request[Any]) -> None:
+    async def submit(self, work: AnyRequest[Any]) -> None:
         """Give the actor work, and look after it until it is settled or cancelled.
 
         Raises:
@@ -191,9 +196,16 @@ class LoopHost:
         for work in [work for work in self._unsettled if work.taken]:
             work.give_up(make_error())
 
-    def abandon(self, error: BaseException | None) -> None:
-        """Fail everything, now and later: the loop has ended, by `error` or by just returning."""
-        if error is not None:
+    def abandon(self, error: BaseException | None, why: str | None = None) -> None:
+        """Fail everything, now and later.
+
+        Args:
+            error: what was raised; None if the loop just returned.
+            why: what has ended the loop; None if it has ended by itself.
+        """
+        if why is not None:
+            self._why = why
+        elif error is not None:
             self._why = f"its loop raised {error!r}"
         elif not self._closing:
             self._why = "its loop returned, although its scope goes on"
@@ -268,7 +280,7 @@ class LoopHost:
         error.__cause__ = self._cause
         return error
 
-    def _forget(self, work: Request[Any]) -> None:
+    def _forget(self, work: AnyRequest[Any]) -> None:
         self._unsettled.pop(work, None)
         if not work.taken:
             self.inbox.withdraw(work)

@@ -4,7 +4,7 @@ from typing import Any, Self
 
 from .loop_host import LoopHost
 from .parts import DEFAULT_PARTS, Parts
-from .work import StreamWork
+from .requests import StreamRequest
 
 
 class LoopStream:
@@ -27,7 +27,7 @@ class LoopStream:
         capacity: int = DEFAULT_PARTS,
     ) -> None:
         self._host = host
-        self._work: StreamWork[Any, Any] = StreamWork(value, priority, deadline, capacity)
+        self._work: StreamRequest[Any, Any] = StreamRequest(value, priority, deadline, capacity)
         self._reader = self._work.parts.reader()
         self._begun = False
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast, get_args
 from .supervision import RestartMode
 
 RunsOn = Literal["loop", "thread", "process"]
+"""The values of `runs_on=`: where a plain `def` is called."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Policy:
     effectful: bool = False
     restart: RestartMode = "permanent"
     restart_on: tuple[type[Exception], ...] = ()
+    shutdown_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "capacity", "max_bytes"):
@@ -73,6 +75,8 @@ class Policy:
             raise ValueError(
                 f"timeout_seconds={self.timeout_seconds!r}: more than 0 and finite; leave it out for no limit"
             )
+        if self.shutdown_seconds is not None and not 0 <= self.shutdown_seconds < math.inf:
+            raise ValueError(f"shutdown_seconds={self.shutdown_seconds!r}: 0 or more, and finite")
         if self.runs_on not in ("loop", "thread", "process"):
             raise ValueError(f"runs_on={self.runs_on!r}: one of 'loop', 'thread', 'process'")
         if self.restart not in get_args(RestartMode):

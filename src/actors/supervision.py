@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
+"""The values of `strategy=`: which others are restarted with a stateful node that has crashed."""
+
 RestartMode = Literal["permanent", "transient", "temporary"]
+"""The values of `restart=`: after which exits a stateful node is restarted."""
+
+ActorState = Literal["running", "restarting", "stopped"]
+"""What the `state` of a stateful node may be, in its statistics."""
+
 ExitKind = Literal["normal", "shutdown", "crash"]
 
 # The first pause is short against a person's patience and long against a connection that a peer has just reset.
@@ -112,11 +119,13 @@ class SupervisorState:
 
     Attributes:
         running: the children that run.
+        awaited: the children that are to be started again.
         escalated: whether the supervisor has given up; nothing is decided any more.
     """
 
     flags: SupervisorFlags
     running: set[int] = field(default_factory=set[int])
+    awaited: set[int] = field(default_factory=set[int])
     escalated: bool = False
     _modes: dict[int, RestartMode] = field(default_factory=dict[int, RestartMode])
     _next: int = 0
@@ -132,7 +141,16 @@ class SupervisorState:
 
     def started(self, child: int) -> None:
         """A child runs again."""
+        self.awaited.discard(child)
         self.running.add(child)
+
+    def state_of(self, child: int) -> ActorState:
+        """Return whether a child runs, or will run again."""
+        if self.escalated:
+            return "stopped"
+        if child in self.running:
+            return "running"
+        return "restarting" if child in self.awaited else "stopped"
 
     def exited(self, child: int, kind: ExitKind, now_seconds: float) -> Decision | None:
         """A child has ended by itself.
@@ -177,6 +195,7 @@ class SupervisorState:
             if self._modes[child] == "temporary":
                 del self._modes[child]
         start = tuple(child for child in group if child in self._modes)
+        self.awaited.update(start)
         return Restart(origin, stop, start, self.flags.pause_seconds(len(self._restarts)))
 
     def _group(self, origin: int) -> tuple[int, ...]:

@@ -7,7 +7,17 @@ from typing import Any, Protocol
 
 from .._errors import DeploymentFailed
 from ..telemetry import logs
-from .supervision import Decision, Escalate, ExitKind, LetEnd, Restart, RestartMode, SupervisorFlags, SupervisorState
+from .supervision import (
+    ActorState,
+    Decision,
+    Escalate,
+    ExitKind,
+    LetEnd,
+    Restart,
+    RestartMode,
+    SupervisorFlags,
+    SupervisorState,
+)
 
 
 class Child(Protocol):
@@ -34,8 +44,13 @@ class Child(Protocol):
         """Go on with what has waited: it has been started."""
         ...
 
-    def abandon(self, cause: BaseException | None) -> None:
-        """It is not restarted: what comes, and what has waited, fails with `ActorStopped`."""
+    def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
+        """It is not restarted: what comes, and what has waited, fails with `ActorStopped`.
+
+        Args:
+            cause: what was raised.
+            why: what has ended it; None if it has ended by itself.
+        """
         ...
 
     async def stop(self, cause: BaseException | None) -> None:
@@ -92,6 +107,12 @@ class Supervisor:
         """Look after a child that has just been started, behind all others in start order."""
         self._children[self._state.add(child.restart)] = child
 
+    def state_of(self, child: Child) -> ActorState:
+        """Return whether a child runs, or will run again."""
+        number = self._number_of(child)
+        state = "stopped" if number is None else self._state.state_of(number)
+        return "stopped" if self._closed and state == "restarting" else state
+
     def exited(self, child: Child, kind: ExitKind, cause: BaseException | None) -> None:
         """A child has crashed, or ended by itself.
 
@@ -100,7 +121,7 @@ class Supervisor:
             kind: how it ended.
             cause: what it raised.
         """
-        number = next((number for number, other in self._children.items() if other is child), None)
+        number = self._number_of(child)
         if number is None or self._closed:  # the end of the scope stops it anyway
             return
         if number in self._starting:
@@ -110,7 +131,7 @@ class Supervisor:
 
     def give_up(self, child: Child, cause: BaseException) -> None:
         """A child has ended by itself that cannot be started again: the scope fails."""
-        number = next((number for number, other in self._children.items() if other is child), None)
+        number = self._number_of(child)
         if number is None or self._closed or self._state.escalated:
             return
         self._state.escalated = True
@@ -129,14 +150,18 @@ class Supervisor:
             await asyncio.wait(self._tasks)
         errors: list[BaseException] = []
         while self._children:
-            _, child = self._children.popitem()
+            number, child = next(reversed(self._children.items()))
             try:
                 await child.close()
             except BaseException as error:  # noqa: BLE001 - the others have to be stopped first
                 errors.append(error)
+            del self._children[number]
         self._on_escalation = _nobody  # it may well hold this supervisor
         if errors:
             raise errors[0]
+
+    def _number_of(self, child: Child) -> int | None:
+        return next((number for number, other in self._children.items() if other is child), None)
 
     def _obey(self, decision: Decision | None, cause: BaseException | None) -> None:
         if isinstance(decision, LetEnd):
@@ -155,7 +180,11 @@ class Supervisor:
         for number in (decision.origin, *decision.stop):
             self._children[number].hold()
         for number in decision.removed:
-            self._children[number].abandon(cause)
+            removed, origin = self._children[number], self._children[decision.origin]
+            removed.abandon(cause, f"it was stopped when {origin.name!r} was restarted, and has restart='temporary'")
+            logs.warning(
+                "actor.stopped", node=removed.name, restart=removed.restart, after=origin.name, error=repr(cause)
+            )  # fmt: skip
         # Children that are restarted alone do not wait for each other. Otherwise there is one restart at a time, and a
         # later one covers all that an earlier one has not started yet.
         lane = decision.origin if self.flags.strategy == "one_for_one" else -1

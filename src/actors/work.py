@@ -1,161 +1,86 @@
-"""Work: what an actor that owns its loop takes out of its inbox, and settles."""
+"""Work: what an actor that owns its loop takes out of its inbox, and settles.
 
-import asyncio
+This is the side of the actor. The side of its caller is in `requests`: the engine's classes are derived from these.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
-
-from .._errors import WorkSettledError
-from .frame import plain_error
-from .parts import DEFAULT_PARTS, Parts
+from typing import Generic, TypeVar
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-class Request(Generic[In]):
-    """What work that has one result and work that has many have in common.
+class Work(ABC, Generic[In, Out]):
+    """One item of an actor that owns its loop. It is settled once, with `finish` or `fail`, in any order.
+
+    The engine makes it, and in a test `penstock.testing.inbox`.
 
     Attributes:
         value: what the actor was called with.
         priority: that of the call, higher first.
         deadline: when nobody will wait for it any more, in the loop's time (`loop.time()`); None without one.
-        taken: whether it was handed out to the loop.
-        on_over: called once with the work when it is settled or cancelled.
     """
 
-    __slots__ = ("_cancelled", "_settled", "deadline", "on_over", "priority", "taken", "value")
+    __slots__ = ()
 
-    def __init__(self, value: In, priority: int = 0, deadline: float | None = None) -> None:
-        self.value = value
-        self.priority = priority
-        self.deadline = deadline
-        self.taken = False
-        self.on_over: Callable[[Any], None] | None = None
-        self._settled = False
-        self._cancelled = False
+    value: In
+    priority: int
+    deadline: float | None
 
     @property
-    def cancelled(self) -> bool:
-        """Whether nobody waits for it any more; finishing it then does nothing."""
-        return self._cancelled
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more; for whoever put it into the inbox."""
-        if not self._settled and not self._cancelled:
-            self._cancelled = True
-            self._over()
-
-    def fail(self, error: BaseException, /) -> None:
-        """Raise an error in the caller."""
-        raise NotImplementedError
-
-    def give_up(self, error: BaseException) -> None:
-        """Fail it, because its actor is gone: what that still does to it does nothing."""
-        self.fail(error)
-        self._cancelled = True
-
-    def _claim(self) -> bool:
-        """Settle it; returns whether somebody waits for it."""
-        if self.cancelled:
-            return False
-        if self._settled:
-            raise WorkSettledError(
-                f"{self!r} was settled before; call finish() or fail() once for each work, and forget it then"
-            )
-        self._settled = True
-        self._over()
-        return True
-
-    def _over(self) -> None:
-        told, self.on_over = self.on_over, None
-        if told is not None:
-            told(self)
-
-    def __repr__(self) -> str:
-        state = "cancelled" if self.cancelled else "settled" if self._settled else "open"
-        return f"<{type(self).__name__} of {self.value!r:.60}, {state}>"
-
-
-class Work(Request[In], Generic[In, Out]):
-    """One item of an actor that owns its loop. It is settled once, with `finish` or `fail`, in any order.
-
-    Args:
-        value: what the actor was called with.
-        priority: higher first.
-        deadline: when nobody will wait for it any more, in the loop's time.
-
-    Attributes:
-        outcome: what its caller awaits. It is cancelled together with its caller, at that moment.
-    """
-
-    __slots__ = ("outcome",)
-
-    def __init__(self, value: In, priority: int = 0, deadline: float | None = None) -> None:
-        super().__init__(value, priority, deadline)
-        self.outcome: asyncio.Future[Out] = asyncio.get_running_loop().create_future()
-
-    @property
+    @abstractmethod
     def cancelled(self) -> bool:
         """Whether nobody waits for the result any more; settling it then does nothing."""
-        return self._cancelled or self.outcome.cancelled()
 
+    @abstractmethod
+    def on_cancelled(self, callback: Callable[[], object], /) -> None:
+        """Have `callback` called soon after nobody waits for it any more; never after it was settled."""
+
+    @abstractmethod
     def finish(self, result: Out, /) -> None:
         """Give the result to the caller.
 
         Raises:
             WorkSettledError: it was finished or failed before.
         """
-        if self._claim():
-            self.outcome.set_result(result)
 
+    @abstractmethod
     def fail(self, error: BaseException, /) -> None:
         """Raise an error in the caller.
 
         Raises:
             WorkSettledError: it was finished or failed before.
         """
-        if self._claim():
-            self.outcome.set_exception(plain_error(error, "the actor"))
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more; for whoever put it into the inbox."""
-        super().cancel()
-        self.outcome.cancel()  # of one that is settled, too: then an error that nobody has seen is not reported as lost
 
 
-class StreamWork(Request[In], Generic[In, Out]):
+class StreamWork(ABC, Generic[In, Out]):
     """One item of an actor that owns its loop and gives many parts for it.
 
-    Args:
-        value: what the actor was called with.
-        priority: higher first.
-        deadline: when nobody will wait for it any more, in the loop's time.
-        capacity: parts that it holds for its reader.
+    The engine makes it, and in a test `penstock.testing.stream_inbox`.
 
     Attributes:
-        parts: what the reader reads.
+        value: what the actor was called with.
+        priority: that of the call, higher first.
+        deadline: when nobody will wait for it any more, in the loop's time (`loop.time()`); None without one.
     """
 
-    __slots__ = ("_poured", "parts")
+    __slots__ = ()
 
-    def __init__(
-        self, value: In, priority: int = 0, deadline: float | None = None, capacity: int = DEFAULT_PARTS
-    ) -> None:
-        super().__init__(value, priority, deadline)
-        self.parts: Parts[Out] = Parts(capacity)
-        self.parts.on_abandoned = self.cancel
-        self._poured: asyncio.Future[None] | None = None
+    value: In
+    priority: int
+    deadline: float | None
 
     @property
+    @abstractmethod
     def cancelled(self) -> bool:
         """Whether nobody reads it any more; parts go nowhere then, and settling it does nothing."""
-        return self._cancelled or (self._poured is not None and self._poured.cancelled())
 
-    def _over(self) -> None:
-        if self._poured is None:  # else the parts are somebody else's
-            self.parts.on_abandoned = None
-        super()._over()
+    @abstractmethod
+    def on_cancelled(self, callback: Callable[[], object], /) -> None:
+        """Have `callback` called soon after nobody reads it any more; never after it was settled."""
 
+    @abstractmethod
     def put_nowait(self, part: Out, /) -> bool:
         """Give the reader one more part.
 
@@ -166,55 +91,19 @@ class StreamWork(Request[In], Generic[In, Out]):
         Raises:
             WorkSettledError: it was finished or failed before.
         """
-        if self.cancelled:
-            return True
-        if self._settled:
-            raise WorkSettledError(f"{self!r} was settled before, and takes no more parts")
-        return self.parts.put_nowait(part)
 
+    @abstractmethod
     def finish(self) -> None:
         """End the stream; the reader gets what is there.
 
         Raises:
             WorkSettledError: it was finished or failed before.
         """
-        if self._claim():
-            self.parts.end()
-            if self._poured is not None:
-                self._poured.set_result(None)
 
+    @abstractmethod
     def fail(self, error: BaseException, /) -> None:
         """Raise an error in the reader, after the parts that are there.
 
         Raises:
             WorkSettledError: it was finished or failed before.
         """
-        if self._claim():
-            error = plain_error(error, "the actor")
-            if self._poured is None:
-                self.parts.end(error)
-            else:
-                self._poured.set_exception(error)
-
-    async def pour(self, parts: Parts[Out]) -> None:
-        """Move what is left into `parts`, and have what follows put there; for whoever passes it on to another reader.
-
-        Returns when the work is settled or the reader of `parts` has left.
-
-        Raises:
-            BaseException: what the work is failed with.
-        """
-        own = self.parts
-        try:
-            while own.held:
-                if not await parts.put(own.take()):
-                    return
-            if not own.ended:
-                self.parts = parts
-                self._poured = asyncio.get_running_loop().create_future()
-                await self._poured
-            elif own.error is not None:
-                raise own.error
-        finally:
-            self.cancel()
-            self._poured = None  # an error refers to this call

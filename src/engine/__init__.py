@@ -5,16 +5,21 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from ..actors.actor import ActorStatistics as ActorStatistics
 from ..actors.channel import ChannelStatistics as ChannelStatistics
+from ..actors.policy import RunsOn as RunsOn
 from ..actors.processes import ProcessPoolStatistics as ProcessPoolStatistics
-from ..actors.supervision import Strategy
+from ..actors.supervision import ActorState as ActorState
+from ..actors.supervision import RestartMode as RestartMode
+from ..actors.supervision import Strategy as Strategy
 from ..actors.threads import ThreadPoolStatistics as ThreadPoolStatistics
 from .admission import AdmissionStatistics as AdmissionStatistics
+from .deployment import ServiceState as ServiceState
 from .engine import Engine as Engine
 from .engine import EngineStatistics as EngineStatistics
 from .engine import default_engine as _default_engine
 from .graph import Call, Graph
 from .options import CallOptions as CallOptions
 from .planning import Plan as Plan
+from .planning import Scheduler as Scheduler
 from .service import Service as Service
 from .service import ServiceStatistics as ServiceStatistics
 from .statistics import Bottleneck as Bottleneck

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .runtime import Runtime
 
 ServiceState = Literal["starting", "ready", "draining", "stopped"]
+"""What `service.state` may be."""
 
 
 class Deployment:

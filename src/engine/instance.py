@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from .._errors import NodeCancelledError, NodeError
 from ..actors.gate import Gate
-from ..actors.supervision import RestartMode
+from ..actors.supervision import ActorState, RestartMode
 from ..actors.supervisor import Supervisor
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs
@@ -59,6 +59,11 @@ class Instance:
             return self._handler(*args, **kwargs)
 
         return handle
+
+    @property
+    def state(self) -> ActorState:
+        """Whether it runs, or will run again."""
+        return self._supervisor.state_of(self)
 
     async def start(self) -> None:
         """Make an instance, and enter it.
@@ -125,11 +130,11 @@ class Instance:
         if self._host is not None and self._host.done():
             self._host_ended(self._host)
 
-    def abandon(self, cause: BaseException | None) -> None:
+    def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
         """Let attempts fail with `ActorStopped`."""
         self._is_up = False
         if self.gate is not None:
-            self.gate.stop(cause)
+            self.gate.stop(cause, why)
 
     def _crashed(self, error: Exception) -> None:
         self._crash = error

@@ -4,7 +4,7 @@ from typing import Any
 
 from .._errors import ActorRestarted
 from ..actors.loop_host import LoopHost
-from ..actors.supervision import ExitKind, RestartMode
+from ..actors.supervision import ActorState, ExitKind, RestartMode
 from ..actors.supervisor import Supervisor
 from .node import MakeLoop, Node
 from .pools import Pools
@@ -31,12 +31,18 @@ class LoopInstance:
             node.name,
             capacity=None if node.gives_stream else node.policy.capacity,  # there it is that of the stream
             max_bytes=node.policy.max_bytes,
+            shutdown_seconds=node.policy.shutdown_seconds,
             on_exit=self._exited,
         )
         self._supervisor = supervisor
         self._has_run = False
         self._is_supervised = False
         self._early_exit: tuple[ExitKind, BaseException | None] | None = None
+
+    @property
+    def state(self) -> ActorState:
+        """Whether it runs, or will run again."""
+        return self._supervisor.state_of(self)
 
     async def start(self) -> None:
         """Make an instance, enter it, and begin its loop.
@@ -77,9 +83,9 @@ class LoopInstance:
         if exit_ is not None:
             self._supervisor.exited(self, *exit_)
 
-    def abandon(self, cause: BaseException | None) -> None:
+    def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
         """Fail all work, now and later, with `ActorStopped`."""
-        self.host.abandon(cause)
+        self.host.abandon(cause, why)
 
     def _exited(self, host: LoopHost, error: BaseException | None) -> None:
         kind: ExitKind = "normal" if error is None else "crash"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .wiring import Wiring
 
 Scheduler: TypeAlias = Literal["auto", "actors", "parallel", "wave", "sequential"]
+"""The values of `scheduler=`."""
 ChosenScheduler: TypeAlias = Literal["actors", "parallel", "wave", "sequential"]
 
 

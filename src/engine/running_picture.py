@@ -70,4 +70,5 @@ def _load(actor: Actor, elapsed_seconds: float | None) -> Load:
         now.completed,
         now.failed,
         (now.completed + now.failed) / elapsed_seconds if elapsed_seconds else None,
+        "" if now.state in (None, "running") else now.state,
     )

@@ -11,7 +11,7 @@ from ..actors.chain import Link, compose
 from ..actors.channel import Channel
 from ..actors.driver import reading
 from ..actors.frame import Frame
-from ..actors.inbox import bytes_of
+from ..actors.mailbox import bytes_of
 from ..actors.parts import DEFAULT_PARTS
 from ..actors.places import UNLIMITED, Places
 from ..actors.policy import Policy

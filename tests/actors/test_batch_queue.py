@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.actors.batching import BatchQueue
-from penstock.actors.work import Request
+from penstock.actors.requests import AnyRequest
 
-Item = Request[int]
+Item = AnyRequest[int]
 
 
 def queue_of(max_size: int, *, max_wait_seconds: float = 1.0, max_queue: int | None = None) -> BatchQueue[Item]:
@@ -22,7 +22,7 @@ def values(batch: list[Item]) -> list[int]:
 def test_a_full_batch_goes_at_once_and_a_small_one_when_its_first_item_has_waited() -> None:
     queue = queue_of(3)
     for number in range(4):
-        assert queue.add(Request(number), now=10.0 + number / 10)
+        assert queue.add(AnyRequest(number), now=10.0 + number / 10)
     assert values(queue.take(10.3)) == [0, 1, 2]
     assert queue.take(10.3) == []
     assert queue.due_at == 11.3
@@ -33,33 +33,33 @@ def test_a_full_batch_goes_at_once_and_a_small_one_when_its_first_item_has_waite
 
 def test_without_a_wait_what_is_there_is_a_batch() -> None:
     queue = queue_of(8, max_wait_seconds=0)
-    queue.add(Request(1), now=5.0)
+    queue.add(AnyRequest(1), now=5.0)
     assert values(queue.take(5.0)) == [1]
 
 
 def test_cancelled_and_expired_items_are_not_in_a_batch_and_do_not_fill_one() -> None:
     queue = queue_of(2)
-    gone, late, wanted = Request(1), Request(2, deadline=3.0), Request(3)
+    gone, late, wanted = AnyRequest(1), AnyRequest(2, deadline=3.0), AnyRequest(3)
     for item in (gone, late, wanted):
         queue.add(item, now=0.0)
     gone.cancel()
     assert values(queue.take(0.5)) == [2, 3]
-    queue.add(Request(4, deadline=3.0), now=2.5)
-    queue.add(Request(5), now=2.6)
+    queue.add(AnyRequest(4, deadline=3.0), now=2.5)
+    queue.add(AnyRequest(5), now=2.6)
     assert values(queue.take(3.0, at_once=True)) == [5]
 
 
 def test_higher_priorities_go_first_and_the_others_in_the_order_in_which_they_came() -> None:
     queue = queue_of(3)
     for number, priority in enumerate([0, 0, 1, 0, 1]):
-        queue.add(Request(number, priority), now=0.0)
+        queue.add(AnyRequest(number, priority), now=0.0)
     assert values(queue.take(0.0)) == [2, 4, 0]
     assert values(queue.take(0.0, at_once=True)) == [1, 3]
 
 
 def test_more_than_a_batch_and_its_queue_are_refused() -> None:
     queue = queue_of(2, max_queue=1)
-    items: list[Item] = [Request(number) for number in range(4)]
+    items: list[Item] = [AnyRequest(number) for number in range(4)]
     assert [queue.add(item, now=0.0) for item in items] == [True, True, True, False]
     items[0].cancel()  # what nobody waits for takes no place
     assert queue.add(items[3], now=0.0)
@@ -98,7 +98,7 @@ def test_every_wanted_item_is_in_one_batch_and_none_waits_too_long(
     now = 0.0
     for operation in operations:
         if isinstance(operation, int):
-            item: Item = Request(0, operation)
+            item: Item = AnyRequest(0, operation)
             queue.add(item, now)
             waiting[item] = now
         elif operation == "tick":

@@ -331,3 +331,29 @@ class Supervision(RuleBasedStateMachine):
 
 def test_any_exits_are_answered_as_in_a_model_of_otp() -> None:
     run_state_machine_as_test(Supervision)
+
+
+def states(state: SupervisorState, count: int) -> list[str]:
+    return [state.state_of(child) for child in range(count)]
+
+
+def test_a_child_is_restarting_until_it_runs_and_stopped_if_it_never_will() -> None:
+    state = SupervisorState(SupervisorFlags("one_for_all", max_restarts=3))
+    for mode in ("permanent", "transient", "temporary"):
+        state.add(mode)
+    assert states(state, 3) == ["running"] * 3
+    state.exited(1, "normal", 0.0)
+    assert states(state, 3) == ["running", "stopped", "running"]
+    state.exited(0, "crash", 0.0)
+    assert states(state, 3) == ["restarting", "restarting", "stopped"]
+    state.started(0)
+    assert states(state, 3) == ["running", "restarting", "stopped"]
+    state.started(1)
+    state.exited(1, "normal", 0.1)
+    assert states(state, 3) == ["running", "stopped", "stopped"]
+    state.exited(0, "crash", 0.1)
+    state.start_failed(0, 0.2)
+    assert states(state, 3) == ["restarting", "restarting", "stopped"]
+    state.start_failed(0, 0.3)
+    assert state.escalated
+    assert states(state, 3) == ["stopped"] * 3

@@ -29,7 +29,7 @@ class FakeChild:
     def resume(self) -> None:
         self.journal.append(f"{self.name} resume")
 
-    def abandon(self, cause: BaseException | None) -> None:
+    def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
         self.journal.append(f"{self.name} abandon")
 
     async def stop(self, cause: BaseException | None) -> None:

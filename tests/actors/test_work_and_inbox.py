@@ -1,27 +1,30 @@
 """Work is settled once; an inbox hands out what somebody still waits for, and says when no more will come."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 import penstock as ps
+from penstock.actors.mailbox import Mailbox
+from penstock.actors.requests import AnyRequest, Request, StreamRequest
 
-IntWork = ps.Work[int, int]
+IntWork = Request[int, int]
 
 
-async def fill(inbox: ps.Inbox[IntWork], *values: int, priority: int = 0, deadline: float | None = None) -> None:
+async def fill(inbox: Mailbox[IntWork], *values: int, priority: int = 0, deadline: float | None = None) -> None:
     for value in values:
-        await inbox.put(ps.Work(value, priority, deadline))
+        await inbox.put(Request(value, priority, deadline))
 
 
 async def test_settling_twice_says_so() -> None:
     for again in (lambda work: work.finish(2), lambda work: work.fail(OSError("late"))):
-        finished: IntWork = ps.Work(7)
+        finished: IntWork = Request(7)
         finished.finish(1)
         with pytest.raises(ps.WorkSettledError, match="settled before"):
             again(finished)
         assert await finished.outcome == 1
-        failed: IntWork = ps.Work(7)
+        failed: IntWork = Request(7)
         failed.fail(ValueError("no"))
         with pytest.raises(ps.WorkSettledError, match="settled before"):
             again(failed)
@@ -30,7 +33,7 @@ async def test_settling_twice_says_so() -> None:
 
 
 async def test_settling_cancelled_work_does_nothing() -> None:
-    work: IntWork = ps.Work(7)
+    work: IntWork = Request(7)
     work.cancel()
     assert work.cancelled
     work.finish(1)
@@ -39,7 +42,7 @@ async def test_settling_cancelled_work_does_nothing() -> None:
 
 
 async def test_work_is_cancelled_at_the_moment_at_which_its_caller_is() -> None:
-    work: IntWork = ps.Work(7)
+    work: IntWork = Request(7)
     caller = asyncio.ensure_future(asyncio.wait_for(work.outcome, None))
     await asyncio.sleep(0)
     assert not work.cancelled
@@ -49,20 +52,20 @@ async def test_work_is_cancelled_at_the_moment_at_which_its_caller_is() -> None:
 
 
 async def test_an_error_that_comes_with_the_cancel_is_not_reported_as_lost() -> None:
-    work: IntWork = ps.Work(7)
+    work: IntWork = Request(7)
     work.fail(OSError("nobody waits"))
     work.cancel()  # the leak checks of the suite see what the loop reports
 
 
 async def test_an_actor_may_fail_an_item_with_any_error() -> None:
-    work: IntWork = ps.Work(7)
+    work: IntWork = Request(7)
     work.fail(StopIteration(3))
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         await work.outcome
 
 
 async def test_parts_are_refused_when_the_reader_holds_enough_and_ignored_when_it_has_left() -> None:
-    work: ps.StreamWork[str, int] = ps.StreamWork("prompt", capacity=2)
+    work: StreamRequest[str, int] = StreamRequest("prompt", capacity=2)
     reader = work.parts.reader()
     assert [work.put_nowait(part) for part in range(3)] == [True, True, False]
     assert await anext(reader) == 0
@@ -75,7 +78,7 @@ async def test_parts_are_refused_when_the_reader_holds_enough_and_ignored_when_i
 
 
 async def test_a_stream_that_was_settled_takes_no_more_parts() -> None:
-    work: ps.StreamWork[str, int] = ps.StreamWork("prompt")
+    work: StreamRequest[str, int] = StreamRequest("prompt")
     reader = work.parts.reader()
     work.put_nowait(1)
     work.finish()
@@ -88,7 +91,7 @@ async def test_a_stream_that_was_settled_takes_no_more_parts() -> None:
 
 
 async def test_a_stream_that_fails_gives_the_parts_before() -> None:
-    work: ps.StreamWork[str, int] = ps.StreamWork("prompt")
+    work: StreamRequest[str, int] = StreamRequest("prompt")
     reader = work.parts.reader()
     work.put_nowait(1)
     work.fail(OSError("no more"))
@@ -98,7 +101,7 @@ async def test_a_stream_that_fails_gives_the_parts_before() -> None:
 
 
 async def test_higher_priorities_first_and_first_in_first_out_within_one() -> None:
-    inbox: ps.Inbox[IntWork] = ps.Inbox()
+    inbox: Mailbox[IntWork] = Mailbox()
     await fill(inbox, 1, 2)
     await fill(inbox, 3, 4, priority=1)
     assert [work.value for work in inbox.get_nowait(3)] == [3, 4, 1]
@@ -107,14 +110,14 @@ async def test_higher_priorities_first_and_first_in_first_out_within_one() -> No
 
 
 async def test_cancelled_and_expired_work_is_not_handed_out() -> None:
-    inbox: ps.Inbox[IntWork] = ps.Inbox()
+    inbox: Mailbox[IntWork] = Mailbox()
     now = asyncio.get_running_loop().time()
-    gone: IntWork = ps.Work(1)
+    gone: IntWork = Request(1)
     await inbox.put(gone)
     await fill(inbox, 2, deadline=now)
     await fill(inbox, 3, deadline=now + 3600)
     gone.cancel()
-    waiting: IntWork = ps.Work(4)
+    waiting: IntWork = Request(4)
     await inbox.put(waiting)
     await fill(inbox, 5)
     waiting.outcome.cancel()
@@ -122,10 +125,10 @@ async def test_cancelled_and_expired_work_is_not_handed_out() -> None:
 
 
 async def test_a_waiting_loop_sleeps_through_cancelled_work() -> None:
-    inbox: ps.Inbox[IntWork] = ps.Inbox()
+    inbox: Mailbox[IntWork] = Mailbox()
     getting = asyncio.create_task(inbox.get())
     await asyncio.sleep(0)
-    work: IntWork = ps.Work(1)
+    work: IntWork = Request(1)
     await inbox.put(work)
     work.cancel()
     await fill(inbox, 2)
@@ -133,8 +136,8 @@ async def test_a_waiting_loop_sleeps_through_cancelled_work() -> None:
 
 
 async def test_a_full_inbox_makes_its_callers_wait_and_withdrawn_work_makes_room() -> None:
-    inbox: ps.Inbox[IntWork] = ps.Inbox(capacity=1)
-    first: IntWork = ps.Work(1)
+    inbox: Mailbox[IntWork] = Mailbox(capacity=1)
+    first: IntWork = Request(1)
     await inbox.put(first)
     putting = asyncio.create_task(fill(inbox, 2))
     await asyncio.sleep(0)
@@ -147,7 +150,7 @@ async def test_a_full_inbox_makes_its_callers_wait_and_withdrawn_work_makes_room
 
 
 async def test_an_inbox_may_be_bounded_by_the_bytes_of_its_values() -> None:
-    inbox: ps.Inbox[ps.Work[object, int]] = ps.Inbox(max_bytes=10)
+    inbox: Mailbox[Request[object, int]] = Mailbox(max_bytes=10)
 
     class Odd:
         @property
@@ -155,8 +158,8 @@ async def test_an_inbox_may_be_bounded_by_the_bytes_of_its_values() -> None:
             raise OSError
 
     for value in (b"123456", Odd(), "1234"):
-        await inbox.put(ps.Work(value))
-    putting = asyncio.create_task(inbox.put(ps.Work(b"7")))
+        await inbox.put(Request(value))
+    putting = asyncio.create_task(inbox.put(Request(b"7")))
     await asyncio.sleep(0)
     assert not putting.done()
     assert (await inbox.get()).value == b"123456"
@@ -164,7 +167,7 @@ async def test_an_inbox_may_be_bounded_by_the_bytes_of_its_values() -> None:
 
 
 async def test_a_closed_inbox_gives_what_it_holds_and_ends_then() -> None:
-    inbox: ps.Inbox[IntWork] = ps.Inbox()
+    inbox: Mailbox[IntWork] = Mailbox()
     await fill(inbox, 1, 2)
     inbox.close()
     assert (await inbox.get()).value == 1
@@ -173,11 +176,11 @@ async def test_a_closed_inbox_gives_what_it_holds_and_ends_then() -> None:
     with pytest.raises(ps.InboxClosed):
         await inbox.get()
     with pytest.raises(ps.InboxClosed, match="takes no more"):
-        await inbox.put(ps.Work(3))
+        await inbox.put(Request(3))
 
 
 async def test_a_loop_that_ignores_the_end_does_not_stop_the_others() -> None:
-    inbox: ps.Inbox[IntWork] = ps.Inbox()
+    inbox: Mailbox[IntWork] = Mailbox()
     inbox.close()
 
     async def stubborn() -> None:
@@ -193,3 +196,21 @@ async def test_a_loop_that_ignores_the_end_does_not_stop_the_others() -> None:
     assert not task.done()
     task.cancel()
     await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("make", [lambda: Request[int, int](7), lambda: StreamRequest[int, int](7)])
+async def test_who_asks_is_told_of_a_cancel_once_and_not_of_an_end(make: Callable[[], AnyRequest[int]]) -> None:
+    told: list[str] = []
+    gone, settled, late = make(), make(), make()
+    gone.on_cancelled(lambda: told.append("gone"))
+    gone.on_cancelled(lambda: told.append("gone, too"))
+    settled.on_cancelled(lambda: told.append("settled"))
+    settled.fail(OSError())
+    for work in (gone, settled, late):
+        work.cancel()
+    assert told == []  # not within the step of its caller
+    late.on_cancelled(lambda: told.append("late"))
+    settled.on_cancelled(lambda: told.append("settled"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert told == ["gone", "gone, too", "late"]

@@ -192,6 +192,23 @@ def test_what_is_not_known_of_one_is_not_known_of_all() -> None:
     assert "/s" not in drawn
 
 
+def test_what_does_not_run_says_so() -> None:
+    nodes = (
+        DrawnNode("a", "first", load=load(1)),
+        DrawnNode("b", "second", inputs=(Edge("a"),), load=load(2, state="restarting")),
+        DrawnNode("c", "third", detail="thread", inputs=(Edge("b"),)),
+    )
+    drawing = Drawing("line", nodes)
+    assert to_text(drawing).splitlines()[2:] == [
+        "●  first                inbox 1/16  in flight 3/8  10 done  2.00/s",
+        "●  second   restarting  inbox 1/16  in flight 3/8  10 done  2.00/s",
+        "●  third                                                             thread",
+    ]
+    assert "restarting, inbox 1/16" in to_svg(drawing)
+    runs = DrawnNode("a", "first", detail="thread", load=load(1))
+    assert to_text(Drawing("line", (runs,))).endswith("2.00/s   thread")
+
+
 def test_loads_stand_in_columns() -> None:
     nodes = (
         DrawnNode("a", "first", load=load(1, completed=1_000_000)),

@@ -75,6 +75,25 @@ each   parse       0       0        0        1/-    0/-           0             
 """
 
 
+def test_what_can_be_restarted_says_whether_it_runs() -> None:
+    assert "state" not in str(BUSY)
+    shown = service_of(
+        actor("plain"),
+        actor("database", state="running"),
+        actor("index", state="restarting", restarts=1),
+        actor("decoder", state="stopped", restarts=12),
+    )
+    cells = [line.split("0 s  ")[-1].strip() for line in str(shown).splitlines()[-4:]]
+    assert cells == [str(shown).splitlines()[-4].strip(), "running", "restarting, 1 restart", "stopped, 12 restarts"]
+    for text in (with_rich(shown, 200), shown._repr_html_()):
+        assert "stopped, 12 restarts" in text
+
+
+def test_a_node_that_does_not_run_is_shown_of_many() -> None:
+    shown = service_of(*(actor(f"node {n}", completed=9) for n in range(99)), actor("broken", state="stopped"))
+    assert "broken" in str(shown)
+
+
 def test_a_deployment_is_printed_as_a_table() -> None:
     assert str(BUSY) == PRINTED.strip()
 

@@ -53,6 +53,21 @@ def test_a_public_class_shows_what_is_documented_and_no_more(name: str) -> None:
     assert {member for member in dir(value) if not member.startswith("_")} == documented
 
 
+@pytest.mark.parametrize(
+    ("kind", "members"),
+    [
+        (ps.Inbox, {"get", "get_nowait"}),
+        (ps.Work, {"cancelled", "on_cancelled", "finish", "fail"}),
+        (ps.StreamWork, {"cancelled", "on_cancelled", "put_nowait", "finish", "fail"}),
+    ],
+)
+def test_authors_of_loops_see_their_side_and_not_that_of_the_engine(kind: type, members: set[str]) -> None:
+    assert {member for member in dir(kind) if not member.startswith("_")} == members
+    assert members == members_in_the_reference(f"penstock.{kind.__name__}")
+    assert inspect.isabstract(kind)  # the engine makes them
+    assert [member for member in members if not inspect.getdoc(inspect.getattr_static(kind, member))] == []
+
+
 @pytest.mark.parametrize("name", instances())
 def test_what_a_public_class_shows_has_a_docstring(name: str) -> None:
     kind = type(instances()[name])

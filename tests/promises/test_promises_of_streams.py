@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.promises.exploring import Explorer
 
 CAPACITY = 3
 
@@ -25,6 +27,7 @@ class World:
         self.ahead = 0
         self.given: list[int] = []
         self.attempts: list[int] = []
+        self.ends: Counter[str] = Counter()  # of clients
 
     async def pause(self) -> None:
         for _ in range(self.random.randrange(3)):
@@ -76,28 +79,35 @@ async def read(service: engine.Service[[int], AsyncIterator[int]], client: int) 
     mine = world
     graph = mine.random.choice([plain, mapped])
     leaves_at = mine.random.choice([0, 2, 5, 100])
+    is_slow = not mine.random.randrange(4)
     got: list[int] = []
     values = service.stream(graph(client))
     try:
         await values.started()
         async for value in values:
             got.append(value)
-            if graph is plain:
-                mine.ahead = max(mine.ahead, mine.given[client] - len(got))
             if len(got) > leaves_at:
+                mine.ends["left"] += 1
                 break
             await mine.pause()
-    except (Opened, ValueError):
-        pass
+            if is_slow:
+                await asyncio.sleep(0.001)
+            if graph is plain:
+                mine.ahead = max(mine.ahead, mine.given[client] - len(got))
+        else:
+            mine.ends["read to the end"] += 1
+    except (Opened, ValueError) as error:
+        mine.ends[type(error).__name__] += 1
     except asyncio.CancelledError:
-        pass  # a task that ends as cancelled keeps its traceback, and with it the stream that it should have dropped
+        # A task that ends as cancelled keeps its traceback, and with it the stream that it should have dropped.
+        mine.ends["cancelled"] += 1
     finally:
         assert got == list(range(len(got)))
         if mine.random.randrange(2):
             await values.aclose()
 
 
-async def _world(seed: int, clients: int = 12) -> None:
+async def _world(seed: int, clients: int = 12) -> World:
     global world  # noqa: PLW0603 - one world at a time, seen by the nodes
     mine = world = World(seed)
     mine.given = [0] * clients
@@ -124,11 +134,19 @@ async def _world(seed: int, clients: int = 12) -> None:
         ended = statistics.completed + statistics.failed + statistics.cancelled
         assert ended <= statistics.admission.admitted <= clients
     assert asyncio.all_tasks() == {asyncio.current_task()}
+    return mine
 
 
-def test_promises_hold_for_streams_under_every_interleaving(effort: int) -> None:
-    for seed in range(200 * effort):
-        testing.run_seeded(lambda seed=seed: _world(seed), seed=seed, timeout_seconds=3600)
+def test_promises_hold_for_streams_under_every_interleaving(explore: Explorer) -> None:
+    async def main() -> World:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, testing.SeededLoop)
+        return await _world(loop.seed)
+
+    ends = ("left", "read to the end", "Opened", "ValueError", "cancelled")
+    reaches = {f"a reader: {end}": lambda world, end=end: world.ends[end] > 0 for end in ends}
+    full = {"a full channel": lambda world: world.ahead == CAPACITY + 1}
+    explore(main, reaches={**reaches, **full, "a second attempt": lambda world: max(world.attempts) == 2})
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -9,6 +9,8 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from penstock.actors.batching import Batcher
+from penstock.actors.mailbox import Mailbox
+from penstock.actors.requests import Request
 
 BatchFunction = Callable[[list[int]], Awaitable[list[int | Exception]]]
 
@@ -397,9 +399,9 @@ def batcher_of(
 def test_the_end_of_the_inbox_lets_what_waits_go_at_once() -> None:
     async def main() -> None:
         recorder = Recorder()
-        inbox: ps.Inbox[ps.Work[int, int]] = ps.Inbox()
+        inbox: Mailbox[Request[int, int]] = Mailbox()
         looping = asyncio.create_task(batcher_of(recorder, ps.Batch(2, max_wait_seconds=3600), 1).loop(inbox))
-        works = [ps.Work[int, int](number) for number in range(5)]
+        works = [Request[int, int](number) for number in range(5)]
         for work in works:
             await inbox.put(work)
         await testing.wait_quiescent()
@@ -424,10 +426,10 @@ def test_a_batcher_that_is_cancelled_starts_nothing_more() -> None:
         return items
 
     async def main() -> None:
-        inbox: ps.Inbox[ps.Work[int, int]] = ps.Inbox()
+        inbox: Mailbox[Request[int, int]] = Mailbox()
         looping = asyncio.create_task(batcher_of(slow_to_leave, ps.Batch(2, max_wait_seconds=5), 2).loop(inbox))
         for number in range(3):
-            await inbox.put(ps.Work(number))
+            await inbox.put(Request(number))
         await asyncio.sleep(1)
         looping.cancel()
         with pytest.raises(asyncio.CancelledError):

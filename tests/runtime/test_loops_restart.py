@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Self
 
 import pytest
+from structlog.testing import capture_logs
 
 import penstock as ps
 from penstock import engine, testing
@@ -374,3 +375,92 @@ async def test_a_loop_that_ends_by_an_uncommon_error_has_crashed() -> None:
         with pytest.raises(ps.ActorRestarted, match="Uncommon"):
             await service(-1)
         assert await asyncio.wait_for(service(3), 30) == 3
+
+
+def states(service: engine.Service[Any, Any]) -> list[str | None]:
+    return [actor.state for actor in service.statistics().actors]
+
+
+def test_statistics_say_whether_a_loop_runs() -> None:
+    async def main() -> None:
+        brief, lasting = looping(Books(), restart="temporary"), looping(Books())
+        async with engine.deploy(brief, lasting) as service:
+            assert states(service) == ["running", "running"]
+            await outcomes(service("crash"), service.run(lasting("crash")))
+            assert states(service) == ["stopped", "restarting"]
+            assert "● Looping restarting" in " ".join(str(service).split())
+            assert await service.run(lasting("fine")) == "fine"
+            assert states(service) == ["stopped", "running"]
+            assert "running, 1 restart" in str(service.statistics())
+        assert states(service) == ["stopped", "stopped"]
+
+    testing.run_virtual(main)
+
+
+async def test_after_an_escalation_nothing_runs() -> None:
+    graph, other = looping(Books()), looping(Books())
+    with pytest.raises(ps.DeploymentFailed):
+        async with engine.deploy(graph, other, max_restarts=0) as service:
+            await outcomes(service("crash"))
+    assert states(service) == ["stopped", "stopped"]
+
+
+async def test_a_temporary_sibling_says_with_whom_it_was_stopped() -> None:
+    brief, other = looping(Books(), restart="temporary"), looping(Books(), name="other")
+    with capture_logs() as logs:
+        async with engine.deploy(brief, other, strategy="one_for_all") as service:
+            keep = asyncio.create_task(service("keep"))
+            await testing.wait_quiescent()
+            await outcomes(service.run(other("crash")))
+            for call in (keep, service("late")):
+                with pytest.raises(ps.ActorStopped) as caught:
+                    await call
+                assert str(caught.value) == (
+                    "actor 'Looping' takes no more items: it was stopped when 'other' was restarted, and has "
+                    "restart='temporary'"
+                )
+                assert isinstance(caught.value.__cause__, OSError)
+            assert await service.run(other("fine")) == "fine"
+    stopped = [entry for entry in logs if entry["event"] == "actor.stopped"]
+    assert [(entry["node"], entry["after"]) for entry in stopped] == [("Looping", "other")]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_what_no_attempt_can_save_is_not_tried_again(scheduler: Any) -> None:
+    books, retry = Books(), ps.Retry(attempts=9, backoff_seconds=3600)
+    graph = looping(books, restart="temporary", retry=retry)
+    async with engine.deploy(graph, scheduler=scheduler) as service:
+        calls = [asyncio.create_task(service(item)) for item in ("keep", "crash", "queued")]
+        assert await outcomes(*calls) == [ps.ActorStopped] * 3
+        assert await outcomes(service("late")) == [ps.ActorStopped]
+        assert [actor.retried for actor in service.statistics().actors] == [0]
+        assert [item for _, item in books.taken] == ["keep", "crash"]
+
+
+async def test_what_no_attempt_can_save_has_its_fallback() -> None:
+    def instead(error: Exception) -> str:
+        assert isinstance(error, ps.ActorStopped)
+        return "instead"
+
+    graph = looping(Books(), restart="temporary", retry=ps.Retry(attempts=9, backoff_seconds=3600), fallback=instead)
+    async with engine.deploy(graph) as service:
+        assert await outcomes(service("crash"), service("late")) == ["instead", "instead"]
+
+
+async def test_a_stream_that_no_attempt_can_save_is_not_tried_again() -> None:
+    @ps.node(restart="temporary", retry=ps.Retry(attempts=9, backoff_seconds=3600), fallback=lambda error: [-1])
+    class Brief(ps.StreamActor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.StreamWork[int, int]], /) -> None:
+            await inbox.get()
+
+    brief = Brief()
+
+    @ps.graph
+    async def graph(number: int) -> AsyncIterator[int]:
+        return brief(number)
+
+    async with engine.deploy(graph) as service:
+        for number in range(2):
+            async with service.stream(graph(number)) as parts:
+                assert [part async for part in parts] == [-1]
+        assert [actor.retried for actor in service.statistics().actors] == [0]

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import pytest
 
@@ -418,18 +418,38 @@ async def test_what_the_end_of_a_loop_raises_reaches_the_scope() -> None:
             assert await service(1) == 0
 
 
-def test_a_loop_that_does_not_end_with_its_inbox_is_cancelled_after_a_while() -> None:
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [({}, 5.0), ({"shutdown_seconds": 0}, 0.0), ({"shutdown_seconds": 0.5}, 0.5), ({"shutdown_seconds": 90}, 60.0)],
+)
+def test_a_loop_that_does_not_end_with_its_inbox_is_cancelled_after_a_while(policy: Any, seconds: float) -> None:
     async def main() -> float:
-        @ps.node
+        @ps.node(**policy)
         class Sleepy(ps.Actor[int, int]):
             async def loop(self, inbox: IntInbox, /) -> None:
                 (await inbox.get()).finish(0)
-                await asyncio.sleep(3600)
+                await asyncio.sleep(60)
 
-        assert await engine.run(graph_of(Sleepy())(1)) == 0
+        async with engine.deploy(graph_of(Sleepy()), max_in_flight=1) as service:
+            assert await service(1) == 0
         return asyncio.get_running_loop().time()
 
-    assert testing.run_virtual(main) == 5.0
+    assert testing.run_virtual(main) == seconds
+
+
+def test_only_a_class_that_owns_its_loop_has_a_shutdown() -> None:
+    class Plain:
+        def __call__(self, number: int) -> int:
+            return number
+
+    def function(number: int) -> int:
+        return number
+
+    shutdown: Any = {"shutdown_seconds": 3}
+    for target, policy in ((Plain, {}), (function, {}), (function, {"batch": ps.Batch(2)})):
+        decorate: Any = ps.node(**shutdown, **policy)
+        with pytest.raises(TypeError, match=f"'{target.__name__}' has no loop"):
+            decorate(target)
 
 
 async def test_an_aborted_deployment_ends_its_loops() -> None:

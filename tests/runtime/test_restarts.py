@@ -111,6 +111,50 @@ async def outcomes(*calls: Any) -> list[Any]:
     ]
 
 
+def states(service: engine.Service[..., Any]) -> list[str | None]:
+    return [actor.state for actor in service.statistics().actors]
+
+
+async def test_an_instance_is_restarting_until_its_successor_is_entered() -> None:
+    life, brief = Life("machine"), Life("brief")
+    life.hanging_start = asyncio.Event()
+    node, temporary = machine(life), machine(brief, restart="temporary")
+
+    @ps.node
+    async def plain(item: Any) -> Any:
+        return item
+
+    @ps.graph
+    async def other(item: Any) -> Any:
+        return await plain(await temporary(item))
+
+    async with engine.deploy(calling(node), other) as service:
+        assert states(service) == ["running", "running", None]
+        await outcomes(service("crash"), service.run(other("crash")))
+        assert states(service) == ["restarting", "stopped", None]
+        life.hanging_start.set()
+        assert await service("fine") == "fine"
+        assert states(service) == ["running", "stopped", None]
+        await outcomes(service("crash"))
+        life.hanging_start.clear()
+    assert states(service) == ["stopped", "stopped", None]
+
+
+async def test_at_the_end_what_is_being_left_still_runs_and_nothing_is_restarted() -> None:
+    life, slow = Life("machine"), Life("slow")
+    life.hanging_start, slow.slow_stop = asyncio.Event(), asyncio.Event()
+    service = engine.deploy(calling(machine(life)), calling(machine(slow)))
+    await service.__aenter__()
+    await outcomes(service("crash"))
+    assert states(service) == ["restarting", "running"]
+    closing = asyncio.create_task(service.__aexit__(None, None, None))
+    await testing.wait_quiescent()
+    assert states(service) == ["stopped", "running"]
+    slow.slow_stop.set()
+    await closing
+    assert states(service) == ["stopped", "stopped"]
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_errors_of_items_are_no_crashes(scheduler: Any) -> None:
     life = Life("machine")
@@ -807,6 +851,8 @@ async def test_a_temporary_sibling_is_stopped_and_gone() -> None:
         assert await outcomes(service("crash")) == [Broken]
         assert await service("fine") == "fine"
         assert await outcomes(waiting, service.run(two("fine"))) == [ps.ActorStopped, ps.ActorStopped]
+        with pytest.raises(ps.ActorStopped, match="it was stopped when 'machine' was restarted, and has restart='temp"):
+            await service.run(two("fine"))
     assert (other.entered, other.left) == (1, 1)
 
 

@@ -91,7 +91,7 @@ class Model:
         return [question.encode() for question in questions]
 
 
-@ps.node(name="tripler", capacity=3)
+@ps.node(name="tripler", capacity=3, shutdown_seconds=2.5)
 class Tripler(ps.Actor[int, str]):
     def __init__(self, sign: str) -> None:
         self.sign = sign
@@ -140,6 +140,46 @@ async def own_loops_outside() -> None:
     assert_type(await limited(3), int)
     assert_type([part async for part in decode("a")], list[int])
     assert_type(await embed.with_policy(name="other", timeout_seconds=2)("a"), float)
+
+
+@dataclass(frozen=True)
+class Settings:
+    strategy: engine.Strategy = "rest_for_one"
+    restart: engine.RestartMode = "transient"
+    runs_on: engine.RunsOn = "loop"
+    scheduler: engine.Scheduler = "actors"
+
+
+def of_settings(settings: Settings) -> engine.Service[[str], str]:
+    @ps.node(restart=settings.restart, runs_on=settings.runs_on)
+    class Configured:
+        def __call__(self, text: str) -> str:
+            return text
+
+    configured = Configured()
+
+    @ps.graph
+    async def graph(text: str) -> str:
+        return configured(text)
+
+    return engine.deploy(graph, strategy=settings.strategy, scheduler=settings.scheduler)
+
+
+async def states() -> None:
+    async with of_settings(Settings()) as service:
+        state: engine.ServiceState = service.state
+        assert_type(service.statistics().actors[0].state, engine.ActorState | None)
+        assert_type(state, engine.ServiceState)
+
+
+async def own_loops_alone() -> None:
+    inbox, outcomes = testing.inbox([1, 2])
+    await triple.loop(inbox)
+    assert_type(outcomes[0].done(), bool)
+    words, readers = testing.stream_inbox(["a"], capacity=3)
+    await decode.loop(words)
+    async for _ in readers[0]:
+        await readers[0].aclose()
 
 
 def chains_of_own_loops() -> None:

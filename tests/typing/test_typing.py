@@ -32,6 +32,10 @@ def test_what_type_checks_can_be_planned(graph: ps.Graph[..., object]) -> None:
     assert engine.plan(graph).name == graph.name
 
 
+async def test_settings_are_deployed() -> None:
+    await correct.states()
+
+
 async def test_resources_are_opened_and_reloaded() -> None:
     await resources.serve()
     assert await engine.run(resources.build("a")("x")) == b"x"

@@ -15,6 +15,7 @@ from tests.typing.correct import (
     Client,
     Hit,
     Index,
+    Settings,
     best,
     client,
     counter,
@@ -174,3 +175,20 @@ async def opening() -> None:
 def wrong_faults() -> None:
     faults.inject("node.start", faults.Cancel())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     faults.inject("node.call", OSError())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def the_side_of_the_engine(
+    inbox: ps.Inbox[ps.Work[int, str]], work: ps.Work[int, str], stream: ps.StreamWork[int, str]
+) -> None:
+    ps.Work(3)  # type: ignore[abstract, call-arg]  # pyright: ignore[reportAbstractUsage, reportCallIssue]
+    inbox.close()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    work.cancel()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    stream.cancel()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    work.finish(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    stream.put_nowait(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def wrong_settings() -> None:
+    Settings(strategy="one_for_none")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Settings(restart="always")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ps.node(shutdown_seconds="5")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]

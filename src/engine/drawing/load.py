@@ -31,6 +31,7 @@ class Load:
         completed: items that it finished with a result.
         failed: items that ended in an error.
         per_second: items that ended in it each second, on average; None if unknown.
+        state: why it handles nothing, in a word; empty if it runs.
     """
 
     places: frozenset[Places]
@@ -39,6 +40,7 @@ class Load:
     completed: int
     failed: int
     per_second: float | None
+    state: str = ""
 
     def __add__(self, other: "Load") -> "Load":
         """Return the load of both; places that they share count once."""
@@ -51,6 +53,7 @@ class Load:
             self.completed + other.completed,
             self.failed + other.failed,
             None if unknown else (self.per_second or 0.0) + (other.per_second or 0.0),
+            self.state or other.state,
         )
 
     def words(self) -> tuple[str, ...]:
@@ -59,6 +62,7 @@ class Load:
         in_flight = sum(places.in_flight for places in self.places)
         limit = None if None in limits else sum(limit or 0 for limit in limits)
         return (
+            self.state,
             f"inbox {count(self.depth) if self.capacity is None else of(self.depth, self.capacity)}",
             f"in flight {count(in_flight) if limit is None else of(in_flight, limit)}",
             f"{count(self.completed)} done",

@@ -88,7 +88,7 @@ def _loads(found: Sequence[Row]) -> list[str]:
     """Return the loads, with each number in a column of its own; nothing for a graph that does not run."""
     words = [() if row.load is None else row.load.words() for row in found]
     columns = [max(map(width, column)) for column in zip(*filter(None, words), strict=True)]
-    room = sum(columns) + 2 * sum(1 for column in columns[1:] if column)
+    room = sum(columns) + 2 * max(0, sum(1 for column in columns if column) - 1)
     return [
         pad("  ".join(pad(word, column) for word, column in zip(row, columns, strict=False) if column), room)
         for row in words

@@ -31,6 +31,8 @@ _COLUMNS = (
     Column("busy per item"),
     Column("put wait"),
 )
+# Only of use where there is something that can be restarted.
+_STATE = Column("state", is_number=False)
 
 
 def service_table(statistics: "ServiceStatistics") -> Table:
@@ -78,7 +80,18 @@ def engine_table(statistics: "EngineStatistics") -> Table:
 
 def _table(facts: _Facts, actors: Sequence[ActorStatistics]) -> Table:
     shown = actors if len(actors) <= MAX_ROWS else _most_telling(actors)
-    return Table(facts, _COLUMNS, tuple(map(_row, shown)), _rest(actors, shown))
+    rows, rest = tuple(map(_row, shown)), _rest(actors, shown)
+    if all(actor.state is None for actor in shown):
+        return Table(facts, _COLUMNS, rows, rest)
+    rows = tuple((*row, _state(actor)) for row, actor in zip(rows, shown, strict=True))
+    return Table(facts, (*_COLUMNS, _STATE), rows, rest)
+
+
+def _state(actor: ActorStatistics) -> str:
+    if actor.state is None:
+        return ""
+    restarts = f", {count(actor.restarts)} restart{'s' * (actor.restarts != 1)}" if actor.restarts else ""
+    return f"{actor.state}{restarts}"
 
 
 def _row(actor: ActorStatistics) -> tuple[str, ...]:
@@ -99,11 +112,12 @@ def _row(actor: ActorStatistics) -> tuple[str, ...]:
 
 
 def _most_telling(actors: Sequence[ActorStatistics]) -> list[ActorStatistics]:
-    """Return those for which most waited, or which failed most, or were busiest, in the order that all have."""
+    """Return those that do not run, for which most waited, which failed most, or were busiest, in the common order."""
 
-    def trouble(index: int) -> tuple[float, int, float, int]:
+    def trouble(index: int) -> tuple[bool, float, int, float, int]:
         actor = actors[index]
-        return actor.inbox.put_wait_seconds, actor.failed, actor.busy_seconds or 0.0, actor.completed
+        is_down = actor.state in ("restarting", "stopped")
+        return is_down, actor.inbox.put_wait_seconds, actor.failed, actor.busy_seconds or 0.0, actor.completed
 
     return [actors[index] for index in sorted(sorted(range(len(actors)), key=trouble)[-MAX_ROWS:])]
 
