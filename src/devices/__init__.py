@@ -12,6 +12,7 @@ from .machine import CpuStatus as CpuStatus
 from .machine import SlurmAllocation as SlurmAllocation
 from .measurements import Benchmark as Benchmark
 from .measurements import Measurement as Measurement
+from .persistent_cache import persistent_compile_cache as persistent_compile_cache
 from .platform_status import DeviceStatus as DeviceStatus
 from .platform_status import Status as Status
 from .platform_status import status as status

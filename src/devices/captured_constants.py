@@ -34,7 +34,8 @@ def captured_constants(traced: Any) -> list[Any]:
     found: dict[int, Any] = {id(constant): constant for constant in getattr(traced, "_consts", ())}
     seen: set[int] = set()
     _collect(traced.jaxpr, found, seen)
-    return [constant for constant in found.values() if hasattr(constant, "shape") and hasattr(constant, "dtype")]
+    # Literals without axes are numbers in the code, which are free.
+    return [constant for constant in found.values() if getattr(constant, "shape", ()) != ()]
 
 
 def _collect(jaxpr: Any, found: dict[int, Any], seen: set[int]) -> None:

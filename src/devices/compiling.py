@@ -63,14 +63,11 @@ class Program:
         Raises:
             TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
         """
-        return signature_of(args, self.static_argnums, configuration, self._name_for_error)
+        return signature_of(args, self.static_argnums, configuration, self)
 
     def parameter(self, position: int) -> str:
         """Return the name of an argument."""
         return self.parameters[position] if position < len(self.parameters) else f"argument {position}"
-
-    def _name_for_error(self, position: int) -> str:
-        return f"node {self.name!r}: {self.parameter(position)}"
 
 
 def build(program: Program, configuration: Configuration, signature: Signature) -> Executable:

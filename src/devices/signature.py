@@ -4,8 +4,7 @@ This is the hot path of every call on a device: signatures are plain tuples, and
 take a shorter way than those inside of a pytree.
 """
 
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,12 +18,26 @@ Leaf: TypeAlias = tuple[tuple[int, ...], Any, bool]
 _HOST: Final = 1
 _DEVICE: Final = 2
 _SCALAR: Final = 3
+_KEY: Final = 4
 _OTHER: Final = 0
 _PYTHON_SCALARS: Final = (bool, int, float, complex)
 
 
+class Names(Protocol):
+    """What an error says of a node and its arguments."""
+
+    @property
+    def name(self) -> str:
+        """Name of the node."""
+        ...
+
+    def parameter(self, position: int) -> str:
+        """Return the name of an argument."""
+        ...
+
+
 def signature_of(
-    args: tuple[Any, ...], static_argnums: tuple[int, ...], configuration: Configuration, name: Callable[[int], str]
+    args: tuple[Any, ...], static_argnums: tuple[int, ...], configuration: Configuration, names: Names
 ) -> Signature:
     """Return what a call's arguments are compiled for, as `jax.jit` would tell them apart.
 
@@ -34,7 +47,7 @@ def signature_of(
         args: arrays of JAX or NumPy, Python scalars, pytrees of those, `jax.ShapeDtypeStruct`s in their place.
         static_argnums: positions of the hashable arguments that a program is compiled for.
         configuration: the current one: dtypes depend on it.
-        name: tells an argument in an error.
+        names: how to name an argument in an error.
 
     Raises:
         TypeError: an argument is neither an array nor static, or is static and not hashable.
@@ -43,7 +56,7 @@ def signature_of(
     parts: list[tuple[Any, ...]] = []
     for position, arg in enumerate(args):
         if position in static_argnums:
-            parts.append(_static(arg, position, name))
+            parts.append(_static(arg, position, names))
             continue
         kind = _kinds.get(arg.__class__)
         if kind is _DEVICE:
@@ -52,7 +65,7 @@ def signature_of(
             parts.append((arg.shape, dtype, False))
         else:
             leaves, tree = jax.tree.flatten(arg)
-            described = tuple([_leaf(leaf, dtypes, position, name) for leaf in leaves])
+            described = tuple([_leaf(leaf, dtypes, position, names) for leaf in leaves])
             # A leaf that is the argument itself has no structure to speak of.
             parts.append(described[0] if len(leaves) == 1 and leaves[0] is arg else (tree, described))
     return tuple(parts)
@@ -61,10 +74,10 @@ def signature_of(
 def is_device_array(leaf: object) -> bool:
     """Tell whether a leaf is a `jax.Array` (its metaclass would take a microsecond)."""
     kind = _kinds.get(type(leaf))
-    return (_kind(type(leaf)) if kind is None else kind) is _DEVICE
+    return (_kind(type(leaf)) if kind is None else kind) in (_DEVICE, _KEY)
 
 
-def _leaf(leaf: Any, dtypes: dict[Any, Any], position: int, name: Callable[[int], str]) -> Leaf:
+def _leaf(leaf: Any, dtypes: dict[Any, Any], position: int, names: Names) -> Leaf:
     leaf_type: type[Any] = leaf.__class__
     kind = _kinds.get(leaf_type)
     if kind is None:
@@ -77,6 +90,8 @@ def _leaf(leaf: Any, dtypes: dict[Any, Any], position: int, name: Callable[[int]
             if dtype is None:
                 dtype = dtypes[leaf.dtype] = jax.typeof(np.zeros((), leaf.dtype)).dtype
             return leaf.shape, dtype, False
+        if kind is _KEY:
+            return leaf.shape, leaf.dtype, False
         if kind is _SCALAR:
             known = dtypes.get(leaf_type)
             if known is None:
@@ -89,26 +104,30 @@ def _leaf(leaf: Any, dtypes: dict[Any, Any], position: int, name: Callable[[int]
     except TypeError as error:
         what = f"an array of {leaf.dtype}" if kind is _HOST else f"a {leaf_type.__name__}"
         raise TypeError(
-            f"{name(position)} is {what}, which JAX cannot compute with. If it is a choice that the function is "
-            "compiled for, name it in static=(...); else pass arrays of numbers."
+            f"{_place(names, position)} is {what}, which JAX cannot compute with. If it is a choice that the function "
+            f"is compiled for, say static=({names.parameter(position)!r},); else pass arrays of numbers."
         ) from error
     return aval.shape, aval.dtype, aval.weak_type
 
 
-def _static(value: object, position: int, name: Callable[[int], str]) -> tuple[Any, ...]:
+def _static(value: object, position: int, names: Names) -> tuple[Any, ...]:
     try:
         hash(value)
     except TypeError as error:
         raise TypeError(
-            f"{name(position)} is static, and a {type(value).__name__} is not hashable: pass a hashable value, such as "
-            "a tuple instead of a list, or take it out of static=(...) and pass an array"
+            f"{_place(names, position)} is static, and a {type(value).__name__} is not hashable: pass a hashable "
+            "value, such as a tuple instead of a list, or take it out of static=(...) and pass an array"
         ) from error
     return type(value), value  # the type, too: 1, 1.0 and True are equal, and compile to different programs
 
 
+def _place(names: Names, position: int) -> str:
+    return f"node {names.name!r}: {names.parameter(position)}"
+
+
 def _kind(leaf_type: type) -> int:
     if issubclass(leaf_type, jax.Array):
-        kind = _DEVICE
+        kind = _DEVICE if hasattr(leaf_type, "weak_type") else _KEY  # of typed random keys
     elif leaf_type is np.ndarray or issubclass(leaf_type, np.generic):
         kind = _HOST
     elif leaf_type in _PYTHON_SCALARS:

@@ -1,0 +1,51 @@
+"""What tests of the compile cache share: programs on one device, and compiling as a blocking call."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import jax
+import numpy as np
+
+from penstock.devices.compile_cache import CompileCache
+from penstock.devices.compiling import Program
+from penstock.devices.executable import Executable
+from penstock.devices.placement import Placement
+
+
+def program(fn: Callable[..., Any], *parameters: str, device: int = 0, **options: Any) -> Program:
+    options.setdefault("placement", Placement.of_device(jax.devices("cpu")[device]))
+    return Program(fn, options.pop("name", "node"), parameters or ("x",), **options)
+
+
+def mesh_placement(shape: tuple[int, ...], axes: tuple[str, ...], **options: Any) -> Placement:
+    devices = np.array(jax.devices("cpu")[: int(np.prod(shape))]).reshape(shape)
+    return Placement.of_mesh(jax.sharding.Mesh(devices, axes, **options))
+
+
+@contextmanager
+def leased(cache: CompileCache) -> Iterator[CompileCache]:
+    cache.acquire()
+    try:
+        yield cache
+    finally:
+        cache.release()
+
+
+def compiled(cache: CompileCache, what: Program, *args: Any) -> Executable:
+    """Compiles, or raises what came instead."""
+    done: SimpleQueue[Executable | BaseException] = SimpleQueue()
+    cache.compile(what, args, done.put)
+    outcome = done.get(timeout=50)
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+def called(cache: CompileCache, what: Program, *args: Any) -> Any:
+    """Does what a device's thread does."""
+    executable = cache.find(what, args)
+    if executable is None:
+        executable = compiled(cache, what, *args)
+    return executable(*args)

@@ -1,0 +1,297 @@
+"""One compilation for all who wait, a bound, a thread that goes with its last user."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from queue import SimpleQueue
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from penstock import EngineClosedError, OptionsError
+from penstock.devices.compile_cache import CompileCache
+from tests.devices.compiled import called, compiled, leased, program
+
+X = np.ones(3, np.float32)
+
+
+def compile_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "penstock-compile"]
+
+
+def loaded_programs(name: str) -> int:
+    """Returns how many programs of this name the backend holds."""
+    client: Any = jax.devices("cpu")[0].client
+    return sum(loaded.hlo_modules()[0].name == name for loaded in client.live_executables())
+
+
+class Held:
+    """A function that waits while it is traced, so that a test knows that a compilation is under way."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.traces = 0
+        self.began, self.go_on = threading.Event(), threading.Event()
+        self.error = error
+
+    def __call__(self, x: Any) -> Any:
+        self.traces += 1
+        self.began.set()
+        assert self.go_on.wait(50)
+        if self.error is not None:
+            raise self.error
+        return x + 1
+
+
+def test_concurrent_first_callers_share_one_compilation() -> None:
+    held = Held()
+    node, done = program(held), SimpleQueue[Any]()
+    with leased(CompileCache()) as cache:
+        for _ in range(5):
+            cache.compile(node, (X,), done.put)
+        assert held.began.wait(50)
+        for _ in range(5):
+            cache.compile(node, (X,), done.put)
+        held.go_on.set()
+        executables = [done.get(timeout=50) for _ in range(10)]
+        cache.compile(node, (X,), done.put)  # compiled meanwhile: told at once
+        executables.append(done.get_nowait())
+    assert len(set(executables)) == 1
+    assert held.traces == 1
+    np.testing.assert_array_equal(executables[0](X), [2, 2, 2])
+    statistics = node.log.statistics()
+    assert (statistics.programs, statistics.hits, statistics.misses) == (1, 0, 11)
+    assert statistics.seconds > 0
+
+
+class Custom(Exception):
+    def __init__(self, code: int, *, why: str) -> None:
+        super().__init__(f"{code}: {why}")
+        self.code = code
+
+
+def test_a_failure_reaches_each_caller_as_its_own_exception_and_is_tried_again() -> None:
+    held = Held(Custom(7, why="broken"))
+    node, done = program(held), SimpleQueue[Any]()
+    with leased(CompileCache()) as cache:
+        for _ in range(3):
+            cache.compile(node, (X,), done.put)
+        held.go_on.set()
+        errors = [done.get(timeout=50) for _ in range(3)]
+        assert len({id(error) for error in errors}) == 3
+        for error in errors:
+            assert isinstance(error, Custom)
+            assert (str(error), error.code) == ("7: broken", 7)
+            [note] = [note for note in error.__notes__ if "while compiling" in note]
+            assert note == "while compiling node 'node' for cpu:0 with (x: float32[3])"
+        errors[0].add_note("of the first")
+        assert "of the first" not in errors[1].__notes__
+        held.error = None
+        np.testing.assert_array_equal(called(cache, node, X), [2, 2, 2])
+    assert held.traces == 2
+    assert node.log.statistics().programs == 1
+
+
+def test_a_callback_that_raises_keeps_nobody_else_from_the_result() -> None:
+    held, done = Held(), SimpleQueue[Any]()
+    node = program(held)
+    with leased(CompileCache()) as cache:
+        cache.compile(node, (X,), lambda outcome: 1 / 0)
+        cache.compile(node, (X,), done.put)
+        held.go_on.set()
+        assert callable(done.get(timeout=50))
+
+
+def test_the_least_recently_used_program_goes_without_a_trace() -> None:
+    node, other = program(lambda x: x + 1), program(lambda x: x * 2, name="other")
+    with leased(CompileCache(capacity=3)) as cache:
+        first = weakref.ref(compiled(cache, other, X))
+        assert loaded_programs("jit_other") == 1
+        for size in (1, 2):
+            compiled(cache, node, np.ones(size, np.float32))
+        assert cache.find(node, (np.ones(1, np.float32),))
+        assert cache.find(other, (X,)) is first()
+        compiled(cache, node, np.ones(3, np.float32))  # the one of size 2 was not used for longest
+        assert cache.find(node, (np.ones(2, np.float32),)) is None
+        assert node.log.statistics().evictions == 1
+        for size in (4, 5, 6):
+            compiled(cache, node, np.ones(size, np.float32))
+        gc.collect()
+        assert first() is None
+        assert loaded_programs("jit_other") == 0
+        assert len(cache) == 3
+    assert (other.log.statistics().evictions, other.log.statistics().programs) == (1, 0)
+    assert other.log.statistics().hits == 1
+    assert (node.log.statistics().evictions, node.log.statistics().programs) == (3, 3)
+
+
+def test_a_dropped_program_leaves_neither_function_nor_constants() -> None:
+    def make() -> tuple[Any, weakref.ref[Any]]:
+        captured = jnp.arange(1000.0)
+        return program(lambda x: x + captured.sum(), name="dropped"), weakref.ref(captured)
+
+    node, captured = make()
+    with leased(CompileCache()) as cache:
+        called(cache, node, X)
+        assert loaded_programs("jit_dropped") == 1
+        fn = weakref.ref(node.fn)
+        cache.drop(node)
+        assert cache.find(node, (X,)) is None
+        del node
+        gc.collect()
+        assert fn() is None
+        assert captured() is None
+        assert loaded_programs("jit_dropped") == 0
+
+
+def test_the_arguments_of_a_call_are_not_kept() -> None:
+    held, done = Held(), SimpleQueue[Any]()
+    with leased(CompileCache()) as cache:
+        x = jnp.ones(3)
+        kept = weakref.ref(x)
+        cache.compile(program(held), (x,), done.put)
+        assert held.began.wait(50)
+        del x
+        assert kept() is None
+        held.go_on.set()
+        done.get(timeout=50)
+
+
+def test_the_thread_is_there_from_the_first_job_to_the_last_lease_and_again() -> None:
+    cache, node = CompileCache(), program(lambda x: x + 1)
+    for _ in range(2):
+        cache.acquire()
+        cache.acquire()
+        assert compile_threads() == []
+        compiled(cache, program(lambda x: x + 1), X)
+        cache.release()
+        [thread] = compile_threads()
+        assert not thread.daemon
+        cache.release()
+        assert compile_threads() == []
+    with pytest.raises(EngineClosedError):
+        cache.compile(node, (X,), print)
+    with leased(cache):
+        np.testing.assert_array_equal(called(cache, node, X), [2, 2, 2])
+
+
+async def test_the_last_lease_waits_off_the_loop_and_fails_who_waits() -> None:
+    cache, held, done, late = CompileCache(), Held(), SimpleQueue[Any](), SimpleQueue[Any]()
+    cache.acquire()
+    cache.compile(program(held), (X,), done.put)
+    cache.compile(program(lambda x: x), (X,), late.put)
+    while not held.began.is_set():
+        await asyncio.sleep(0)
+    closing = asyncio.ensure_future(cache.arelease())
+    await asyncio.sleep(0)
+    assert isinstance(late.get_nowait(), EngineClosedError)
+    closing.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not closing.done()  # also when cancelled: what it closes is closed when it has ended
+    cache.acquire()
+    compiled_meanwhile = SimpleQueue[Any]()
+    cache.compile(program(lambda x: x), (X,), compiled_meanwhile.put)  # a new life, beside the one that ends
+    held.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert callable(done.get_nowait())
+    assert callable(compiled_meanwhile.get(timeout=50))
+    await cache.arelease()
+    assert compile_threads() == []
+
+
+EXITING = """
+import sys, threading
+import jax
+from penstock.devices.compile_cache import CompileCache
+from penstock.devices.compiling import Program
+from penstock.devices.placement import Placement
+
+def chain(x):
+    began.set()
+    for i in range(300):
+        x = jax.numpy.sin(x) @ x
+    return x
+
+began = threading.Event()
+cache = CompileCache()
+cache.acquire()
+for _ in range(3):
+    node = Program(chain, "node", ("x",), Placement.of_device(jax.devices()[0]))
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    cache.compile(node, (x,), lambda outcome: print(type(outcome).__name__, flush=True))
+began.wait()
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("sys.exit(0)", 0), ("1 / 0", 1), ("", 0)])
+def test_the_interpreter_ends_in_order_while_something_is_compiled(end: str, status: int) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", EXITING + end], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert child.returncode == status, child.stderr
+    assert sorted(child.stdout.split()) == ["EngineClosedError", "EngineClosedError", "Executable"]
+
+
+UNTRACEABLE: dict[str, Any] = {
+    "branch on a value": lambda x: x if x.sum() > 0 else -x,
+    "index by a value": lambda x: [1, 2, 3][x.astype(int)[0]],
+    "a value as a size": lambda x: jnp.zeros(x.astype(int)[0]),
+    "NumPy": np.sin,
+    "mask": lambda x: x[x > 0],
+}
+
+
+@pytest.mark.parametrize("fn", UNTRACEABLE.values(), ids=UNTRACEABLE)
+def test_a_function_that_cannot_be_traced_says_what_to_do(fn: Any) -> None:
+    with leased(CompileCache()) as cache, pytest.raises((TypeError, IndexError)) as caught:
+        called(cache, program(fn), X)
+    note = "\n".join(caught.value.__notes__)
+    assert "while compiling node 'node' for cpu:0 with (x: float32[3])" in note
+    assert "jax.lax.cond" in note
+    assert "static=" in note
+
+
+def test_a_coroutine_function_is_refused_before_it_is_called() -> None:
+    async def fn(x: Any) -> Any:
+        return x
+
+    with leased(CompileCache()) as cache, pytest.raises(TypeError, match=r"node 'node' is an `async def`.*@node"):
+        called(cache, program(fn), X)
+
+
+def effectful(x: jax.Array) -> jax.Array:
+    jax.debug.print("{}", x)
+    return x
+
+
+def test_effects_of_a_pure_program_are_refused() -> None:
+    with leased(CompileCache()) as cache, pytest.raises(OptionsError, match=r"node 'node' is pure.*Debug.*pure=False"):
+        called(cache, program(effectful), X)
+
+
+def test_effects_are_fine_if_the_user_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with leased(CompileCache()) as cache:
+        called(cache, program(effectful, pure=False), X).block_until_ready()
+        jax.effects_barrier()
+    assert "[1. 1. 1.]" in capfd.readouterr().out
+
+
+def test_a_donated_argument_is_taken() -> None:
+    node = program(lambda x, y: x + y, "x", "y", donate_argnums=(0,))
+    with leased(CompileCache()) as cache:
+        x, y = jnp.ones(3), jnp.ones(3)
+        called(cache, node, x, y)
+        assert x.is_deleted()
+        assert not y.is_deleted()
+
+
+def test_a_capacity_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        CompileCache(0)

@@ -1,0 +1,229 @@
+"""What makes another program, and what does not: as in `jax.jit`."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from penstock.devices.compile_cache import CompileCache
+from tests.devices.compiled import called, compiled, leased, mesh_placement, program
+
+
+def setting(name: str, value: object) -> Callable[[], AbstractContextManager[Any]]:
+    """Returns what changes an option everywhere, until it is left."""
+
+    class Changed:
+        def __enter__(self) -> None:
+            self.before = getattr(jax.config, name)
+            jax.config.update(name, value)
+
+        def __exit__(self, *error: object) -> None:
+            jax.config.update(name, self.before)
+
+    return Changed
+
+
+def in_mesh() -> AbstractContextManager[Any]:
+    return jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices("cpu")[:1]), ("data",)))
+
+
+CONFIGURATIONS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "x64, everywhere": setting("jax_enable_x64", True),
+    "x64, on this thread": lambda: jax.enable_x64(True),
+    "matmul precision, everywhere": setting("jax_default_matmul_precision", "float32"),
+    "matmul precision, on this thread": lambda: jax.default_matmul_precision("float32"),
+    "NaNs": setting("jax_debug_nans", True),
+    "NaNs, on this thread": lambda: jax.debug_nans(True),
+    "infinities": setting("jax_debug_infs", True),
+    "promotion": setting("jax_numpy_dtype_promotion", "strict"),
+    "rank promotion": lambda: jax.numpy_rank_promotion("raise"),
+    "optimization": setting("jax_optimization_level", "O1"),
+    "mesh": in_mesh,
+}
+
+
+@pytest.mark.parametrize("change", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+def test_each_configuration_has_its_own_program(change: Callable[[], AbstractContextManager[Any]]) -> None:
+    node, args = program(lambda x: x * x), (np.ones(3, np.float32),)
+    with leased(CompileCache()) as cache:
+        first = compiled(cache, node, *args)
+        with change():
+            assert cache.find(node, args) is None
+            second = compiled(cache, node, *args)
+            assert cache.find(node, args) is second
+            np.testing.assert_array_equal(second(*args), np.ones(3))
+        assert cache.find(node, args) is first
+        with change():
+            assert cache.find(node, args) is second
+    reasons = node.log.statistics().recompilations
+    assert reasons
+    assert {reason.cause for reason in reasons} == {"configuration"}
+
+
+@pytest.mark.parametrize("change", [nullcontext, lambda: jax.enable_x64(True)])
+def test_the_configuration_of_the_caller_reaches_the_thread_that_compiles(
+    change: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    seen: list[Any] = []
+
+    def fn(x: jax.Array) -> jax.Array:
+        seen.append((x.dtype, jax.config.jax_enable_x64))
+        return x + 1
+
+    x = np.ones(2, np.float64)
+    with leased(CompileCache()) as cache, change():
+        result = called(cache, program(fn), x)
+        expected = jax.jit(fn)(x)
+    assert result.dtype == expected.dtype
+    assert seen[0] == seen[1]
+    assert jax.config.jax_enable_x64 is False
+
+
+VALUES: dict[str, Callable[[], Any]] = {
+    "NumPy float32": lambda: np.ones((2, 3), np.float32),
+    "NumPy float64": lambda: np.ones((2, 3)),
+    "NumPy int64": lambda: np.arange(3),
+    "NumPy bool": lambda: np.ones(3, bool),
+    "NumPy scalar": lambda: np.float64(2.5),
+    "array": lambda: jnp.ones(3, jnp.bfloat16),
+    "weak array": lambda: jnp.asarray(1.5),
+    "bool": lambda: True,
+    "int": lambda: 3,
+    "float": lambda: 2.5,
+    "complex": lambda: 1j,
+    "key": lambda: jax.random.key(0),
+    "keys": lambda: jax.random.split(jax.random.key(0), 3),
+    "None": lambda: None,
+    "list of numbers": lambda: [1, 2.5, True],
+    "nested": lambda: {"a": (np.ones(2), None, [jnp.zeros(3)]), "b": 1},
+    "big-endian": lambda: np.ones(2, ">f4"),
+    "empty tuple": lambda: (),
+}
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
+def test_what_jit_takes_is_taken_with_the_same_result(make: Callable[[], Any], x64: bool) -> None:
+    def fn(x: Any) -> Any:
+        return jax.tree.map(
+            lambda leaf: leaf if jnp.issubdtype(jax.typeof(leaf).dtype, jax.dtypes.prng_key) else leaf * 2, x
+        )
+
+    node = program(fn)
+    with jax.enable_x64(x64), leased(CompileCache()) as cache:
+        value = make()
+        try:
+            expected = jax.jit(fn)(value)
+        except TypeError:
+            with pytest.raises(TypeError, match=r"node 'node': x is an array of >f4"):
+                cache.find(node, (value,))
+            return
+        result = called(cache, node, value)
+        assert cache.find(node, (make(),)) is not None
+        assert jax.tree.structure(result) == jax.tree.structure(expected)
+        for got, wanted in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
+            assert str(jax.typeof(got)) == str(jax.typeof(wanted))  # with its weak type
+            if not jnp.issubdtype(got.dtype, jax.dtypes.prng_key):
+                np.testing.assert_array_equal(got, wanted)
+
+
+def test_what_has_the_same_type_for_jax_shares_a_program() -> None:
+    node = program(lambda x: x + 1)
+    with leased(CompileCache()) as cache:
+        first = compiled(cache, node, np.ones(3, np.float32))
+        for same in (np.zeros(3), jnp.ones(3), jax.device_put(jnp.ones(3), jax.devices("cpu")[1])):
+            assert cache.find(node, (same,)) is first
+        for other in (np.ones(4, np.float32), np.ones((3, 1), np.float32), np.ones(3, np.int32), 1.0, [np.ones(3)]):
+            assert cache.find(node, (other,)) is None
+        scalar = compiled(cache, node, 1.0)
+        assert cache.find(node, (2.0,)) is scalar
+        for other in (1, True, np.float32(1), jnp.float32(1)):
+            assert cache.find(node, (other,)) is None
+        assert compiled(cache, node, jax.ShapeDtypeStruct((3,), np.float32)) is first
+
+
+def test_a_static_value_is_part_of_the_key_with_its_type() -> None:
+    node = program(lambda x, scale, axis: (x * scale).sum(axis), "x", "scale", "axis", static_argnums=(2,))
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with leased(CompileCache()) as cache:
+        rows = called(cache, node, x, 2.0, 0)
+        columns = called(cache, node, x, 2.0, 1)
+        np.testing.assert_array_equal(rows, [6, 10, 14])
+        np.testing.assert_array_equal(columns, [6, 24])
+        assert cache.find(node, (x, 2.0, True)) is None
+        assert cache.find(node, (x, 3.0, 1)) is not None
+    [reason] = node.log.statistics().recompilations
+    assert (reason.argument, reason.cause, reason.before, reason.after) == ("axis", "static value", "0", "1")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("text", r"node 'node': mode is a str, which JAX cannot compute with.*static=\('mode',\)"),
+        (object(), "node 'node': mode is an? object"),
+        ({"deep": ["text"]}, "node 'node': mode.* str"),
+        (np.array(["a"]), "node 'node': mode is an array of <U1"),
+    ],
+)
+def test_what_is_no_array_is_refused_with_the_remedy(value: object, message: str) -> None:
+    node = program(lambda x, mode: x, "x", "mode")
+    for refuse in (lambda cache: cache.find(node, (1, value)), lambda cache: cache.compile(node, (1, value), print)):
+        with leased(CompileCache()) as cache, pytest.raises(TypeError, match=message):
+            refuse(cache)
+
+
+def test_a_static_value_that_is_not_hashable_is_refused_with_the_remedy() -> None:
+    node = program(lambda x, axes: x, "x", "axes", static_argnums=(1,))
+    with pytest.raises(TypeError, match=r"node 'node': axes is static, and a list is not hashable.*tuple"):
+        CompileCache().find(node, (1, [0]))
+
+
+def test_arrays_that_lie_elsewhere_are_moved_and_counted() -> None:
+    node = program(lambda x, y: x + y["z"], "x", "y", device=2)
+    here, there = (jax.device_put(jnp.ones(3), device) for device in jax.devices("cpu")[2:4])
+    with leased(CompileCache()) as cache:
+        assert called(cache, node, here, {"z": here}).devices() == {jax.devices("cpu")[2]}
+        assert node.log.statistics().transfers == 0
+        assert called(cache, node, there, {"z": here}).devices() == {jax.devices("cpu")[2]}
+        assert called(cache, node, jnp.ones(3), {"z": there}).devices() == {jax.devices("cpu")[2]}
+    assert node.log.statistics().transfers == 3
+    assert node.log.statistics().programs == 1
+
+
+@pytest.mark.parametrize("axis_type", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_a_mesh_program_splits_its_arguments_as_its_specs_say(axis_type: Any) -> None:
+    spec = jax.P("data", None)
+    placement = mesh_placement((4, 2), ("data", "model"), axis_types=(axis_type, axis_type))
+    # Both take a spec without its mesh: that of the placement holds while tracing.
+    constrain = jax.lax.with_sharding_constraint if axis_type is jax.sharding.AxisType.Auto else jax.reshard
+    node = program(
+        lambda x, w: constrain(x, spec) @ w, "x", "w", placement=placement, in_specs=(spec, None), out_specs=spec
+    )
+    x, w = np.arange(32, dtype=np.float32).reshape(8, 4), np.ones((4, 4), np.float32)
+    with leased(CompileCache()) as cache:
+        result = called(cache, node, x, w)
+        np.testing.assert_allclose(result, x @ w)
+        assert result.sharding.is_equivalent_to(placement.sharding(spec), 2)
+        assert node.log.statistics().transfers == 0
+        again = called(cache, node, result, jnp.asarray(w))
+        np.testing.assert_allclose(again, x @ w @ w)
+    assert node.log.statistics().transfers == 1  # w; the result lies as its spec says
+    assert placement.name == "mesh(data=4, model=2)"
+
+
+def test_a_program_without_arguments_runs_where_it_is_placed() -> None:
+    with leased(CompileCache()) as cache:
+        result = called(cache, program(lambda: jnp.arange(3), device=3))
+        assert result.devices() == {jax.devices("cpu")[3]}
+        placement = mesh_placement((2,), ("data",))
+        assert called(cache, program(lambda: jnp.arange(3), placement=placement)).devices() == set(placement.devices)
+
+
+def test_a_spec_on_one_device_is_refused() -> None:
+    node = program(lambda x: x, in_specs=(jax.P("data"),))
+    with leased(CompileCache()) as cache, pytest.raises(ValueError, match="cpu:0 is one device: give device= a mesh"):
+        called(cache, node, np.ones(4))

@@ -1,0 +1,176 @@
+"""Why a node was compiled again: told in its statistics, and logged once per cause."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import structlog
+
+from penstock.devices.compile_cache import CompileCache
+from penstock.devices.compile_log import CompileLog
+from tests.devices.compiled import called, leased, program
+
+Events = list[Any]
+
+
+@pytest.fixture
+def events() -> Iterator[Events]:
+    with structlog.testing.capture_logs() as logged:
+        yield logged
+
+
+@pytest.fixture
+def cache() -> Iterator[CompileCache]:
+    with leased(CompileCache()) as cache:
+        yield cache
+
+
+def ones(*shape: int, dtype: Any = np.float32) -> Any:
+    return np.ones(shape, dtype)
+
+
+CHANGES: dict[str, tuple[Any, Any, tuple[str, str, str, str]]] = {
+    "shape": (ones(3), ones(4), ("x", "shape", "float32[3]", "float32[4]")),
+    "dtype": (ones(3), ones(3, dtype=np.int32), ("x", "dtype", "float32[3]", "int32[3]")),
+    "weak type": (np.float32(1), 1.0, ("x", "weak type", "float32[]", "weakly typed float32[]")),
+    "structure": ([ones(1), None], [ones(1)] * 2, ("x", "structure", "[float32[1], None]", "[float32[1], float32[1]]")),
+    "leaf": ({"a": 1, "b": [ones(2)]}, {"a": 1, "b": [ones(5)]}, ("x['b'][0]", "shape", "float32[2]", "float32[5]")),
+    "array to tree": (ones(1), [ones(1)], ("x", "structure", "float32[1]", "[float32[1]]")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), CHANGES.values(), ids=CHANGES)
+def test_a_change_is_explained(
+    first: Any, second: Any, expected: tuple[str, ...], cache: CompileCache, events: Events
+) -> None:
+    node = program(lambda x: jax.tree.map(lambda leaf: leaf + 1, x))
+    called(cache, node, first)
+    assert node.log.statistics().recompilations == ()
+    called(cache, node, second)
+    [reason] = node.log.statistics().recompilations
+    assert (reason.argument, reason.cause, reason.before, reason.after) == expected
+    assert reason.program == 2
+    [event] = events
+    assert event["event"] == "program.recompiled"
+    assert (event["node"], event["argument"], event["cause"], event["before"], event["after"]) == ("node", *expected)
+    assert event["remedy"] == reason.remedy
+
+
+def test_the_most_similar_earlier_program_is_what_it_is_told_against(cache: CompileCache) -> None:
+    node = program(lambda x, y: x.sum() + y.sum(), "x", "y")
+    called(cache, node, ones(3), ones(3))
+    called(cache, node, ones(7), ones(8))
+    called(cache, node, ones(3), ones(9))
+    assert [str(reason) for reason in node.log.statistics().recompilations] == [
+        "program 2: shape of x: float32[3] -> float32[7]",
+        "program 2: shape of y: float32[3] -> float32[8]",
+        "program 3: shape of y: float32[3] -> float32[9]",
+    ]
+
+
+def test_a_configuration_is_named_with_its_values(cache: CompileCache) -> None:
+    node = program(lambda x: x @ x)
+    called(cache, node, ones(3))
+    with jax.default_matmul_precision("highest"):
+        called(cache, node, ones(3))
+    [reason] = node.log.statistics().recompilations
+    assert (reason.cause, reason.argument) == ("configuration", "jax_default_matmul_precision")
+    assert (reason.before, reason.after) == ("None", "'highest'")
+
+
+def test_each_cause_is_logged_once(cache: CompileCache, events: Events) -> None:
+    node = program(lambda x, y: x.sum() + y.sum(), "x", "y")
+    for size in range(1, 5):
+        called(cache, node, ones(size), ones(2))
+    called(cache, node, ones(1), ones(3))
+    assert [(event["event"], event["argument"]) for event in events] == [
+        ("program.recompiled", "x"),
+        ("program.recompiled", "y"),
+    ]
+
+
+def test_shapes_without_end_are_warned_of_once_and_stay_bounded(events: Events) -> None:
+    node = program(lambda x: x + 1)
+    with leased(CompileCache(capacity=4)) as cache:
+        for size in range(1, 21):
+            called(cache, node, ones(size))
+    assert [event["event"] for event in events] == ["program.recompiled", "program.many_shapes"]
+    assert (events[1]["argument"], events[1]["programs"]) == ("x", 8)
+    assert "batch=ps.Batch(buckets=...)" in events[1]["remedy"]
+    assert "pad_axes=" in events[1]["remedy"]
+    statistics = node.log.statistics()
+    assert (statistics.programs, statistics.evictions) == (4, 16)
+    assert len(statistics.recompilations) == 19
+
+
+def test_shapes_that_a_caller_bounds_are_no_cause_for_a_log(cache: CompileCache, events: Events) -> None:
+    node = program(lambda x: x + 1, bucketed=True)
+    for size in range(1, 13):
+        called(cache, node, ones(size))
+    assert events == []
+    assert len(node.log.statistics().recompilations) == 11
+
+
+def test_a_program_that_was_evicted_says_so() -> None:
+    node = program(lambda x: x + 1)
+    with leased(CompileCache(capacity=1)) as cache:
+        for size in (1, 2, 1):
+            called(cache, node, ones(size))
+    assert [reason.cause for reason in node.log.statistics().recompilations] == ["shape", "eviction"]
+
+
+def test_a_function_that_is_made_anew_for_each_call_is_explained(cache: CompileCache, events: Events) -> None:
+    log = CompileLog()
+    for _ in range(3):
+        called(cache, program(lambda x: x + 1, name="run", log=log), ones(3))
+    assert [reason.cause for reason in log.statistics().recompilations] == ["function", "function"]
+    [event] = events
+    assert "test_recompilations.py" in event["before"]
+    assert "outside of the loop" in event["remedy"]
+
+
+def test_programs_of_a_node_that_are_meant_to_be_several_are_not_explained(cache: CompileCache, events: Events) -> None:
+    log = CompileLog()
+
+    def fn(x: Any) -> Any:
+        return x + 1
+
+    for device in range(3):
+        called(cache, program(fn, device=device, log=log), ones(3))
+    called(cache, program(jax.vmap(fn), log=log), ones(3))
+    assert log.statistics().recompilations == ()
+    assert log.statistics().programs == 4
+    assert events == []
+
+
+def nested(captured: Any, x: Any) -> Any:
+    return jax.lax.cond(x.sum() > 0, jax.jit(lambda y: y + captured), lambda y: y, x)
+
+
+@pytest.mark.parametrize("simplified", [False, True])
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("apply", [lambda captured, x: x + captured, nested])
+def test_large_captured_constants_are_warned_of(
+    apply: Any, make: Any, simplified: bool, cache: CompileCache, events: Events
+) -> None:
+    captured = make(np.random.default_rng(0).random((512, 1024), np.float32))  # 2 MB
+    before = jax.config.jax_use_simplified_jaxpr_constants
+    jax.config.update("jax_use_simplified_jaxpr_constants", simplified)
+    try:
+        node = program(lambda x: apply(captured, x))
+        np.testing.assert_allclose(called(cache, node, ones(1024).reshape(1, 1024) * ones(512, 1)), 1 + captured)
+    finally:
+        jax.config.update("jax_use_simplified_jaxpr_constants", before)
+    [event] = events
+    assert (event["event"], event["node"], event["bytes"]) == ("program.captured_constants", "node", 1 << 21)
+    assert event["largest"] == ["float32[512, 1024]"]
+    assert "@resource" in event["remedy"]
+
+
+def test_small_captured_constants_and_arguments_are_not(cache: CompileCache, events: Events) -> None:
+    table = ones(1000)
+    called(cache, program(lambda x: x.sum() + table.sum()), ones(1024, 1024))
+    assert events == []
