@@ -1,6 +1,6 @@
 """Stacking: arrays of several items become one array each, with a row per item; results become rows again.
 
-All of it happens on the host, in NumPy: 27 rows of 256 float32 take 6 us to stack there, and 228 us with jax.numpy.
+All of it happens on the host, in NumPy: 27 rows of 256 float32 take 13 us to stack there, and 228 us with jax.numpy.
 Nothing here waits for a device, except `on_host` and `split`, which read arrays that may not be computed yet: those are
 for the thread of the device.
 """

@@ -4,25 +4,25 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import penstock as ps
-from penstock.devices.buckets import batch_size, batch_sizes
-from penstock.devices.configuration import current
-from penstock.devices.masks import with_masks
-from penstock.devices.padding import PaddingStatistics
-from penstock.devices.stacking import Stacker, split
-from tests.conftest import EFFORT
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+import penstock as ps  # noqa: E402 - what follows needs JAX
+from penstock.devices.buckets import batch_size, batch_sizes  # noqa: E402
+from penstock.devices.configuration import current  # noqa: E402
+from penstock.devices.padding import PaddingStatistics  # noqa: E402
+from penstock.devices.stacking import Stacker, split  # noqa: E402
+from tests.conftest import EFFORT  # noqa: E402
 
 BATCH = ps.Batch(6, buckets=(2, 6))
 DTYPES: list[Any] = [np.float32, np.int32, np.bool_, ml_dtypes.bfloat16]
-SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 4)]
+SHAPES: list[tuple[int, ...]] = [(), (2, 3)]
 STRUCTURES: dict[str, Callable[[Any, Any], tuple[Any, ...]]] = {
     "arrays": lambda x, y: (x, y),
     "nested": lambda x, y: ({"a": (x, None), "b": [y]}, 2),
@@ -161,7 +161,7 @@ def pooled() -> tuple[Callable[..., Any], Callable[..., Any]]:
         scores = jax.nn.softmax(jnp.where(real, rows.sum(-1), -1e30))
         return {"mean": (rows * real[:, None]).sum(0) / jnp.maximum(real.sum(), 1), "scores": scores @ rows}
 
-    return jax.jit(mean_of_real), jax.jit(jax.vmap(with_masks(mean_of_real, ["mask"]), in_axes=(None, 0, 0)))
+    return jax.jit(mean_of_real), jax.jit(jax.vmap(mean_of_real, in_axes=(None, 0, 0)))
 
 
 @settings(max_examples=20 * EFFORT)

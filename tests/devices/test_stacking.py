@@ -3,17 +3,20 @@
 import re
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock as ps
-from penstock.devices.buckets import padded_length
-from penstock.devices.configuration import current
-from penstock.devices.padding import PaddingStatistics
-from penstock.devices.stacking import Item, Stacker, on_host, split
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+import penstock as ps  # noqa: E402 - what follows needs JAX
+from penstock.devices.buckets import padded_length  # noqa: E402
+from penstock.devices.configuration import current  # noqa: E402
+from penstock.devices.padding import PaddingStatistics  # noqa: E402
+from penstock.devices.stacking import Item, Stacker, on_host, split  # noqa: E402
 
 
 def stacker_of(*parameters: str, **options: Any) -> Stacker:
@@ -50,8 +53,6 @@ def test_a_batch_has_buffers_of_its_own(pad_axes: dict[str, int]) -> None:
 
 
 def test_what_jax_makes_of_a_dtype_goes_into_the_batch() -> None:
-    import jax
-
     stacker = stacker_of("x")
     given = [np.float64(1.5), np.zeros(2, np.uint64), np.ones(2, ml_dtypes.bfloat16), 1 << 20, 2.5, 1j, True]
     for value in given:
@@ -112,8 +113,6 @@ def test_a_mask_of_two_axes_has_both_in_the_order_in_which_they_are_named() -> N
 
 
 def test_arrays_of_jax_are_read_when_the_device_has_them() -> None:
-    import jax.numpy as jnp
-
     stacker = stacker_of("x")
     item = item_of(stacker, jnp.arange(3))
     assert not item.is_on_host
@@ -136,8 +135,6 @@ def test_arrays_of_jax_are_read_when_the_device_has_them() -> None:
 
 
 def refused_values() -> list[tuple[Any, type[Exception], str]]:
-    import jax
-
     return [
         ("text", TypeError, "argument 'x': str is not an array"),
         ({"a": [1, object()]}, TypeError, "\"x['a'][1]\": object is not an array"),
@@ -175,8 +172,6 @@ def test_what_cannot_be_padded_is_refused_with_sizes(value: Any, message: str) -
 
 
 def test_results_are_read_only_views_of_one_array() -> None:
-    import jax.numpy as jnp
-
     stacker = stacker_of("x")
     stacked = stacker.stack([item_of(stacker, float(n)) for n in range(3)], 4)
     whole = np.arange(8.0).reshape(4, 2)
