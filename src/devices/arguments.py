@@ -6,6 +6,7 @@ from typing import Any
 
 from ..actors.batch import Batch
 from .batch_job import BatchItem
+from .configuration import current
 from .masks import mask_parameters
 from .stacking import Stacker
 
@@ -75,7 +76,7 @@ class Arguments:
         """
         assert self.stacker is not None
         shared = tuple([values[i] for i in self.shared])
-        item = self.stacker.item([values[i] for i in self.stacked])
+        item = self.stacker.item([values[i] for i in self.stacked], current())
         # No two versions of a parameter are mixed in a batch: they are told apart as objects.
         versions = [value if i in self.static else id(value) for i, value in zip(self.shared, shared, strict=True)]
         return BatchItem(item, shared), (item.signature, *versions)

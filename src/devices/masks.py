@@ -1,9 +1,7 @@
 """Masks: how a function learns which elements of a padded argument are real."""
 
-import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 _PASSED_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _TAKEN_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -45,23 +43,6 @@ def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: s
         _check_mask(parameters[mask], node)
     _check_order(signature, set(found.values()), node)
     return found
-
-
-def with_masks(fn: Callable[..., Any], masks: Iterable[str]) -> Callable[..., Any]:
-    """Return the function as one that takes its masks by position, behind the arguments; for `jax.vmap`.
-
-    Args:
-        fn: the function.
-        masks: names of its parameters for masks, in the order of the arrays.
-    """
-    names = tuple(masks)
-
-    @functools.wraps(fn)
-    def masked(*arrays: Any) -> Any:
-        count = len(arrays) - len(names)
-        return fn(*arrays[:count], **dict(zip(names, arrays[count:], strict=True)))
-
-    return masked
 
 
 def _check_mask(mask: inspect.Parameter, node: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.devices.masks import mask_parameters, with_masks
+from penstock.devices.masks import mask_parameters
 
 
 def found(fn: Callable[..., Any], *padded: str) -> dict[str, str]:
@@ -24,14 +24,6 @@ def test_a_mask_has_the_name_of_its_parameter_or_is_the_only_one() -> None:
     assert found(two, "tokens", "image") == {"tokens": "tokens_mask", "image": "image_mask"}
     assert found(both, "tokens") == {"tokens": "tokens_mask"}
     assert found(one) == {}
-
-
-def test_masks_are_passed_by_position() -> None:
-    def fn(x: str, y: str, y_mask: Any = None, x_mask: Any = None) -> list[str]:
-        return [x, y, x_mask, y_mask]
-
-    assert with_masks(fn, ["x_mask", "y_mask"])("x", "y", "xm", "ym") == ["x", "y", "xm", "ym"]
-    assert with_masks(fn, [])("x", "y") == ["x", "y", None, None]
 
 
 def none(tokens: Any) -> None: ...

@@ -1,0 +1,213 @@
+"""Items that fit together become one batch, in buffers of its own; those that cannot be stacked fail alone."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+import penstock as ps  # noqa: E402 - what follows needs JAX
+from penstock.devices.buckets import padded_length  # noqa: E402
+from penstock.devices.configuration import current  # noqa: E402
+from penstock.devices.padding import PaddingStatistics  # noqa: E402
+from penstock.devices.stacking import Item, Stacker, on_host, split  # noqa: E402
+
+
+def stacker_of(*parameters: str, **options: Any) -> Stacker:
+    return Stacker("embed", parameters, ps.Batch(8, **options))
+
+
+def item_of(stacker: Stacker, *arguments: Any) -> Item:
+    return stacker.item(arguments, current())
+
+
+def test_items_become_rows_and_the_last_one_is_repeated() -> None:
+    stacker = stacker_of("x", "options")
+    items = [item_of(stacker, np.full((2, 3), n, np.float32), {"scale": n, "flags": (n > 1, None)}) for n in range(3)]
+    stacked = stacker.stack(items, 4)
+    x, options = stacked.arguments
+    assert x.tolist() == [[[n] * 3] * 2 for n in (0, 1, 2, 2)]
+    assert options["scale"].tolist() == [0, 1, 2, 2]
+    assert options["flags"][0].tolist() == [False, False, True, True]
+    assert options["flags"][1] is None
+    assert (x.dtype, options["scale"].dtype, options["flags"][0].dtype) == (np.float32, np.int32, np.bool_)
+    assert (stacked.count, stacked.size, stacked.masks) == (3, 4, ())
+
+
+@pytest.mark.parametrize("pad_axes", [{}, {"x": 0}])
+def test_a_batch_has_buffers_of_its_own(pad_axes: dict[str, int]) -> None:
+    stacker = stacker_of("x", pad_axes=pad_axes)
+    row = np.zeros(64, np.float32)
+    item = item_of(stacker, row)
+    first, second = stacker.stack([item], 1), stacker.stack([item], 1)
+    assert not np.shares_memory(first.arguments[0], row)
+    assert not np.shares_memory(first.arguments[0], second.arguments[0])
+    row[:] = 1
+    assert not first.arguments[0].any()
+
+
+def test_what_jax_makes_of_a_dtype_goes_into_the_batch() -> None:
+    stacker = stacker_of("x")
+    given = [np.float64(1.5), np.zeros(2, np.uint64), np.ones(2, ml_dtypes.bfloat16), 1 << 20, 2.5, 1j, True]
+    for value in given:
+        [array] = stacker.stack([item_of(stacker, value)], 1).arguments
+        assert array.dtype == jax.numpy.asarray(value).dtype
+        assert array[0].tolist() == jax.numpy.asarray(value).tolist()
+    with jax.enable_x64(True):
+        [array] = stacker.stack([item_of(stacker, np.float64(1.5))], 1).arguments
+        assert array.dtype == np.float64
+        assert item_of(stacker, 1 << 40).signature == item_of(stacker, np.int64(1)).signature
+
+
+def test_items_that_differ_in_structure_shape_or_dtype_are_not_stacked_together() -> None:
+    stacker = stacker_of("x")
+    different = [np.zeros(2), np.zeros(3), np.zeros((1, 2)), np.zeros(2, np.int32), [np.zeros(2)], (np.zeros(2),)]
+    different += [{"a": np.zeros(2)}, {"b": np.zeros(2)}, [np.zeros(2), None]]
+    assert len({item_of(stacker, one).signature for one in different}) == len(different)
+    alike = [np.zeros(2), np.zeros(2, np.float32), np.ones(4)[::2]]
+    assert len({item_of(stacker, one).signature for one in alike}) == 1
+    with pytest.raises(AssertionError):
+        stacker.stack([item_of(stacker, np.zeros(2)), item_of(stacker, np.zeros((1, 2)))], 2)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=12))
+def test_ragged_items_are_grouped_by_length_padded_with_zeros_and_masked(lengths: list[int]) -> None:
+    stacker = stacker_of("scale", "tokens", pad_axes={"tokens": 0})
+    groups: dict[Any, list[tuple[int, Item]]] = {}
+    for length in lengths:
+        tokens = {"ids": np.arange(1, length + 1), "weights": np.ones((length, 2), np.float32)}
+        item = item_of(stacker, 1.0, tokens)
+        groups.setdefault(item.signature, []).append((length, item))
+    assert len(groups) == len({padded_length(length, "powers_of_two") for length in lengths})
+    for members in groups.values():
+        stacked = stacker.stack([item for _, item in members], 16)
+        [mask] = stacked.masks
+        tokens = stacked.arguments[1]
+        width = padded_length(members[0][0], "powers_of_two")
+        assert mask.shape == tokens["ids"].shape == (16, width)
+        assert tokens["weights"].shape == (16, width, 2)
+        for row in range(16):
+            length = members[min(row, len(members) - 1)][0]
+            assert mask[row].tolist() == [place < length for place in range(mask.shape[1])]
+            assert tokens["ids"][row][mask[row]].tolist() == [*range(1, length + 1)]
+            assert tokens["weights"][row].sum() == 2 * length
+            assert not tokens["ids"][row][~mask[row]].any()
+
+
+def test_a_mask_of_two_axes_has_both_in_the_order_in_which_they_are_named() -> None:
+    stacker = stacker_of("image", pad_axes={"image": (2, 0)}, length_buckets=(2, 4))
+    images = [np.ones((3, 5, 2), np.float32), np.ones((4, 5, 1), np.float32)]
+    stacked = stacker.stack([item_of(stacker, image) for image in images], 2)
+    [mask] = stacked.masks
+    assert stacked.arguments[0].shape == (2, 4, 5, 2)
+    assert mask.shape == (2, 2, 4)
+    assert mask[0].tolist() == [[True, True, True, False]] * 2
+    assert mask[1].tolist() == [[True] * 4, [False] * 4]
+    assert (stacked.arguments[0][:, :, 0, :].swapaxes(1, 2) == mask).all()
+
+
+def test_arrays_of_jax_are_read_when_the_device_has_them() -> None:
+    stacker = stacker_of("x")
+    item = item_of(stacker, jnp.arange(3))
+    assert not item.is_on_host
+    assert item.signature == item_of(stacker, np.arange(3)).signature
+    assert stacker.stack([on_host(item)], 1).arguments[0].tolist() == [[0, 1, 2]]
+    assert (
+        on_host(
+            host := item_of(
+                stacker,
+                np.arange(3),
+            )
+        )
+        is host
+    )
+    gone = jnp.arange(3)
+    lost = item_of(stacker, gone)
+    gone.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        on_host(lost)
+
+
+def refused_values() -> list[tuple[Any, type[Exception], str]]:
+    return [
+        ("text", TypeError, "argument 'x': str is not an array"),
+        ({"a": [1, object()]}, TypeError, "\"x['a'][1]\": object is not an array"),
+        (np.array([None]), TypeError, "an array of object"),
+        (np.array(["a"]), TypeError, "an array of <U1"),
+        (np.zeros(2, ">f4"), TypeError, "an array of >f4"),
+        (np.ma.zeros(2), TypeError, "masked array"),
+        (jax.random.key(0), TypeError, "an array of key<fry>"),
+        (1 << 40, ValueError, "jax_enable_x64"),
+        ({1: 0, "a": 0}, ValueError, "argument 'x'"),
+        (None, TypeError, "hold no array"),
+    ]
+
+
+@pytest.mark.parametrize("index", range(10))
+def test_what_is_no_array_is_refused_with_its_place(index: int) -> None:
+    value, error, message = refused_values()[index]
+    with pytest.raises(error, match=f"node 'embed'.*{re.escape(message)}"):
+        item_of(stacker_of("x"), value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.zeros(9), "length is 9 along axis 0, and the last of length_buckets=(4, 8)"),
+        (np.float32(1), "names axis 0, and an array has the shape ()"),
+        ([np.zeros(2), np.zeros(3)], "different lengths [(2,), (3,)] along axis 0"),
+        ([], "holds no array"),
+    ],
+)
+def test_what_cannot_be_padded_is_refused_with_sizes(value: Any, message: str) -> None:
+    stacker = stacker_of("tokens", pad_axes={"tokens": 0}, length_buckets=(4, 8))
+    with pytest.raises(ValueError, match=f"node 'embed', argument 'tokens'.*{re.escape(message)}"):
+        item_of(stacker, value)
+
+
+def test_results_are_read_only_views_of_one_array() -> None:
+    stacker = stacker_of("x")
+    stacked = stacker.stack([item_of(stacker, float(n)) for n in range(3)], 4)
+    whole = np.arange(8.0).reshape(4, 2)
+    rows = split({"a": jnp.asarray(stacked.arguments[0]), "b": (whole, None)}, stacked, "embed")
+    assert [row["a"].tolist() for row in rows] == [0, 1, 2]
+    assert [row["b"][0].tolist() for row in rows] == [[0, 1], [2, 3], [4, 5]]
+    for row in rows:
+        assert isinstance(row["a"], np.ndarray)
+        assert row["a"].shape == ()
+        assert np.shares_memory(row["b"][0], whole)
+        for array in (row["a"], row["b"][0]):
+            assert not array.flags.writeable
+    assert whole.flags.writeable
+    assert [row.tolist() for row in split(whole, stacked, "embed")] == [[0, 1], [2, 3], [4, 5]]
+    assert split(None, stacked, "embed") == [None] * 3
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 4)])
+def test_a_result_without_rows_is_refused(shape: tuple[int, ...]) -> None:
+    stacker = stacker_of("x")
+    stacked = stacker.stack([item_of(stacker, 1.0)] * 3, 4)
+    with pytest.raises(ValueError, match=rf"node 'embed'.*{re.escape(str(shape))}.*of 4 items"):
+        split((np.zeros(4), np.zeros(shape)), stacked, "embed")
+
+
+def test_the_padding_share_counts_rows_and_lengths() -> None:
+    padding = PaddingStatistics()
+    assert padding.padding_share == 0
+    stacker = stacker_of("tokens", "scale", pad_axes={"tokens": 0})
+    padding.add(stacker.stack([item_of(stacker, np.zeros(length), 1.0) for length in (7, 5, 8)], 4))
+    assert (padding.items, padding.rows, padding.real_elements, padding.elements) == (3, 4, 23, 36)
+    padding.add(stacker.stack([item_of(stacker, np.zeros(8), 1.0)], 1))
+    assert padding.padding_share == pytest.approx(1 - 32 / 45)
+
+
+def test_an_item_is_described_with_its_sizes() -> None:
+    stacker = stacker_of("tokens", "scale", pad_axes={"tokens": 0})
+    item = item_of(stacker, np.zeros((9, 100), np.int32), 1.0)
+    assert stacker.describe(item) == "tokens int32[16,100], scale float32[]; 6,404 bytes"
