@@ -73,8 +73,9 @@ class DeviceMesh:
         )
 
     def _too_large(self, found: int, platform: str) -> str:
+        there_are = "there is 1" if found == 1 else f"there are {found}"
         text = (
-            f"a mesh of shape {self.shape} needs {self.size} devices of platform {platform!r}, which has {found}: "
+            f"a mesh of shape {self.shape} needs {self.size} devices, and {there_are} of platform {platform!r}: "
             f"{available()}. Choose a smaller shape"
         )
         if platform == "cpu":

@@ -49,7 +49,7 @@ def test_too_few_devices_are_listed_with_the_remedy() -> None:
         mesh((8, 2), ("data", "model")).resolve()
     for part in (
         "shape (8, 2) needs 16 devices",
-        "which has 8",
+        "there are 8",
         '"cpu:7"',
         '"jax_num_cpu_devices", 16',
         "smaller shape",
