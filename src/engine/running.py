@@ -15,7 +15,7 @@ from .graph import Call
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
 from .scope import Scope
-from .streams.flow import one_value
+from .streams.call_kinds import one_value
 from .wiring import Wired
 
 if TYPE_CHECKING:

@@ -98,7 +98,8 @@ class Runtime:
         """Return every call and item, of any scope, for which something may still run."""
         found = {*self.frames, *(frame for pipeline in self.pipelines for frame in pipeline.frames())}
         for deployment in self.deployments:
-            found |= deployment.live
+            if deployment.in_flight is not None:
+                found |= deployment.in_flight.live
         return {frame for frame in found if not frame.settled}
 
     async def threads_returned(self) -> None:
