@@ -17,6 +17,7 @@ from .in_flight import InFlight
 from .inside import host_context, refuse_from_inside
 from .options import ExecutionOptions
 from .scope import Scope
+from .wiring import Wired
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -169,12 +170,14 @@ class Deployment:
         await asyncio.wait([self._starting])
         if not self._starting.cancelled():
             self._starting.exception()  # `start` raises it, or says that it was stopped
-        await self.in_flight.end(self._interrupted_error)
+        await self.in_flight.end(self._interrupted_error, self.stopped_error)
         try:
             await self.scope.close()
         except Exception as error:
             if self._failure is None:
                 raise
+            if error is self.stopped_error().__cause__:  # an instance ended by itself: that is why it failed
+                return
             # Why it failed matters more than what else goes wrong at its end.
             self._close_error = error
             logs.warning("deployment.not_released", deployment=self.names, error=repr(error))
@@ -211,6 +214,25 @@ class Deployment:
         refuse_from_inside(self)
         return self.scope, self.in_flight
 
+    async def restored(self, wired: Wired, graph: Graph[..., Any], deadline: float | None = None) -> Wired:
+        """Return the actors of a graph, once its resources are open: one may have ended by itself.
+
+        Raises:
+            DeadlineExceeded: it took too long.
+            EngineClosedError: the deployment was stopped meanwhile.
+            Exception: what an opening raised; the next call tries again.
+        """
+        if self.graphs.is_complete(graph):
+            return wired
+        scope, in_flight = self.check_callable()
+        async with in_flight.waiting(
+            deadline, f"the resources of graph {graph.name!r} were not opened again before the deadline of a call"
+        ):
+            await self.graphs.restore(graph, scope)
+            if self._is_stopped():
+                raise self.stopped_error()
+        return wired
+
     async def admit(self, graph: str, priority: int, deadline: float | None) -> None:
         """Take a place for a call, waiting for one if need be; the deadline covers that.
 
@@ -219,7 +241,8 @@ class Deployment:
             DeadlineExceeded: it got no place in time.
             EngineClosedError: the deployment was stopped meanwhile.
         """
-        _, in_flight = self.check_callable()
+        in_flight = self.in_flight
+        assert in_flight is not None
         await in_flight.reserve(graph, priority, deadline)
         if self._is_stopped():
             in_flight.turn_away()

@@ -1,10 +1,11 @@
 """Hosted graphs: which graphs a deployment makes resident, and the actors of each."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from .._errors import PlanError
 from .graph import Graph
+from .program import Program
 from .scope import Scope
 from .streams.call_kinds import gives_one_value, gives_stream
 from .wiring import Wired
@@ -15,14 +16,14 @@ class HostedGraphs:
 
     Attributes:
         names: their names.
-        wired: the actors of each graph whose calls give one value; empty before `prepare`.
-        wired_streams: those of the graphs whose calls give streams.
+        ready: the actors of each graph whose calls give one value, and can begin at once; empty before `prepare`.
     """
 
     def __init__(self, graphs: tuple[Graph[..., Any], ...]) -> None:
         self.names = ", ".join(graph.name for graph in graphs)
-        self.wired: dict[Graph[..., Any], Wired] = {}
-        self.wired_streams: dict[Graph[..., Any], Wired] = {}
+        self.ready: dict[Graph[..., Any], Wired] = {}
+        self._wired: dict[Graph[..., Any], Wired] = {}
+        self._lost: set[Graph[..., Any]] = set()
         self._graphs = graphs
 
     async def prepare(self, scope: Scope) -> None:
@@ -32,8 +33,9 @@ class HostedGraphs:
             Exception: a graph cannot be traced, or a stateful node did not start.
         """
         for graph in self._graphs:
-            plan = graph._planned()
-            (self.wired_streams if plan._gives_stream else self.wired)[graph] = await scope.prepare(plan)
+            wired = self._wired[graph] = await scope.prepare(graph._planned())
+            if not wired.program.plan._gives_stream:
+                self.ready[graph] = wired
 
     def one_value(self, graph: Graph[..., Any], verb: str) -> Wired:
         """Return the actors of a graph whose calls give one value.
@@ -41,11 +43,10 @@ class HostedGraphs:
         Raises:
             PlanError: it is not part of this deployment, or gives streams.
         """
-        if graph in self.wired_streams:
+        wired = self._deployed(graph)
+        if wired.program.plan._gives_stream:
             raise gives_stream(graph, verb)
-        if graph not in self.wired:
-            raise self._not_deployed(graph)
-        return self.wired[graph]
+        return wired
 
     def values(self, graph: Graph[..., Any]) -> Wired:
         """Return the actors of a graph whose calls give streams.
@@ -53,20 +54,51 @@ class HostedGraphs:
         Raises:
             PlanError: it is not part of this deployment, or gives one value.
         """
-        if graph in self.wired:
+        wired = self._deployed(graph)
+        if not wired.program.plan._gives_stream:
             raise gives_one_value(graph, "service")
-        if graph not in self.wired_streams:
-            raise self._not_deployed(graph)
-        return self.wired_streams[graph]
+        return wired
+
+    def lost(self, programs: Collection[Program]) -> None:
+        """Resources of these programs have ended by themselves: `restore` has to come before the next call."""
+        for graph, wired in self._wired.items():
+            if wired.program in programs:
+                self._lost.add(graph)
+                self.ready.pop(graph, None)
+
+    def is_complete(self, graph: Graph[..., Any]) -> bool:
+        """Whether no resource of a graph is lost."""
+        return graph not in self._lost
+
+    async def restore(self, graph: Graph[..., Any], scope: Scope) -> None:
+        """Open the resources of a graph again that have ended by themselves.
+
+        Raises:
+            Exception: what an opening raised; the next call tries again.
+        """
+        wired, resources, caller = self._wired[graph], scope.engine.resources, object()
+        try:
+            # For the caller first: the scope may have ended meanwhile, and would never let go what it got then.
+            await resources.hold(wired.program, caller)
+            if scope.is_open and resources.hold_nowait(wired.program, scope):
+                self._lost.discard(graph)
+                if not wired.program.plan._gives_stream:
+                    self.ready[graph] = wired
+        finally:
+            await resources.release(caller)
 
     def find(self, graph: Graph[..., Any]) -> Wired | None:
         """Return the actors of a graph; None if there are none yet."""
-        return self.wired.get(graph) or self.wired_streams.get(graph)
+        return self._wired.get(graph)
 
     def __iter__(self) -> Iterator[Wired]:
         """Yield the actors of every graph."""
-        yield from self.wired.values()
-        yield from self.wired_streams.values()
+        return iter(self._wired.values())
+
+    def _deployed(self, graph: Graph[..., Any]) -> Wired:
+        if graph not in self._wired:
+            raise self._not_deployed(graph)
+        return self._wired[graph]
 
     def _not_deployed(self, graph: Graph[..., Any]) -> PlanError:
         return PlanError(

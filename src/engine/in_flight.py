@@ -1,10 +1,11 @@
 """In flight: the calls of one deployment that have not ended, and how many have ended in which way."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from .._errors import DeadlineExceeded, PenstockError
+from .._errors import DeadlineExceeded, Overloaded, PenstockError
 from ..actors.condition import Condition
 from ..actors.frame import Frame
 from .admission import Admission
@@ -27,7 +28,7 @@ class InFlight:
         counts: calls and items that have ended, by how.
     """
 
-    __slots__ = ("_changed", "_streams", "admission", "counts", "items", "live")
+    __slots__ = ("_changed", "_refusal", "_streams", "_waiting", "admission", "counts", "items", "live")
 
     def __init__(self, admission: Admission, changed: Condition) -> None:
         self.admission = admission
@@ -35,12 +36,14 @@ class InFlight:
         self.items = 0
         self.counts = {"done": 0, "failed": 0, "cancelled": 0, "expired": 0, "running": 0}
         self._streams: set[Pipeline] = set()
+        self._waiting: set[asyncio.Timeout] = set()  # calls that do not run yet
+        self._refusal: Callable[[], PenstockError] | None = None
         self._changed = changed
 
     @property
     def is_busy(self) -> bool:
         """Whether accepted calls have not ended; those of a stream may end unread."""
-        queued = self.admission.statistics().queued
+        queued = self._waiting or self.admission.statistics().queued
         return bool(self.live or queued or any(stream.window.running for stream in self._streams))
 
     async def reserve(self, graph: str, priority: int, deadline: float | None) -> None:
@@ -50,18 +53,39 @@ class InFlight:
             Overloaded: as many calls wait as may.
             DeadlineExceeded: it got no place in time.
         """
+        async with self.waiting(deadline, f"the call of graph {graph!r} got no place before its deadline"):
+            await self.admission.reserve(priority, graph)
+
+    @asynccontextmanager
+    async def waiting(self, deadline: float | None, too_late: str) -> AsyncGenerator[None, None]:
+        """Count a call that does not begin: what it waits for is in the block.
+
+        Raises:
+            DeadlineExceeded: its deadline has passed.
+            PenstockError: the deployment has ended.
+        """
         timer = asyncio.timeout_at(deadline)
+        self._waiting.add(timer)
         try:
             async with timer:
-                await self.admission.reserve(priority, graph)
+                yield
         except asyncio.CancelledError:
             self.counts["cancelled"] += 1
             raise
-        except TimeoutError as error:
-            if not timer.expired():
-                raise
-            self.counts["expired"] += 1
-            raise DeadlineExceeded(f"the call of graph {graph!r} got no place before its deadline") from error
+        except Overloaded:  # counted as refused
+            raise
+        except BaseException as error:
+            over = isinstance(error, TimeoutError) and timer.expired()
+            expired = over and self._refusal is None
+            self.counts["expired" if expired else "failed"] += 1
+            if expired:
+                raise DeadlineExceeded(too_late) from error
+            if over and self._refusal is not None:
+                raise self._refusal() from None
+            raise
+        finally:
+            self._waiting.discard(timer)
+            self._changed.notify_all()
 
     def turn_away(self) -> None:
         """A call got its place, and cannot be served any more."""
@@ -87,8 +111,17 @@ class InFlight:
         for stream in self._streams:
             stream.finish()
 
-    async def end(self, make_error: Callable[[], PenstockError]) -> None:
-        """End everything, each with an error of its own; waits for the streams."""
+    async def end(self, make_error: Callable[[], PenstockError], refusal: Callable[[], PenstockError]) -> None:
+        """End everything, each with an error of its own; waits for the streams.
+
+        Args:
+            make_error: makes the error of a call that is interrupted.
+            refusal: makes that of a call which has not begun.
+        """
+        self._refusal = refusal
+        for timer in self._waiting:
+            if not timer.expired():
+                timer.reschedule(asyncio.get_running_loop().time())
         for frame in list(self.live):
             if frame.state == "running":  # others have ended, and are unwinding
                 frame.fail(make_error())

@@ -275,8 +275,11 @@ class Service(Generic[P, R]):
     async def _run(self, call: Call[Any], timeout_seconds: float | None, priority: int) -> Any:
         deployment = self._deployment
         scope, in_flight = deployment.check_callable()
-        wired = deployment.graphs.wired.get(call.graph) or await self._deployed(call.graph, "service.run")
         deadline = None if timeout_seconds is None else scope.loop.time() + timeout_seconds
+        wired = deployment.graphs.ready.get(call.graph)
+        if wired is None:
+            wired = deployment.graphs.one_value(call.graph, "service.run")
+            await deployment.restored(wired, call.graph, deadline)
         if not in_flight.admission.reserve_nowait():
             await deployment.admit(call.graph.name, priority, deadline)
         context = copy_context()
@@ -301,8 +304,9 @@ class Service(Generic[P, R]):
             spans.end_run(span, frame.state, frame.error)
         return frame.outcome()
 
-    async def _deployed(self, graph: Graph[..., Any], verb: str = "service.stream of many calls") -> Wired:
-        return self._deployment.graphs.one_value(graph, verb)
+    async def _deployed(self, graph: Graph[..., Any]) -> Wired:
+        deployment = self._deployment
+        return await deployment.restored(deployment.graphs.one_value(graph, "service.stream of many calls"), graph)
 
     def _pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
         scope, in_flight = self._deployment.check_callable()

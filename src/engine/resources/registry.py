@@ -1,7 +1,7 @@
 """Resources: what is open in one Engine, who uses it, and how it is opened and closed."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextvars import Context
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -48,16 +48,18 @@ class Resources:
 
     Args:
         closes_unused: close a resource when nobody uses it any more, and not only in the end.
+        on_lost: called with programs whose frames have a resource that has ended by itself.
 
     Attributes:
         closed: nothing is opened any more.
         entries: what is open, or being opened or closed.
     """
 
-    def __init__(self, *, closes_unused: bool) -> None:
+    def __init__(self, *, closes_unused: bool, on_lost: "Callable[[Collection[Program]], None] | None" = None) -> None:
         self.closed = False
         self.entries: dict[Opening, Entry] = {}
         self._closes_unused = closes_unused
+        self._on_lost = on_lost
 
     @property
     def has_opened(self) -> bool:
@@ -240,10 +242,13 @@ class Resources:
         """An opening failed, or what was open has ended by itself: whoever needs it next opens it again."""
         if entry.keeper is not keeper or entry.ending:
             return
-        if keeper.error is not None and keeper.number:
-            logs.warning("resource.ended", resource=entry.opening.name, error=repr(keeper.error))
+        if keeper.was_opened:
+            why = "its task was cancelled" if keeper.task.cancelled() else repr(keeper.error)
+            logs.warning("resource.ended", resource=entry.opening.name, error=why)
         for program in entry.programs:
             program.is_filled = False
+        if self._on_lost is not None:
+            self._on_lost(entry.programs)
         if not entry.programs:
             self._forget(entry)
 

@@ -123,7 +123,7 @@ class DeploymentScope:
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Wait for a place."""
         scope, in_flight = self.service.check_callable()
-        wired = self.service.graphs.values(call.graph)
+        wired = await self.service.restored(self.service.graphs.values(call.graph), call.graph, deadline)
         await self.service.admit(call.graph.name, priority, deadline)
         in_flight.items += 1
         return scope, wired, in_flight.items - 1
