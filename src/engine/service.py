@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from .._errors import DeploymentFailed
 from ..actors.actor import ActorStatistics
-from ..actors.current import enclosing_frame
+from ..actors.current import enclosing_frame, is_detached
 from ..actors.frame import Frame
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import spans
@@ -286,13 +286,16 @@ class Service(Generic[P, R]):
         span, traced = spans.start_run(call.graph.name, context)
         flight = Flight(deployment, in_flight, scope.loop.create_future())
         crew = scope.crew(context, traced=traced, deadline=deadline)
-        frame = Frame(wired.program, call.arguments, crew, flight, in_flight.items, enclosing_frame())
+        parent = enclosing_frame()
+        frame = Frame(wired.program, call.arguments, crew, flight, in_flight.items, parent)
         frame.priority = priority
         in_flight.live.add(frame)
         in_flight.items += 1
         frame.span = span if traced else None
         if deadline is not None and timeout_seconds is not None:
             frame.expire_at(deadline, timeout_seconds)
+        if parent is not None and is_detached():
+            frame.expire_with_parent()
         if frame.state == "running":
             crew.launch(frame, wired.entries)
         try:

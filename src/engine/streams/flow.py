@@ -9,7 +9,7 @@ from opentelemetry.trace import Span
 
 from ..._errors import EngineClosedError, NodeCancelledError
 from ...actors.actor import Actor
-from ...actors.current import calling_actor, enclosing_frame
+from ...actors.current import calling_actor, enclosing_frame, is_detached
 from ...actors.frame import Deployment, Frame
 from ...actors.parts import Reader
 from ...actors.uninterrupted import uninterrupted
@@ -42,6 +42,7 @@ class Flow:
         self._options = options
         self._context = copy_context()
         self._parent = enclosing_frame()
+        self._is_detached = is_detached()
         self._caller = calling_actor()
         seconds = options.timeout_seconds
         self._deadline = None if seconds is None else self.loop.time() + seconds
@@ -208,6 +209,8 @@ class Flow:
         self._where.begun(frame)
         if self._deadline is not None and self._options.timeout_seconds is not None:
             frame.expire_at(self._deadline, self._options.timeout_seconds)
+        if self._is_detached:
+            frame.expire_with_parent()
         if frame.state == "running":
             crew.launch(frame, wired.entries)
 
