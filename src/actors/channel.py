@@ -36,8 +36,8 @@ class ChannelStatistics:
         puts: items that entered since the channel was made.
         waiting_putters: tasks that wait for room now.
         waiting_getters: tasks that wait for an item now.
-        put_wait_seconds: time that putters spent waiting, in total.
-        get_wait_seconds: time that getters spent waiting, in total.
+        put_wait_seconds: time that putters spent waiting, in total; of those that wait now, until now.
+        get_wait_seconds: time that getters spent waiting, in total; of those that wait now, nothing yet.
     """
 
     depth: int
@@ -85,7 +85,7 @@ class Channel(Generic[T]):
 
     __slots__ = (
         "_bytes", "_capacity", "_closed", "_count", "_get_wait", "_getters", "_lanes", "_line", "_max_bytes",
-        "_put_wait", "_putters", "_reserved", "_size_of", "high_water", "puts",
+        "_put_wait", "_putters", "_putting", "_reserved", "_size_of", "high_water", "puts",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +113,8 @@ class Channel(Generic[T]):
         self._getters: OrderedDict[asyncio.Future[None], None] | None = None
         self._reserved = 0  # getters that are woken and have not run yet: each will take an item
         self._closed = False
+        self._putting = 0  # putters that wait
+        # The ends of all waits less their beginnings: those that go on are counted by adding one end for each.
         self._put_wait = 0.0
         self._get_wait = 0.0
 
@@ -163,7 +165,8 @@ class Channel(Generic[T]):
             self._putters = Lanes()
         putter = _Putter(item, self._size(item), asyncio.get_running_loop().create_future())
         self._putters.push(putter, priority)
-        began = perf_counter()
+        self._putting += 1
+        self._put_wait -= perf_counter()
         try:
             await putter.entered
         except BaseException:  # a cancel, as a rule; raised again
@@ -171,7 +174,8 @@ class Channel(Generic[T]):
                 self._admit_putters()  # a smaller item behind this one may fit
             raise
         finally:
-            self._put_wait += perf_counter() - began
+            self._put_wait += perf_counter()
+            self._putting -= 1
 
     def get_nowait(self) -> T:
         """Take the next item.
@@ -283,7 +287,7 @@ class Channel(Generic[T]):
             puts=self.puts,
             waiting_putters=len(self._putters or ()),
             waiting_getters=len(self._getters or ()),
-            put_wait_seconds=self._put_wait,
+            put_wait_seconds=self._put_wait + self._putting * perf_counter(),
             get_wait_seconds=self._get_wait,
         )
 

@@ -202,6 +202,12 @@ def enclosing_frame() -> "Frame | None":
     return found.position.frame if found.position.is_own else found.frame
 
 
+def is_detached() -> bool:
+    """Whether a call is made beside a handler, in a task or thread that it has started: its end does not end them."""
+    found = source.get()
+    return found is not None and not (found if isinstance(found, Position) else found.position).is_own
+
+
 def calling_actor() -> "Actor | None":
     """Return the actor whose handler makes a call and is still running; None outside, or if it cannot be told."""
     found = source.get()

@@ -179,9 +179,22 @@ class Frame:
         else:
             self._timer = self.crew.loop.call_at(deadline, self._expire, timeout_seconds)
 
-    def _expire(self, timeout_seconds: float) -> None:
-        message = f"item {self.item} of graph {self.layout.name!r} did not finish within {timeout_seconds:g} s"
-        self.fail(DeadlineExceeded(message))
+    def expire_with_parent(self) -> None:
+        """Fail the frame at the deadline of the one around it, too: nobody cancels a call that is made beside it."""
+        deadline = None if self.parent is None else self.parent.deadline
+        if self.state != "running" or deadline is None:
+            return
+        if self._timer is not None:
+            if self._timer.when() <= deadline:
+                return
+            self._timer.cancel()
+        self._timer = self.crew.loop.call_at(deadline, self._expire, None)
+
+    def _expire(self, timeout_seconds: float | None) -> None:
+        limit = "before the deadline of the call around it"
+        if timeout_seconds is not None:
+            limit = f"within {timeout_seconds:g} s"
+        self.fail(DeadlineExceeded(f"item {self.item} of graph {self.layout.name!r} did not finish {limit}"))
 
     def queues(self) -> "list[Actor]":
         """Return the actors in whose inbox, or in the line before it, the frame is."""

@@ -20,7 +20,9 @@ from .runtime import Runtime, running_loop
 from .service import Service
 from .statistics import Rendered
 from .streaming import CallsStream, Stream
-from .streams.flow import Flow, OwnScope, values
+from .streams.call_kinds import values
+from .streams.call_scope import OwnScope
+from .streams.flow import Flow
 from .streams.values_stream import ValuesStream
 
 if TYPE_CHECKING:

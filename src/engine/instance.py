@@ -2,15 +2,15 @@
 
 import asyncio
 import functools
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 from .._errors import NodeCancelledError, NodeError
 from ..actors.gate import Gate
+from ..actors.keeper import Keeper
 from ..actors.supervision import ActorState, RestartMode
 from ..actors.supervisor import Supervisor
-from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs
 from .node import Node
 from .stateful import fresh_instance
@@ -42,8 +42,7 @@ class Instance:
         self._node = node
         self._handler: Handler | None = None
         self._crash: Exception | None = None
-        self._host: asyncio.Task[None] | None = None
-        self._closing: asyncio.Future[Exception | None] | None = None
+        self._keeper: Keeper[None] | None = None
         self._is_up = False  # started, and nobody is about to stop it
 
     @property
@@ -71,46 +70,38 @@ class Instance:
         Raises:
             Exception: what its `__init__` or `__aenter__` raised.
         """
-        loop = asyncio.get_running_loop()
-        entered, self._closing = loop.create_future(), loop.create_future()
-        work = self._stay(entered, self._closing)
-        self._host = host = loop.create_task(work, name=f"penstock-instance-{self.name}")
+        keeper = self._keeper = Keeper(self._entered(), f"penstock-instance-{self.name}")
         try:
-            await asyncio.wait([host, entered], return_when=asyncio.FIRST_COMPLETED)
+            await keeper.settled()
         except BaseException:
-            if not entered.done():
-                host.cancel()
-            self._closing.set_result(None)  # an `__aenter__` may swallow the cancellation and go on
             try:
-                await uninterrupted(asyncio.wait([host]))
+                await keeper.ended()
             finally:
-                self._host = None
-                if not host.cancelled() and (error := host.exception()) is not None:
-                    logs.warning("actor.not_released", node=self.name, error=repr(error))
+                self._keeper = None
+                if keeper.error is not None:
+                    logs.warning("actor.not_released", node=self.name, error=repr(keeper.error))
             raise
-        if entered.done():
-            host.add_done_callback(self._host_ended)
+        if keeper.was_opened:
+            keeper.task.add_done_callback(lambda _: self._ended(keeper))
             return
-        self._host = None
-        if host.cancelled():
+        self._keeper = None
+        if keeper.error is None:
             raise NodeCancelledError(f"the start of stateful node {self.name!r} was cancelled, but not by the engine")
-        host.result()
+        raise keeper.error
 
     async def stop(self, cause: BaseException | None) -> None:
         """Wait until nothing runs in the instance, and leave it; nothing if there is none."""
         self._is_up = False
         if self.gate is not None:
             await self.gate.clear(cause)
-        host = self._host
-        if host is None:
+        keeper = self._keeper
+        if keeper is None:
             return
-        if self._closing is not None and not self._closing.done():
-            self._closing.set_result(self._crash)
-        self._crash = None
-        await asyncio.wait([host])
-        self._host = None
-        if not host.cancelled() and (cause is None or host.exception() is not cause):
-            host.result()
+        keeper.end_soon()
+        await asyncio.wait([keeper.task])
+        self._keeper = self._crash = None
+        if keeper.error is not None and (cause is None or keeper.error is not cause):
+            raise keeper.error
 
     async def close(self) -> None:
         """Leave the instance at the end of the scope."""
@@ -127,8 +118,8 @@ class Instance:
         self._is_up = True
         if self.gate is not None:
             self.gate.open()
-        if self._host is not None and self._host.done():
-            self._host_ended(self._host)
+        if self._keeper is not None and self._keeper.task.done():
+            self._ended(self._keeper)
 
     def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
         """Let attempts fail with `ActorStopped`."""
@@ -140,21 +131,23 @@ class Instance:
         self._crash = error
         self._supervisor.exited(self, "crash", error)
 
-    def _host_ended(self, host: "asyncio.Task[None]") -> None:
+    def _ended(self, keeper: Keeper[None]) -> None:
         """What the instance has opened ended it: such as a task group, a task of which has failed."""
-        if host is not self._host or not self._is_up:
+        if keeper is not self._keeper or not self._is_up:
             return
-        if host.cancelled():  # a loop that is shut down does that: there is nothing to start any more
+        if keeper.task.cancelled():  # a loop that is shut down does that: there is nothing to start any more
             self.abandon(NodeCancelledError(f"the task that keeps stateful node {self.name!r} was cancelled"))
             return
-        error = host.exception() or NodeError(f"stateful node {self.name!r} was left, although its scope goes on")
+        error = keeper.error or NodeError(f"stateful node {self.name!r} was left, although its scope goes on")
         if self.gate is not None:
             self._supervisor.exited(self, "crash", error)
         else:  # those who call it know only this instance
             self._is_up = False
             self._supervisor.give_up(self, error)
 
-    async def _stay(self, entered: "asyncio.Future[None]", closing: "asyncio.Future[Exception | None]") -> None:
+    @asynccontextmanager
+    async def _entered(self) -> AsyncGenerator[None, None]:
+        has_started = False
         try:
             instance, handler = fresh_instance(self._node.template)
             async with AsyncExitStack() as stack:
@@ -163,17 +156,17 @@ class Instance:
                 if self._handler is not None:
                     self.restarts += 1
                 self._handler = handler
-                entered.set_result(None)
+                has_started = True
                 try:
-                    crash = await closing
+                    yield
                 except BaseException:
                     if self.gate is not None and self._is_up:
                         self.gate.hold()  # what comes now waits for the next one
                     raise
-                if crash is not None:
-                    await _leave_after(stack, crash)
+                if self._crash is not None:
+                    await _leave_after(stack, self._crash)
         except BaseException as error:
-            if not entered.done():
+            if not has_started:
                 error.add_note(f"while stateful node {self.name!r} was started")
             raise
 

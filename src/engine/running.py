@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._errors import DeadlineExceeded, DeploymentFailed
 from ..actors.crew import Crew
-from ..actors.current import enclosing_frame
+from ..actors.current import enclosing_frame, is_detached
 from ..actors.frame import Frame
 from ..actors.uninterrupted import until
 from ..telemetry import spans
@@ -15,7 +15,7 @@ from .graph import Call
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
 from .scope import Scope
-from .streams.flow import one_value
+from .streams.call_kinds import one_value
 from .wiring import Wired
 
 if TYPE_CHECKING:
@@ -104,10 +104,13 @@ class _Run:
     async def finish(self, wired: Wired) -> Any:
         if self._runtime.closed:  # while something was opened
             raise self.not_started(self._runtime.closed_error(), timed_out=False)
-        frame = self._frame = Frame(wired.program, self._call.arguments, self._crew, self, 0, enclosing_frame())
+        parent = enclosing_frame()
+        frame = self._frame = Frame(wired.program, self._call.arguments, self._crew, self, 0, parent)
         frame.span = self._span if self._traced else None
         if self.deadline is not None and self._options.timeout_seconds is not None:
             frame.expire_at(self.deadline, self._options.timeout_seconds)
+        if parent is not None and is_detached():
+            frame.expire_with_parent()
         self._runtime.frames.add(frame)
         if frame.state == "running":
             self._crew.launch(frame, wired.entries)

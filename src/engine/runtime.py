@@ -1,6 +1,7 @@
 """Runtime: the inside of an Engine, which its runs, streams and deployments share."""
 
 import asyncio
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -11,6 +12,7 @@ from ..actors.frame import Frame
 from .instances import stateful_nodes
 from .planning import ChosenScheduler, Plan
 from .pools import Pools
+from .program import Program
 from .resources.registry import Resources
 from .wiring import Wired, Wiring
 
@@ -41,7 +43,7 @@ class Runtime:
 
     def __init__(self, max_threads: int, *, is_default: bool) -> None:
         self.pools = Pools(max_threads, ends_with_loop=is_default)
-        self.resources = Resources(closes_unused=is_default)
+        self.resources = Resources(closes_unused=is_default, on_lost=self._resource_lost)
         self.reloads: WeakKeyDictionary[Resource[..., Any], asyncio.Lock] = WeakKeyDictionary()
         self.frames: set[Frame] = set()
         self.pipelines: set[Pipeline | Flow] = set()
@@ -98,8 +100,13 @@ class Runtime:
         """Return every call and item, of any scope, for which something may still run."""
         found = {*self.frames, *(frame for pipeline in self.pipelines for frame in pipeline.frames())}
         for deployment in self.deployments:
-            found |= deployment.live
+            if deployment.in_flight is not None:
+                found |= deployment.in_flight.live
         return {frame for frame in found if not frame.settled}
+
+    def _resource_lost(self, programs: Collection[Program]) -> None:
+        for deployment in self.deployments:
+            deployment.graphs.lost(programs)
 
     async def threads_returned(self) -> None:
         """Wait until no thread runs on for an item that has ended, in any scope that is open now."""

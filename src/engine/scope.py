@@ -32,6 +32,7 @@ class Scope:
     Attributes:
         on_failed: called when they crash too often, with a function that makes an error out of the name of what
             failed; whoever owns the scope ends what is in it, and closes it.
+        is_open: whether `close` has not begun.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Scope:
         self.wiring = Wiring(engine.pools, self.instances, max_workers)
         self._crews: set[Crew] = set()
         self.uptime = Uptime()
+        self.is_open = True
         engine.scope_opened()
 
     async def prepare(self, plan: Plan) -> Wired:
@@ -72,6 +74,7 @@ class Scope:
 
     async def _close(self) -> None:
         self.uptime.stop()
+        self.is_open = False
         try:
             for crew in list(self._crews):
                 crew.close()

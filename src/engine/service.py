@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
-from .._errors import DeadlineExceeded, DeploymentFailed
+from .._errors import DeploymentFailed
 from ..actors.actor import ActorStatistics
-from ..actors.current import enclosing_frame
+from ..actors.current import enclosing_frame, is_detached
 from ..actors.frame import Frame
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import spans
-from .admission import Admission, AdmissionStatistics
+from .admission import AdmissionStatistics
 from .deployment import Deployment, Flight, ServiceState
 from .graph import Call, Graph, as_call
 from .node import Node
@@ -25,6 +25,7 @@ from .statistics import Bottleneck, Rendered
 from .statistics.bottleneck import find_bottleneck
 from .statistics.difference import actors_less, less
 from .streaming import CallsStream, Stream
+from .streams.call_scope import DeploymentScope
 from .streams.flow import Flow
 from .streams.values_stream import ValuesStream
 from .wiring import Wired
@@ -52,7 +53,8 @@ class ServiceStatistics(Rendered):
         elapsed_seconds: the time that the counters cover: since it is ready, until it stopped; None before.
         bottleneck: the node that limits it, on average over that time; None if the counters do not say.
         expired: calls that ended with `DeadlineExceeded`, those that got no place in time too. So
-            `completed + failed + cancelled + expired + admission.refused` is how many calls of `run` have ended.
+            `completed + failed + cancelled + expired + admission.refused` is how many calls of `run`, and of `stream`
+            of one call, have ended, and how many items of the other streams.
     """
 
     state: ServiceState
@@ -183,9 +185,9 @@ class Service(Generic[P, R]):
         self._deployment.check_callable()
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
-            self._deployment.values(call.graph)
+            self._deployment.graphs.values(call.graph)
             merged = resolve("service.stream(call)", options, self._inherited())
-            return ValuesStream(partial(Flow, self._deployment, call, merged))
+            return ValuesStream(partial(self._flow, call, merged))
         merged = resolve("service.stream", options, self._inherited())
         return CallsStream(self._runtime, calls, merged, self._pipeline)
 
@@ -255,38 +257,45 @@ class Service(Generic[P, R]):
     def statistics(self) -> ServiceStatistics:
         """Return a snapshot of the counters."""
         deployment = self._deployment
-        if deployment.admission is None or deployment.scope is None:
+        scope, in_flight = deployment.scope, deployment.in_flight
+        if scope is None or in_flight is None:
             empty = AdmissionStatistics(0, self._options.max_in_flight, 0, self._options.max_queue, 0, 0, None)
             return ServiceStatistics(self.state, 0, 0, 0, empty, ())
         return ServiceStatistics(
             self.state,
-            deployment.counts["done"],
-            deployment.counts["failed"],
-            deployment.counts["cancelled"],
-            deployment.admission.statistics(),
-            tuple(actor.statistics() for actor in deployment.scope.wiring.actors()),
-            None if self.state == "starting" else deployment.scope.uptime.seconds,
-            deployment.counts["expired"],
+            in_flight.counts["done"],
+            in_flight.counts["failed"],
+            in_flight.counts["cancelled"],
+            in_flight.admission.statistics(),
+            tuple(actor.statistics() for actor in scope.wiring.actors()),
+            None if self.state == "starting" else scope.uptime.seconds,
+            in_flight.counts["expired"],
         )
 
     async def _run(self, call: Call[Any], timeout_seconds: float | None, priority: int) -> Any:
         deployment = self._deployment
-        scope, admission = deployment.check_callable()
-        wired = deployment.wired.get(call.graph) or await self._deployed(call.graph, "service.run")
+        scope, in_flight = deployment.check_callable()
         deadline = None if timeout_seconds is None else scope.loop.time() + timeout_seconds
-        if not admission.reserve_nowait():
-            await self._reserve(admission, call, priority, deadline)
+        wired = deployment.graphs.ready.get(call.graph)
+        if wired is None:
+            wired = deployment.graphs.one_value(call.graph, "service.run")
+            await deployment.restored(wired, call.graph, deadline)
+        if not in_flight.admission.reserve_nowait():
+            await deployment.admit(call.graph.name, priority, deadline)
         context = copy_context()
         span, traced = spans.start_run(call.graph.name, context)
-        flight = Flight(deployment, scope.loop.create_future())
+        flight = Flight(deployment, in_flight, scope.loop.create_future())
         crew = scope.crew(context, traced=traced, deadline=deadline)
-        frame = Frame(wired.program, call.arguments, crew, flight, deployment.items, enclosing_frame())
+        parent = enclosing_frame()
+        frame = Frame(wired.program, call.arguments, crew, flight, in_flight.items, parent)
         frame.priority = priority
-        deployment.live.add(frame)
-        deployment.items += 1
+        in_flight.live.add(frame)
+        in_flight.items += 1
         frame.span = span if traced else None
         if deadline is not None and timeout_seconds is not None:
             frame.expire_at(deadline, timeout_seconds)
+        if parent is not None and is_detached():
+            frame.expire_with_parent()
         if frame.state == "running":
             crew.launch(frame, wired.entries)
         try:
@@ -298,30 +307,21 @@ class Service(Generic[P, R]):
             spans.end_run(span, frame.state, frame.error)
         return frame.outcome()
 
-    async def _deployed(self, graph: Graph[..., Any], verb: str = "service.stream of many calls") -> Wired:
-        return self._deployment.one_value(graph, verb)
-
-    async def _reserve(self, admission: Admission, call: Call[Any], priority: int, deadline: float | None) -> None:
-        """Wait for a place; the deadline covers it, and a deployment that stops meanwhile says so."""
-        timer = asyncio.timeout_at(deadline)
-        try:
-            async with timer:
-                await admission.reserve(priority, call.graph.name)
-        except asyncio.CancelledError:
-            self._deployment.counts["cancelled"] += 1
-            raise
-        except TimeoutError as error:
-            if not timer.expired():
-                raise
-            self._deployment.counts["expired"] += 1
-            raise DeadlineExceeded(f"the call of graph {call.graph.name!r} got no place before its deadline") from error
-        self._deployment.check_admitted(admission)
+    async def _deployed(self, graph: Graph[..., Any]) -> Wired:
+        deployment = self._deployment
+        return await deployment.restored(deployment.graphs.one_value(graph, "service.stream of many calls"), graph)
 
     def _pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
-        scope, admission = self._deployment.check_callable()
-        pipeline = Pipeline(scope, calls, options, prepare=self._deployed, owns_scope=False, admission=admission)
-        self._deployment.stream_opened(pipeline)
+        scope, in_flight = self._deployment.check_callable()
+        pipeline = Pipeline(
+            scope, calls, options, prepare=self._deployed, owns_scope=False, admission=in_flight.admission
+        )
+        pipeline.window.service = self._deployment
+        in_flight.stream_opened(pipeline)
         return pipeline
+
+    def _flow(self, call: Call[Any], options: ExecutionOptions) -> Flow:
+        return Flow(DeploymentScope(self._deployment), call, options)
 
     def _inherited(self) -> dict[str, Any]:
         options = self._options

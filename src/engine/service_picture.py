@@ -33,7 +33,7 @@ def _drawings(
     statistics: "ServiceStatistics", graphs: "Iterable[Graph[..., Any]]", deployment: "Deployment"
 ) -> Iterator[Drawing]:
     for graph in graphs:
-        wired = deployment.wired.get(graph) or deployment.wired_streams.get(graph)
+        wired = deployment.graphs.find(graph)
         if wired is None or deployment.scope is None:  # not started yet
             yield drawing_of(graph._present_trace())
         else:

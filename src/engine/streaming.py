@@ -16,7 +16,7 @@ from .source import Calls
 from .statistics import Bottleneck, Rendered
 from .statistics.bottleneck import find_bottleneck
 from .statistics.difference import actors_less, less
-from .streams.flow import one_value
+from .streams.call_kinds import one_value
 from .window import Window
 
 if TYPE_CHECKING:

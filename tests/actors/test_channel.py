@@ -378,3 +378,20 @@ def test_a_cancel_at_any_step_leaves_the_channel_usable() -> None:
         assert not outcome.tasks_left
         assert not outcome.loop_errors
         assert outcome.error is None or isinstance(outcome.error, asyncio.CancelledError)
+
+
+async def test_those_who_wait_to_put_count_while_they_wait() -> None:
+    channel: Channel[int] = Channel(1)
+    assert channel.put_nowait(0)
+    assert channel.statistics().put_wait_seconds == 0
+    tasks = await waiting(channel.put(1), channel.put(2))
+    seen = [channel.statistics().put_wait_seconds]
+    await wait_quiescent()
+    seen.append(channel.statistics().put_wait_seconds)
+    await cancelled(tasks[1])
+    seen.append(channel.statistics().put_wait_seconds)
+    assert await channel.get() == 0
+    await tasks[0]
+    seen.append(channel.statistics().put_wait_seconds)
+    assert 0 < seen[0] < seen[1] < seen[2] < seen[3]
+    assert channel.statistics().put_wait_seconds == seen[3]

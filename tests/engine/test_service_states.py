@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator
 from typing import Self
 
 import pytest
@@ -176,3 +177,40 @@ async def test_every_call_that_was_made_is_counted_once_by_how_it_ended() -> Non
     assert isinstance(inside[0].exception(), ValueError)
     assert (seen.completed, seen.failed, seen.cancelled, seen.expired, seen.admission.refused) == (4, 1, 2, 2, 1)
     assert "4 completed, 1 failed, 2 cancelled, 2 expired" in str(seen)
+
+
+async def test_every_stream_of_one_call_is_counted_once_by_how_it_ended() -> None:
+    release = asyncio.Event()
+
+    @ps.node
+    async def numbers(n: int) -> AsyncIterator[int]:
+        for x in range(n):
+            yield x
+        await release.wait()
+
+    @ps.graph
+    async def graph(n: int) -> AsyncIterator[int]:
+        return numbers(n)
+
+    async def read(n: int, timeout_seconds: float | None = None) -> list[int]:
+        async with service.stream(graph(n), timeout_seconds=timeout_seconds) as values:
+            return [x async for x in values]
+
+    async with engine.deploy(graph, max_in_flight=1, max_queue=2) as service:
+        inside = asyncio.create_task(read(1))
+        await testing.wait_quiescent()
+        waiting = [asyncio.create_task(read(1)) for _ in range(2)]
+        await testing.wait_quiescent()
+        with pytest.raises(ps.Overloaded):
+            await read(1)
+        waiting[0].cancel()
+        await testing.wait_quiescent()
+        with pytest.raises(ps.DeadlineExceeded, match="no place"):
+            await read(1, timeout_seconds=0.01)
+        async with service.stream(graph(1)):
+            pass  # closed before it could ask for a place
+        release.set()
+        assert await inside == [0]
+        assert await waiting[1] == [0]
+        seen = service.statistics()
+    assert (seen.completed, seen.failed, seen.cancelled, seen.expired, seen.admission.refused) == (2, 0, 2, 1, 1)

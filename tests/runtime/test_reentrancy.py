@@ -1,6 +1,7 @@
 """What would wait for itself for ever is refused, with the chain of calls; nested calls that can end do."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import NoneType
 
 import pytest
@@ -254,6 +255,65 @@ async def test_a_deployment_may_be_called_by_way_of_a_thread_and_inherits_the_de
         seconds = await engine.run(graph(1), timeout_seconds=60)
         assert seconds is not None
         assert 0 < seconds <= 60
+
+
+@pytest.mark.parametrize("verb", ["run", "service", "stream"])
+async def test_a_call_made_by_way_of_a_thread_ends_at_the_deadline_around_it(verb: str) -> None:
+    loop = asyncio.get_running_loop()
+    release, ended = asyncio.Event(), asyncio.Event()
+    errors: list[BaseException] = []
+
+    @ps.node
+    async def waits() -> int:
+        await release.wait()
+        return 0
+
+    @ps.graph
+    async def inner() -> int:
+        return await waits()
+
+    @ps.node
+    async def nothing() -> AsyncIterator[None]:
+        await release.wait()
+        yield
+
+    @ps.graph
+    async def values() -> AsyncIterator[None]:
+        return nothing()
+
+    async def call() -> None:
+        try:
+            if verb == "run":
+                await engine.run(inner())
+            elif verb == "service":
+                await service.run(inner(), timeout_seconds=60)  # the earlier deadline counts
+            else:
+                async with engine.stream(values()) as stream:
+                    await anext(stream)
+        except Exception as error:  # noqa: BLE001 - looked at below
+            errors.append(error)
+        finally:
+            ended.set()
+
+    @ps.node(runs_on="thread")
+    def calls() -> int:
+        asyncio.run_coroutine_threadsafe(call(), loop).result()
+        return 0
+
+    @ps.graph
+    async def outer() -> int:
+        return calls()
+
+    async with engine.deploy(inner) as service:
+        with pytest.raises(ps.DeadlineExceeded, match=r"graph 'outer' did not finish within 0\.01 s"):
+            await engine.run(outer(), timeout_seconds=0.01)
+        try:
+            await asyncio.wait_for(ended.wait(), 5)
+        finally:
+            release.set()
+    [error] = errors
+    assert isinstance(error, ps.DeadlineExceeded)
+    assert "before the deadline of the call around it" in str(error)
 
 
 async def test_a_limited_thread_that_waits_for_its_own_place_is_refused() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+import structlog
 
 import penstock as ps
 from penstock import engine, testing
@@ -556,3 +557,108 @@ async def test_a_resource_with_scopes_of_anyio_is_left_in_its_own_task() -> None
     assert await use() == 1
     async with engine.Engine() as e:
         assert await e.run(use) == 1
+
+
+class Lost:
+    """A resource whose task is cancelled by something else, and graphs that use it."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.is_open = False
+        self.task: asyncio.Task[object] | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def graph(self) -> ps.Graph[[], int]:
+        @ps.resource
+        async def line() -> AsyncIterator[int]:
+            self.task = asyncio.current_task()
+            await self.gate.wait()
+            self.opened += 1
+            self.is_open = True
+            try:
+                yield self.opened
+            finally:
+                self.is_open = False
+
+        @ps.node
+        async def use(number: int) -> int:
+            assert self.is_open
+            return number
+
+        @ps.graph
+        async def graph() -> int:
+            return await use(await line())
+
+        return graph
+
+    async def lose(self) -> None:
+        assert self.task is not None
+        self.task.cancel()
+        await testing.wait_quiescent()
+        assert not self.is_open
+
+
+@pytest.mark.timeout(20)
+async def test_one_whose_task_was_cancelled_is_reported_and_opened_again_by_the_next_run() -> None:
+    lost = Lost()
+    graph = lost.graph()
+    async with engine.Engine() as e:
+        assert await e.run(graph) == 1
+        with structlog.testing.capture_logs() as logs:
+            await lost.lose()
+        assert await e.run(graph) == 2
+    assert [(entry["event"], entry["error"]) for entry in logs] == [("resource.ended", "its task was cancelled")]
+    assert not lost.is_open
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_a_deployment_opens_it_again_for_its_next_call(is_own: bool) -> None:
+    lost = Lost()
+    graph = lost.graph()
+    own = engine.Engine()
+    async with own, (own if is_own else engine).deploy(graph) as service:
+        assert await service() == 1
+        await lost.lose()
+        assert await asyncio.gather(service(), service()) == [2, 2]
+        assert await service() == 2
+        await lost.lose()
+        assert await service.map([graph()]) == [3]
+        assert await service() == 3
+    assert not lost.is_open
+
+
+@pytest.mark.timeout(20)
+async def test_a_call_that_waits_for_it_keeps_its_deadline_and_ends_with_its_deployment() -> None:
+    lost = Lost()
+    graph = lost.graph()
+    async with engine.deploy(graph) as service:
+        assert await service() == 1
+        await lost.lose()
+        lost.gate.clear()
+        with pytest.raises(ps.DeadlineExceeded, match="not opened again"):
+            await service.run(graph(), timeout_seconds=0.01)
+        waiting = asyncio.create_task(service())
+        await testing.wait_quiescent()
+        await service.abort()
+        with pytest.raises(ps.EngineClosedError, match="takes no more calls"):
+            await waiting
+        seen = service.statistics()
+    assert (seen.completed, seen.failed, seen.expired) == (1, 1, 1)
+
+
+@pytest.mark.timeout(20)
+async def test_draining_waits_for_calls_that_wait_for_it() -> None:
+    lost = Lost()
+    graph = lost.graph()
+    async with engine.deploy(graph) as service:
+        await lost.lose()
+        lost.gate.clear()
+        waiting = asyncio.create_task(service())
+        await testing.wait_quiescent()
+        draining = asyncio.create_task(service.drain())
+        await testing.wait_quiescent()
+        lost.gate.set()
+        assert await waiting == 2
+        await draining

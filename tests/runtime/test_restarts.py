@@ -500,7 +500,8 @@ async def test_an_instance_that_ends_by_itself_has_crashed(scheduler: Any) -> No
 async def test_a_deployment_fails_with_an_instance_that_ends_by_itself_and_is_never_restarted() -> None:
     made: list[Subscriber] = []
     node = ps.node(type("subscriber", (Subscriber,), {}))(made)
-    with pytest.raises(ps.DeploymentFailed, match=r"'subscriber' ended by itself, and has no restart_on=.*reset"):
+    message = r"'subscriber' ended by itself, and has no restart_on=.*reset"
+    with capture_logs() as logs, pytest.raises(ps.DeploymentFailed, match=message) as caught:
         async with engine.deploy(calling(node)) as service:
             assert await service(0) == (0, 1)
             made[-1].peer.set_exception(OSError("reset"))
@@ -508,6 +509,8 @@ async def test_a_deployment_fails_with_an_instance_that_ends_by_itself_and_is_ne
                 await service("wait")
             with pytest.raises(ps.DeploymentFailed):
                 await service(1)
+    assert logs == []  # the only thing that went wrong is what was raised
+    assert not getattr(caught.value, "__notes__", [])
     assert len(made) == 1
     assert not made[-1].is_open
 

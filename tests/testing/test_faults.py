@@ -391,7 +391,7 @@ async def test_nothing_of_a_fault_stays_behind_whatever_the_order_of_the_ends() 
     assert all(now is then for now, then in zip(functions(), before, strict=True))
     async with engine.deploy(line) as service:
         assert await service(1) == -2
-        fetcher = next(actor for actor in service._deployment.wired[line].actors if actor.name == "fetch")
+        fetcher = next(actor for actor in service._deployment.graphs.ready[line].actors if actor.name == "fetch")
         assert fetcher.fn is fetch.fn  # the worker calls the user's own function
 
 

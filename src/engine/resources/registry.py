@@ -1,17 +1,17 @@
 """Resources: what is open in one Engine, who uses it, and how it is opened and closed."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextvars import Context
 from copy import copy
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ..._errors import EngineClosedError, NodeCancelledError, NodeError
+from ...actors.keeper import Keeper
 from ...actors.uninterrupted import uninterrupted
 from ...telemetry import logs
 from ..program import Program
-from .hosting import Host
 from .opening import Opening
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Entry:
 
     Attributes:
         opening: which one.
-        host: what keeps it open.
+        keeper: what keeps it open.
         candidate: what opens the next one, while it is reloaded.
         users: the scopes that use it; of an Engine that keeps it open anyway, those that wait for it.
         programs: those whose frames have it.
@@ -33,10 +33,10 @@ class Entry:
         retiring: tasks that close what it was before it was reloaded.
     """
 
-    def __init__(self, opening: Opening, host: Host[Any]) -> None:
+    def __init__(self, opening: Opening, keeper: Keeper[Any]) -> None:
         self.opening = opening
-        self.host = host
-        self.candidate: Host[Any] | None = None
+        self.keeper = keeper
+        self.candidate: Keeper[Any] | None = None
         self.users: set[object] = set()
         self.programs: WeakSet[Program] = WeakSet()
         self.ending = False
@@ -48,16 +48,18 @@ class Resources:
 
     Args:
         closes_unused: close a resource when nobody uses it any more, and not only in the end.
+        on_lost: called with programs whose frames have a resource that has ended by itself.
 
     Attributes:
         closed: nothing is opened any more.
         entries: what is open, or being opened or closed.
     """
 
-    def __init__(self, *, closes_unused: bool) -> None:
+    def __init__(self, *, closes_unused: bool, on_lost: "Callable[[Collection[Program]], None] | None" = None) -> None:
         self.closed = False
         self.entries: dict[Opening, Entry] = {}
         self._closes_unused = closes_unused
+        self._on_lost = on_lost
 
     @property
     def has_opened(self) -> bool:
@@ -109,7 +111,7 @@ class Resources:
 
     async def value_of(self, opening: Opening) -> Any:
         """Return what a resource gives, for a graph that is called without an engine."""
-        return (await self._use(opening, None, object())).host.value
+        return (await self._use(opening, None, object())).keeper.value
 
     async def release(self, user: object) -> None:
         """A scope has ended; close what nobody uses any more, the last opened first. Every one is closed.
@@ -132,8 +134,8 @@ class Resources:
         """Open nothing any more, and cancel the openings that go on: the Engine is being closed."""
         self.closed = True
         for entry in self.entries.values():
-            if not entry.host.is_open:
-                entry.host.end_soon()
+            if not entry.keeper.is_open:
+                entry.keeper.end_soon()
             if entry.candidate is not None:
                 entry.candidate.end_soon()
 
@@ -147,21 +149,21 @@ class Resources:
         if self.entries:
             await uninterrupted(self._end([entry for entry in self.entries.values() if not entry.ending]))
 
-    def new_host(self, opening: Opening) -> Host[Any]:
+    def new_keeper(self, opening: Opening) -> Keeper[Any]:
         """Begin to open a resource."""
         # An empty context: what is shared must not see the variables, or the span, of whoever happened to come first.
-        return Host(opening.manager(), f"penstock-resource-{opening.name}", Context())
+        return Keeper(opening.manager(), f"penstock-resource-{opening.name}", Context())
 
-    def swap(self, entry: Entry, host: Host[Any]) -> Host[Any]:
+    def swap(self, entry: Entry, keeper: Keeper[Any]) -> Keeper[Any]:
         """Have the frames that begin from now on see another one; returns what keeps the one before open."""
-        before, entry.host = entry.host, host
+        before, entry.keeper = entry.keeper, keeper
         self._watch(entry)
         self._fill(entry.programs)
         return before
 
-    def failure(self, opening: Opening, host: Host[Any], graph: str | None) -> BaseException:
+    def failure(self, opening: Opening, keeper: Keeper[Any], graph: str | None) -> BaseException:
         """Return the error of an opening for one of those who waited for it, with a note."""
-        error = host.error
+        error = keeper.error
         if self.closed:
             return EngineClosedError(f"the Engine was closed while resource {opening.name!r} was opened")
         if error is None:
@@ -175,36 +177,36 @@ class Resources:
         while True:
             entry = self.entries.get(opening)
             if entry is not None and entry.ending:
-                await asyncio.wait([entry.host.task])  # never two at a time: it may hold what the next one needs
+                await asyncio.wait([entry.keeper.task])  # never two at a time: it may hold what the next one needs
                 continue
             if self.closed:
                 raise EngineClosedError(f"resource {opening.name!r} is not opened any more: the Engine was closed")
             if entry is None:
-                entry = self.entries[opening] = Entry(opening, self.new_host(opening))
+                entry = self.entries[opening] = Entry(opening, self.new_keeper(opening))
                 self._watch(entry)
-            elif entry.host.task.done():  # it has ended by itself
-                entry.host = self.new_host(opening)
+            elif entry.keeper.task.done():  # it has ended by itself
+                entry.keeper = self.new_keeper(opening)
                 self._watch(entry)
             entry.users.add(user)
-            host = entry.host
+            keeper = entry.keeper
             try:
-                await host.settled()
+                await keeper.settled()
             except BaseException:
                 await self._left_waiting(entry, user)
                 raise
-            if host.is_open and not entry.ending:
+            if keeper.is_open and not entry.ending:
                 if not self._closes_unused:
                     entry.users.discard(user)
                 self._fill(program for program in entry.programs if not program.is_filled)
                 return entry
             entry.users.discard(user)
             if not entry.ending:
-                raise self.failure(opening, host, graph)
+                raise self.failure(opening, keeper, graph)
 
     async def _left_waiting(self, entry: Entry, user: object) -> None:
         """Whoever waited was cancelled: the last one cancels the opening, and waits until it has unwound."""
         entry.users.discard(user)
-        if entry.users or entry.ending or (entry.host.is_open and not self._closes_unused):
+        if entry.users or entry.ending or (entry.keeper.is_open and not self._closes_unused):
             return
         try:
             await uninterrupted(self._end([entry]))
@@ -213,7 +215,7 @@ class Resources:
 
     async def _end(self, entries: Iterable[Entry]) -> None:
         errors: list[BaseException] = []
-        ending = sorted(entries, key=lambda entry: entry.host.number, reverse=True)
+        ending = sorted(entries, key=lambda entry: entry.keeper.number, reverse=True)
         for entry in ending:
             entry.ending = True
             for program in entry.programs:
@@ -223,7 +225,7 @@ class Resources:
                 await entry.candidate.ended()
             if entry.retiring:
                 await asyncio.wait(entry.retiring)
-            error = await entry.host.ended()
+            error = await entry.keeper.ended()
             if error is not None:
                 errors.append(error)
             self._forget(entry)
@@ -233,26 +235,29 @@ class Resources:
             raise errors[0]
 
     def _watch(self, entry: Entry) -> None:
-        host = entry.host
-        host.task.add_done_callback(lambda _: self._host_ended(entry, host))
+        keeper = entry.keeper
+        keeper.task.add_done_callback(lambda _: self._keeper_ended(entry, keeper))
 
-    def _host_ended(self, entry: Entry, host: Host[Any]) -> None:
+    def _keeper_ended(self, entry: Entry, keeper: Keeper[Any]) -> None:
         """An opening failed, or what was open has ended by itself: whoever needs it next opens it again."""
-        if entry.host is not host or entry.ending:
+        if entry.keeper is not keeper or entry.ending:
             return
-        if host.error is not None and host.number:
-            logs.warning("resource.ended", resource=entry.opening.name, error=repr(host.error))
+        if keeper.was_opened:
+            why = "its task was cancelled" if keeper.task.cancelled() else repr(keeper.error)
+            logs.warning("resource.ended", resource=entry.opening.name, error=why)
         for program in entry.programs:
             program.is_filled = False
+        if self._on_lost is not None:
+            self._on_lost(entry.programs)
         if not entry.programs:
             self._forget(entry)
 
     def _fill(self, programs: Iterable[Program]) -> None:
         for program in programs:
             entries = [self.entries.get(opening) for opening in program.resources]
-            hosts = [entry.host for entry in entries if entry is not None and entry.host.is_open]
-            if len(hosts) == len(entries):
-                program.fill(host.value for host in hosts)
+            keepers = [entry.keeper for entry in entries if entry is not None and entry.keeper.is_open]
+            if len(keepers) == len(entries):
+                program.fill(keeper.value for keeper in keepers)
 
     def _forget(self, entry: Entry) -> None:
         if self.entries.get(entry.opening) is entry:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..._errors import EngineClosedError, EngineLoopError, PlanError
 from ...actors.frame import Frame
+from ...actors.keeper import Keeper
 from ...actors.uninterrupted import uninterrupted
 from ...telemetry import logs
 from ..node import Node
 from .departures import departed
-from .hosting import Host
 from .opening import Opening
 from .registry import Entry
 from .resource import Resource
@@ -54,7 +54,7 @@ def _openings(deployment: "Deployment", resource: object) -> list[Opening]:
     if not isinstance(resource, Resource):
         raise TypeError(f"service.reload takes a resource, got {resource!r}")
     name: str = resource.name
-    used = dict.fromkeys(opening for wired in deployment.all_wired() for opening in wired.program.resources)
+    used = dict.fromkeys(opening for wired in deployment.graphs for opening in wired.program.resources)
     openings = [opening for opening in used if opening.resource is resource]
     if not openings:
         names = ", ".join(dict.fromkeys(opening.name for opening in used)) or "none"
@@ -93,32 +93,32 @@ def _check_fits(entry: Entry) -> None:
 
 async def _open_next(deployment: "Deployment", entry: Entry) -> None:
     resources = deployment.runtime.resources
-    host = entry.candidate = resources.new_host(entry.opening)
-    await host.settled()
+    keeper = entry.candidate = resources.new_keeper(entry.opening)
+    await keeper.settled()
     _check_wanted(deployment, entry)
-    if not host.is_open:
-        raise resources.failure(entry.opening, host, deployment.names)
+    if not keeper.is_open:
+        raise resources.failure(entry.opening, keeper, deployment.names)
 
 
 async def _discard(entries: list[Entry]) -> None:
     """Close what was opened for a reload that failed, the last opened first."""
     for entry in reversed(entries):
-        host = entry.candidate
-        if host is None:
+        keeper = entry.candidate
+        if keeper is None:
             continue
-        was_open = host.is_open
-        error = await host.ended()
+        was_open = keeper.is_open
+        error = await keeper.ended()
         entry.candidate = None  # not before: what ends the resource waits for it
         if was_open and error is not None:
             logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
 
 
 def _swap(runtime: "Runtime", entries: list[Entry]) -> None:
-    replaced: list[Host[Any]] = []
+    replaced: list[Keeper[Any]] = []
     for entry in entries:
-        host, entry.candidate = entry.candidate, None
-        assert host is not None
-        replaced.append(runtime.resources.swap(entry, host))
+        keeper, entry.candidate = entry.candidate, None
+        assert keeper is not None
+        replaced.append(runtime.resources.swap(entry, keeper))
     programs = {program for entry in entries for program in entry.programs}
     frames = [frame for frame in runtime.frames_in_flight() if frame.layout in programs]
     work = _retire(runtime, entries[0].opening.name, replaced, frames)
@@ -128,12 +128,12 @@ def _swap(runtime: "Runtime", entries: list[Entry]) -> None:
         task.add_done_callback(entry.retiring.discard)
 
 
-async def _retire(runtime: "Runtime", name: str, replaced: list[Host[Any]], frames: list[Frame]) -> None:
+async def _retire(runtime: "Runtime", name: str, replaced: list[Keeper[Any]], frames: list[Frame]) -> None:
     """Close what was replaced, the last opened first, once nothing can use it any more."""
     await departed(frames)
     frames.clear()
     await runtime.threads_returned()
-    for host in sorted(replaced, key=lambda host: host.number, reverse=True):
-        error = await host.ended()
+    for keeper in sorted(replaced, key=lambda keeper: keeper.number, reverse=True):
+        error = await keeper.ended()
         if error is not None:
             logs.warning("resource.not_closed", resource=name, error=repr(error))

@@ -3,61 +3,24 @@
 import asyncio
 from collections.abc import Iterator
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from opentelemetry.trace import Span
 
-from ..._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError, PlanError
+from ..._errors import EngineClosedError, NodeCancelledError
 from ...actors.actor import Actor
-from ...actors.current import calling_actor, enclosing_frame
+from ...actors.current import calling_actor, enclosing_frame, is_detached
 from ...actors.frame import Deployment, Frame
 from ...actors.parts import Reader
 from ...actors.uninterrupted import uninterrupted
 from ...telemetry import spans
-from ..graph import Call, Graph
+from ..graph import Call
 from ..inside import refuse_to_close_from_inside
 from ..options import ExecutionOptions
-from ..planning import ChosenScheduler, Plan
 from ..scope import Scope
 from ..uptime import Uptime
 from ..wiring import Wired
-
-if TYPE_CHECKING:
-    from ..runtime import Runtime
-
-
-class Host(Protocol):
-    """Where a call runs: in a scope of its own, or in a deployment."""
-
-    @property
-    def runtime(self) -> "Runtime":
-        """The inside of the Engine."""
-        ...
-
-    @property
-    def service(self) -> Deployment | None:
-        """The deployment; None for a scope of its own."""
-        ...
-
-    async def admit(self, call: Call[Any], priority: int) -> tuple[Scope, Wired, int]:
-        """Wait for a place; returns the scope, the actors of the graph, and the number of the call."""
-        ...
-
-    def begun(self, frame: Frame, /) -> None:
-        """The call is in flight."""
-        ...
-
-    def frame_settled(self, frame: Frame, /) -> None:
-        """Nothing runs for the call any more."""
-        ...
-
-    def abort_soon(self) -> object:
-        """KeyboardInterrupt or SystemExit ends everything."""
-        ...
-
-    async def call_ended(self) -> None:
-        """The call has ended, or was not admitted."""
-        ...
+from .call_scope import CallScope
 
 
 class Flow:
@@ -71,14 +34,15 @@ class Flow:
         uptime: how long it has been open.
     """
 
-    def __init__(self, host: Host, call: Call[Any], options: ExecutionOptions) -> None:
+    def __init__(self, where: CallScope, call: Call[Any], options: ExecutionOptions) -> None:
         self.loop = asyncio.get_running_loop()
         self.reader: Reader[Any] | None = None
-        self._host = host
+        self._where = where
         self._call = call
         self._options = options
         self._context = copy_context()
         self._parent = enclosing_frame()
+        self._is_detached = is_detached()
         self._caller = calling_actor()
         seconds = options.timeout_seconds
         self._deadline = None if seconds is None else self.loop.time() + seconds
@@ -92,7 +56,7 @@ class Flow:
         self._opened = asyncio.Event()  # there is a reader, or there will never be one
         self._settled = asyncio.Event()
         # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
-        host.runtime.pipelines.add(self)
+        where.runtime.pipelines.add(self)
         self._task = self.loop.create_task(self._run(), context=self._context.copy(), name="penstock-stream")
 
     @property
@@ -181,7 +145,7 @@ class Flow:
     @property
     def service(self) -> Deployment | None:
         """The deployment that the call belongs to."""
-        return self._host.service
+        return self._where.service
 
     def frame_done(self, frame: Frame) -> None:
         """The outcome is known: an error is raised at the reader, at once."""
@@ -191,14 +155,14 @@ class Flow:
             self.reader.parts.fail(error)
         self._opened.set()
         if frame.error is not None and not isinstance(frame.error, Exception):
-            self._host.abort_soon()
+            self._where.abort_soon()
         if frame.settled:
             self.frame_settled(frame)
 
     def frame_settled(self, frame: Frame) -> None:
         """Give the place back, now that nothing runs for the call any more."""
         spans.end_run(self._span, frame.state, frame.error)
-        self._host.frame_settled(frame)
+        self._where.settled(frame)
         self._settled.set()
 
     async def _run(self) -> None:
@@ -206,14 +170,16 @@ class Flow:
         self._begun = True
         try:
             if self._error is None:
-                self._launch(*await self._admitted())
+                self._launch(*await self._where.admit(self._call, self._options.priority, self._deadline))
                 await uninterrupted(self._settled.wait())
+            else:
+                self._where.withdrawn()
         except asyncio.CancelledError as error:
             self._cancelled(error)
         except BaseException as error:  # noqa: BLE001 - whoever reads the stream raises it
             self._error = error
         try:
-            await uninterrupted(self._host.call_ended())
+            await uninterrupted(self._where.call_ended())
         except asyncio.CancelledError as error:
             self._cancelled(error)
         except BaseException as error:  # noqa: BLE001 - as above: a stateful node did not end well
@@ -221,27 +187,13 @@ class Flow:
         finally:
             self.uptime.stop()
             self._opened.set()
-            self._host.runtime.pipelines.discard(self)
+            self._where.runtime.pipelines.discard(self)
 
     def _cancelled(self, cause: BaseException) -> None:
         """Its task was cancelled: by `abort`, or else by whoever shuts the loop down."""
         if self._error is None:
             self._error = NodeCancelledError("the task of this stream was cancelled")
             self._error.__cause__ = cause
-
-    async def _admitted(self) -> tuple[Scope, Wired, int]:
-        timer = asyncio.timeout_at(self._deadline)
-        try:
-            async with timer:
-                return await self._host.admit(self._call, self._options.priority)
-        except TimeoutError as error:
-            if not timer.expired():
-                raise
-            name = self._call.graph.name
-            raise DeadlineExceeded(
-                f"the call of graph {name!r} got no place, or its nodes did not start, within "
-                f"{self._options.timeout_seconds:g} s"
-            ) from error
 
     def _launch(self, scope: Scope, wired: Wired, item: int) -> None:
         self._scope = scope
@@ -254,86 +206,14 @@ class Flow:
         frame.span = self._span if traced else None
         frame.on_result_stream = self._open
         self._frame = frame
-        self._host.begun(frame)
+        self._where.begun(frame)
         if self._deadline is not None and self._options.timeout_seconds is not None:
             frame.expire_at(self._deadline, self._options.timeout_seconds)
+        if self._is_detached:
+            frame.expire_with_parent()
         if frame.state == "running":
             crew.launch(frame, wired.entries)
 
     def _open(self, reader: Reader[Any]) -> None:
         self.reader = reader
         self._opened.set()
-
-
-class OwnScope:
-    """A scope for one call alone."""
-
-    service = None
-
-    def __init__(self, runtime: "Runtime", options: ExecutionOptions) -> None:
-        self.runtime = runtime
-        self._options = options
-        self._scope: Scope | None = None
-
-    async def admit(self, call: Call[Any], priority: int) -> tuple[Scope, Wired, int]:
-        """Start the stateful nodes of the graph."""
-        scheduler: ChosenScheduler = "parallel" if self._options.scheduler == "auto" else self._options.scheduler
-        self._scope = Scope(self.runtime, self._options, scheduler)
-        return self._scope, await self._scope.prepare(call.graph._planned()), 0
-
-    def begun(self, frame: Frame) -> None:
-        """The call fails when its stateful nodes crash too often."""
-        assert self._scope is not None
-        self._scope.on_failed = lambda make_error: frame.fail(make_error("the stream"))
-
-    def frame_settled(self, frame: Frame) -> None:
-        """Nothing counts calls here."""
-        assert self._scope is not None
-        self._scope.on_failed = None
-
-    def abort_soon(self) -> None:
-        """The frame has ended, and there is nothing else."""
-
-    async def call_ended(self) -> None:
-        """End the scope."""
-        if self._scope is not None:
-            await self._scope.close()
-
-
-def one_value(graph: Graph[..., Any], verb: str = "engine.stream of many calls") -> Plan:
-    """Return the plan of a graph whose calls give one value each.
-
-    Raises:
-        PlanError: they give streams.
-    """
-    plan = graph._planned()
-    if plan._gives_stream:
-        raise gives_stream(graph, verb)
-    return plan
-
-
-def values(graph: Graph[..., Any]) -> None:
-    """Check that the calls of a graph give streams.
-
-    Raises:
-        PlanError: they give one value.
-    """
-    if not graph._planned()._gives_stream:
-        raise gives_one_value(graph, "engine")
-
-
-def gives_one_value(graph: Graph[..., Any], owner: str) -> PlanError:
-    """Return the error of a call that gives one value where a stream of values is asked for."""
-    return PlanError(
-        f"{owner}.stream takes an iterable of calls, or one call of a graph that returns an AsyncIterator; graph "
-        f"{graph.name!r} returns one value: for one call, use {owner}.run"
-    )
-
-
-def gives_stream(graph: Graph[..., Any], verb: str) -> PlanError:
-    """Return the error of a call that gives a stream where one value is asked for."""
-    owner = verb.partition(".")[0]
-    return PlanError(
-        f"graph {graph.name!r} returns a stream of values, and {verb} takes calls that give one value; read it with "
-        f"`async with {owner}.stream({graph.name}(...)) as values`"
-    )

@@ -1,0 +1,86 @@
+"""A task that keeps one thing open."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from penstock import testing
+from penstock.actors.keeper import Keeper
+
+
+async def test_it_is_entered_and_left_by_one_task_which_is_not_the_callers() -> None:
+    tasks: list[asyncio.Task[object] | None] = []
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[str]:
+        tasks.append(asyncio.current_task())
+        async with anyio.create_task_group():
+            yield "value"
+        tasks.append(asyncio.current_task())
+
+    keeper = Keeper(opened(), "kept")
+    await keeper.settled()
+    assert keeper.is_open
+    assert keeper.value == "value"
+    assert await keeper.ended() is None
+    assert not keeper.is_open
+    assert keeper.was_opened
+    assert tasks == [keeper.task, keeper.task]
+
+
+async def test_whoever_waits_is_told_that_it_cannot_be_opened() -> None:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[None]:
+        raise LookupError("no such thing")
+        yield
+
+    keeper = Keeper(opened(), "kept")
+    await keeper.settled()
+    assert not keeper.was_opened
+    assert isinstance(keeper.error, LookupError)
+
+
+@pytest.mark.timeout(10)
+async def test_an_opening_that_swallows_its_cancellation_is_left() -> None:
+    log: list[str] = []
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[None]:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            log.append("swallowed")
+        yield
+        log.append("left")
+
+    keeper = Keeper(opened(), "kept")
+    await testing.wait_quiescent()
+    assert await keeper.ended() is None
+    assert log == ["swallowed", "left"]
+    assert keeper.was_opened
+    assert not keeper.is_open
+
+
+async def test_one_who_is_cancelled_waits_until_it_is_left() -> None:
+    release = asyncio.Event()
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[None]:
+        yield
+        await release.wait()
+        raise OSError("cannot be left")
+
+    keeper = Keeper(opened(), "kept")
+    await keeper.settled()
+    ending = asyncio.create_task(keeper.ended())
+    await testing.wait_quiescent()
+    ending.cancel()
+    await testing.wait_quiescent()
+    assert not ending.done()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert isinstance(keeper.error, OSError)
