@@ -1,7 +1,7 @@
 """Arguments: what callers pass to a device node, as the arguments of its program."""
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from ..actors.batch import Batch
@@ -43,6 +43,7 @@ class Arguments:
         resources: frozenset[str],
         batch: Batch | None,
     ) -> None:
+        self._name = name
         self._signature = inspect.signature(fn)
         found = self._signature.parameters
         _check_names(name, found, static)
@@ -67,6 +68,24 @@ class Arguments:
         bound.apply_defaults()
         return tuple([bound.arguments[name] for name in self.names])
 
+    def merge(self, sample: tuple[Any, ...], resources: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return one argument for each parameter: those of a sample, and those that come from resources.
+
+        Raises:
+            TypeError: the sample has too many arguments, or too few.
+        """
+        bound = self._signature.bind_partial(**resources)
+        rest = [name for name in self.names if name not in bound.arguments]
+        bound.arguments.update(zip(rest, sample, strict=False))
+        bound.apply_defaults()
+        missing = [name for name in self.names if name not in bound.arguments]
+        if missing or len(sample) > len(rest):
+            raise TypeError(
+                f"a sample of device node {self._name!r} has {len(sample)} arguments, and the parameters that do not "
+                f"come from resources are {', '.join(rest)}"
+            )
+        return tuple([bound.arguments[name] for name in self.names])
+
     def item(self, values: tuple[Any, ...]) -> tuple[BatchItem, Hashable]:
         """Return the arguments of one call of a batched node, and which others it may run together with.
 
@@ -78,7 +97,10 @@ class Arguments:
         shared = tuple([values[i] for i in self.shared])
         item = self.stacker.item([values[i] for i in self.stacked], current())
         # No two versions of a parameter are mixed in a batch: they are told apart as objects.
-        versions = [value if i in self.static else id(value) for i, value in zip(self.shared, shared, strict=True)]
+        versions = [
+            (type(value), value) if i in self.static else id(value)
+            for i, value in zip(self.shared, shared, strict=True)
+        ]
         return BatchItem(item, shared), (item.signature, *versions)
 
     def call(self, fn: Callable[..., Any], values: tuple[Any, ...], masks: tuple[Any, ...] = ()) -> Any:

@@ -31,6 +31,15 @@ class BatchLayout:
     parameters: tuple[int, ...]
     sizes: tuple[int, ...]
 
+    def arguments(self, stacked: Stacked, shared: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the program: stacked ones, those of all calls, and masks."""
+        args: list[Any] = [None] * (len(self.stacked) + len(self.shared))
+        for position, argument in zip(self.stacked, stacked.arguments, strict=True):
+            args[position] = argument
+        for position, argument in zip(self.shared, shared, strict=True):
+            args[position] = argument
+        return (*args, *stacked.masks)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
@@ -54,6 +63,7 @@ class BatchJob(Job):
         calls: the calls; the only argument of each is a `BatchItem`, and all are of one group.
         on_over: called on the loop when it is over.
         layout: how they become the arguments of the program.
+        size: rows of the batch; by default the smallest size that holds them.
 
     Attributes:
         stacked: what was stacked, once it was.
@@ -66,24 +76,19 @@ class BatchJob(Job):
         calls: list[DeviceCall],
         on_over: "Callable[[BatchJob], None]",
         layout: BatchLayout,
+        size: int | None = None,
     ) -> None:
         super().__init__(program, route, calls, lambda _: on_over(self))
         self._layout = layout
+        self._size = size or batch_size(len(calls), layout.sizes)
         self.stacked: Stacked | None = None
 
     def arguments(self) -> tuple[Any, ...]:
         """Stack the arguments of the calls."""
         layout = self._layout
         items: list[BatchItem] = [call.args[0] for call in self.calls]
-        self.stacked = stacked = layout.stacker.stack(
-            [on_host(one.item) for one in items], batch_size(len(items), layout.sizes)
-        )
-        args: list[Any] = [None] * (len(layout.stacked) + len(layout.shared))
-        for position, argument in zip(layout.stacked, stacked.arguments, strict=True):
-            args[position] = argument
-        for position, argument in zip(layout.shared, items[0].shared, strict=True):
-            args[position] = argument
-        return self._place((*args, *stacked.masks), layout.parameters)
+        self.stacked = stacked = layout.stacker.stack([on_host(one.item) for one in items], self._size)
+        return self._place(layout.arguments(stacked, items[0].shared), layout.parameters)
 
     def results_of(self, given: Any) -> list[Any]:
         """Split what the program gave into rows."""

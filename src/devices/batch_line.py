@@ -1,6 +1,7 @@
 """Batch line: runs the batches of one node on a device, and finds out what to do with one that fails."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from .._errors import DeviceError
 from ..actors.batch import Batch
@@ -8,6 +9,7 @@ from .batch_job import BatchItem, BatchJob, BatchLayout
 from .bisection import Bisection, SizeLimit
 from .device_call import DeviceCall
 from .device_queue import Lane
+from .padding import PaddingStatistics
 
 if TYPE_CHECKING:
     from .compiling import Program
@@ -27,7 +29,7 @@ class BatchLine:
 
     Attributes:
         lane: what waits.
-        real_elements, elements: of the arguments that were stacked, without and with their padding.
+        padding: how much of what was stacked was padding.
     """
 
     def __init__(
@@ -41,9 +43,7 @@ class BatchLine:
         repeats: bool,
     ) -> None:
         self.lane = Lane(layout.name, self._start, batch, prefetch)
-        self.real_elements = 0
-        self.elements = 0
-        self.batches = 0
+        self.padding = PaddingStatistics()
         self._station = station
         self._program = program
         self._layout = layout
@@ -51,16 +51,19 @@ class BatchLine:
         self._limit = SizeLimit(layout.sizes)
 
     def _start(self, calls: list[DeviceCall]) -> None:
-        self._submit(calls, self._ended)
+        self.submit(calls, self._ended)
 
-    def _submit(self, calls: list[DeviceCall], on_over: Any) -> None:
-        self.batches += 1
-        BatchJob(self._program, self._station.route, calls, on_over, self._layout).submit()
+    def submit(self, calls: list[DeviceCall], on_over: Callable[[BatchJob], None], size: int | None = None) -> None:
+        """Have the device run some calls as a batch of so many rows."""
+        BatchJob(self._program, self._station.route, calls, on_over, self._layout, size).submit()
+
+    def free(self) -> None:
+        """The device is done with a batch, and with all that it was tried again in."""
+        self._station.returned(self.lane)
 
     def _ended(self, job: BatchJob) -> None:
         if job.stacked is not None:
-            self.real_elements += job.stacked.real_elements
-            self.elements += job.stacked.elements
+            self.padding.add(job.stacked)
         if job.error is not None and job.has_run and self._repeats and isinstance(job.error, Exception):
             if is_out_of_memory(job.error):
                 _Halving(self, job).go_on()
@@ -68,7 +71,7 @@ class BatchLine:
                 _Search(self, job, job.error).go_on()
             return
         job.settle()
-        self._station.returned(self.lane)
+        self.free()
 
     def exceeded(self, job: BatchJob) -> bool:
         """Note that a batch did not fit the memory of the device; returns whether a smaller one may."""
@@ -76,6 +79,11 @@ class BatchLine:
         fits = self._limit.exceeded(job.stacked.size)
         self.lane.largest = self._limit.size
         return fits
+
+    @property
+    def device(self) -> str:
+        """Its name, for errors."""
+        return self._station.placement.name
 
     def describe(self, call: DeviceCall) -> str:
         """Return what a call holds, for an error."""
@@ -89,6 +97,7 @@ class _Search:
     def __init__(self, owner: BatchLine, job: BatchJob, error: Exception) -> None:
         self._owner = owner
         self._calls = job.calls
+        self._size = None if job.stacked is None else job.stacked.size
         self._bisection = Bisection(len(job.calls), error)
         if len(job.calls) == 1:
             job.calls[0].fail(error)
@@ -97,9 +106,10 @@ class _Search:
         """Run the next part; at the end, the place of the batch is free."""
         positions = self._bisection.next_batch()
         if positions:
-            self._owner._submit([self._calls[position] for position in positions], self._ended)
+            # Of the same size, whose program is there.
+            self._owner.submit([self._calls[position] for position in positions], self._ended, self._size)
         else:
-            self._owner._station.returned(self._owner.lane)
+            self._owner.free()
 
     def _ended(self, job: BatchJob) -> None:
         if isinstance(job.error, Exception):
@@ -126,9 +136,9 @@ class _Halving:
         if self._left:
             size = owner.lane.largest or len(self._left)
             part, self._left = self._left[:size], self._left[size:]
-            owner._submit(part, self._ended)
+            owner.submit(part, self._ended)
         else:
-            owner._station.returned(owner.lane)
+            owner.free()
 
     def _ended(self, job: BatchJob) -> None:
         if job.error is not None and is_out_of_memory(job.error):
@@ -144,7 +154,7 @@ class _Halving:
         for call in job.calls:
             error = DeviceError(
                 f"one item of node {self._owner.lane.name!r} does not fit the memory of "
-                f"{self._owner._station.placement}: {self._owner.describe(call)}"
+                f"{self._owner.device}: {self._owner.describe(call)}"
             )
             error.__cause__ = job.error
             call.fail(error)

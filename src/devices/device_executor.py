@@ -1,8 +1,9 @@
 """Device executor: where device nodes run, as the engine sees it."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..engine.executor import CallSite
+from .._errors import PlanError
 from .device_pool import DevicePool
 from .device_programs import DevicePrograms
 from .parameters import check_same_shapes
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from ..actors.actor import Actor, Body
     from ..actors.frame import Frame
     from ..actors.worker import Worker
+    from ..engine.call_site import CallSite
     from ..engine.passes import Pass
     from ..engine.pools import Pools
 
@@ -44,7 +46,39 @@ class DeviceExecutor:
         """
         check_same_shapes(old, new)
 
-    def body(self, site: CallSite, pools: "Pools") -> "Body":
+    async def warm_up(self, site: "CallSite", pools: "Pools", resources: Mapping[str, Any]) -> None:
+        """Compile the programs for the samples of the node.
+
+        Raises:
+            PlanError: it has none.
+        """
+        options = self.programs.options
+        if not options.sample_input:
+            raise PlanError(
+                f"warmup=True: device node {site.label!r} has no sample_input=, so nobody knows what to compile it "
+                "for; give it the arguments of one item, as a tuple"
+            )
+        for sample in options.sample_input:
+            await self.compile(pools, site.resources, sample, resources)
+
+    async def compile(
+        self, pools: "Pools", names: frozenset[str], sample: tuple[Any, ...], resources: Mapping[str, Any]
+    ) -> None:
+        """Compile what calls like a sample need.
+
+        Args:
+            pools: those of the Engine.
+            names: parameters whose arguments come from resources.
+            sample: the other arguments, in order.
+            resources: those arguments.
+        """
+        pool = pools.other(DevicePool, DevicePool)
+        device = self.programs.options.device
+        station = pool.opened(device) or await pool.open(device)
+        values = self.programs.arguments(names).merge(sample, resources)
+        await station.use(self.programs, names).compile(values)
+
+    def body(self, site: "CallSite", pools: "Pools") -> "Body":
         """Return what runs one item on the device."""
         programs, device = self.programs, self.programs.options.device
         arguments = programs.arguments(site.resources)

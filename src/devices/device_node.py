@@ -1,14 +1,18 @@
 """`device_node`: a node whose function is plain JAX and runs on a device."""
 
 import inspect
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from ..actors.batch import Batch
 from ..actors.policy import Policy, Retry
+from ..engine.engine import default_engine
 from ..engine.node import Node, is_async, is_generator
 from .compile_statistics import CompileStatistics
 from .jax_import import require_jax
+
+if TYPE_CHECKING:
+    from .device_executor import DeviceExecutor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,6 +33,7 @@ def device_node(
     out_specs: Any = None,
     replicas: int = 1,
     prefetch: int = 2,
+    sample_input: tuple[Any, ...] | list[tuple[Any, ...]] = (),
     concurrency: int | None = None,
     timeout_seconds: float | None = None,
     retry: Retry | None = None,
@@ -48,6 +53,7 @@ def device_node(
     out_specs: Any = None,
     replicas: int = 1,
     prefetch: int = 2,
+    sample_input: tuple[Any, ...] | list[tuple[Any, ...]] = (),
     concurrency: int | None = None,
     timeout_seconds: float | None = None,
     retry: Retry | None = None,
@@ -71,6 +77,8 @@ def device_node(
         out_specs: for a mesh: how the result is split over it.
         replicas: how many devices have a copy, of those that follow `device`; the next free one takes the next call.
         prefetch: jobs that a device holds: one runs while the next is transferred.
+        sample_input: arguments of one item, without those that come from resources, or a list of several: what
+            `deploy(..., warmup=True)` compiles before the first call.
         concurrency: the most items in flight in it at a time, per Engine; default: as many as come.
         timeout_seconds: seconds that one attempt may take.
         retry: which failures are worth another attempt.
@@ -95,7 +103,8 @@ def device_node(
         )  # fmt: skip
         label = name or str(getattr(target, "__name__", type(target).__name__))
         _check_function(target, label)
-        options = DeviceOptions(device, batch, static, donate, pure, in_specs, out_specs, replicas, prefetch)
+        samples = tuple(sample_input) if isinstance(sample_input, list) else (sample_input,) if sample_input else ()
+        options = DeviceOptions(device, batch, static, donate, pure, in_specs, out_specs, replicas, prefetch, samples)
         return DeviceNode(target, policy, name=label, executor=DeviceExecutor(DevicePrograms(label, target, options)))
 
     return decorate if fn is None else decorate(fn)
@@ -106,8 +115,27 @@ class DeviceNode(Node[P, R]):
 
     def compile_statistics(self) -> CompileStatistics:
         """Return what its programs have cost, and why there is more than one."""
-        executor: Any = self.executor
-        return cast("CompileStatistics", executor.programs.log.statistics())
+        return self._device_executor.programs.log.statistics()
+
+    async def warmup(self, *sample: Any, resources: Mapping[str, Any] | None = None) -> None:
+        """Compile what calls like a sample need, before the first of them; for a batched node, batches of every size.
+
+        Args:
+            *sample: arguments of one item, without those that come from resources.
+            resources: by parameter, arguments like those that will come from resources.
+
+        Raises:
+            TypeError: the sample has too many arguments, or too few.
+            DeviceError: there is no such device.
+            Exception: what the function raised while it was traced.
+        """
+        shared = resources or {}
+        pools = default_engine()._runtime.pools
+        await self._device_executor.compile(pools, frozenset(shared), sample, shared)
+
+    @property
+    def _device_executor(self) -> "DeviceExecutor":
+        return cast("DeviceExecutor", self.executor)
 
 
 def _check_function(target: object, label: str) -> None:

@@ -25,6 +25,7 @@ class DeviceOptions:
     out_specs: Any
     replicas: int
     prefetch: int
+    sample_input: tuple[tuple[Any, ...], ...]
 
 
 class DevicePrograms:

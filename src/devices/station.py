@@ -15,6 +15,7 @@ from .placement import Placement
 from .single_line import SingleLine
 
 if TYPE_CHECKING:
+    from .compiling import Program
     from .device_programs import DevicePrograms
 
 
@@ -59,6 +60,13 @@ class Station:
         """Nobody waits for a call any more: free its place at once, unless it runs."""
         self._queue.withdraw(lane, call)
 
+    def compile(self, program: "Program", args: tuple[Any, ...]) -> "asyncio.Future[None]":
+        """Have a program compiled for such arguments; the future tells when it is, or why it could not be."""
+        done: asyncio.Future[None] = self.loop.create_future()
+        mailbox = self.route.mailbox
+        self.route.cache.compile(program, args, lambda found: mailbox.post(_tell, done, found))
+        return done
+
     async def run(self, lane: Lane, call: DeviceCall) -> Any:
         """Run a call; returns its result."""
         self.submit(lane, call)
@@ -73,3 +81,12 @@ class Station:
         ended = asyncio.Event()
         THREADS.release(self.placement, lambda: self.route.mailbox.post(ended.set))
         await ended.wait()
+
+
+def _tell(done: "asyncio.Future[None]", found: object) -> None:
+    if done.done():
+        return
+    if isinstance(found, BaseException):
+        done.set_exception(found)
+    else:
+        done.set_result(None)

@@ -83,6 +83,7 @@ def deploy(
     strategy: Strategy = "one_for_one",
     max_restarts: int = 3,
     within_seconds: float = 5.0,
+    warmup: bool = False,
     **options: Unpack[CallOptions],
 ) -> Service[P, R]:
     """Make graphs resident, so that many callers share their actors, limits and stateful nodes.
@@ -95,6 +96,7 @@ def deploy(
         max_restarts: how many restarts there may be within `within_seconds`; the next one ends the deployment with
             `DeploymentFailed`.
         within_seconds: the window, in seconds.
+        warmup: compile what device nodes need before it is ready, for the `sample_input=` of each.
         **options: `max_in_flight`, `max_queue`, `max_workers`, `scheduler`, `timeout_seconds`.
 
     Returns:
@@ -107,8 +109,9 @@ def deploy(
         EngineLoopError: no event loop is running.
     """
     return _default_engine().deploy(
-        graph, *more, strategy=strategy, max_restarts=max_restarts, within_seconds=within_seconds, **options
-    )
+        graph, *more, strategy=strategy, max_restarts=max_restarts, within_seconds=within_seconds, warmup=warmup,
+        **options,
+    )  # fmt: skip
 
 
 def plan(graph: Graph[..., object], /) -> Plan:

@@ -43,11 +43,14 @@ class Deployment:
         graphs: tuple[Graph[..., Any], ...],
         options: ExecutionOptions,
         flags: SupervisorFlags,
+        *,
+        warms_up: bool = False,
     ) -> None:
         self.runtime = runtime
         self.graphs = HostedGraphs(graphs)
         self._options = options
         self._flags = flags
+        self._warms_up = warms_up
         self._failure: Callable[[str], DeploymentFailed] | None = None
         self._close_error: Exception | None = None
         self.state: ServiceState = "starting"
@@ -84,7 +87,7 @@ class Deployment:
         self.in_flight = InFlight(admission, self._changed)
         # A task of its own: whoever aborts meanwhile cancels the start, and not the caller.
         self._starting = self.scope.loop.create_task(
-            self.graphs.prepare(self.scope), name="penstock-service-start", context=context
+            self.graphs.prepare(self.scope, warms_up=self._warms_up), name="penstock-service-start", context=context
         )
         try:
             await asyncio.wait([self._starting])

@@ -117,11 +117,13 @@ class Engine:
         strategy: Strategy = "one_for_one",
         max_restarts: int = 3,
         within_seconds: float = 5.0,
+        warmup: bool = False,
         **options: Unpack[CallOptions],
     ) -> Service[P, R]:
         """Make graphs resident, for servers; see `penstock.engine.deploy`."""
         flags = SupervisorFlags(strategy, max_restarts, within_seconds)
-        return Service(self._runtime, (graph, *more), resolve("deploy", options, self._options), flags)
+        graphs: tuple[Graph[..., Any], ...] = (graph, *more)
+        return Service(self._runtime, graphs, resolve("deploy", options, self._options), flags, warms_up=warmup)
 
     def plan(self, graph: Graph[..., Any], /) -> Plan:
         """Return what a graph will do; see `penstock.engine.plan`."""

@@ -3,32 +3,14 @@
 The engine knows none by name: floors above it bring their own, with the nodes that they make.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ..actors.actor import Body
-    from .node import Node
+    from .call_site import CallSite
     from .passes import Pass
     from .pools import Pools
-
-
-@dataclass(frozen=True)
-class CallSite:
-    """Where a node is called in a graph.
-
-    Attributes:
-        node: the node.
-        label: its name in the graph, for errors.
-        resources: the parameters whose arguments come from resources: the same object for all items, until a reload.
-        is_handed_on: whether only nodes with an executor of the same kind read the result. It may then be what is not
-            ready yet; everybody else gets a value.
-    """
-
-    node: "Node[..., Any]"
-    label: str
-    resources: frozenset[str]
-    is_handed_on: bool
 
 
 class Executor(Protocol):
@@ -53,6 +35,19 @@ class Executor(Protocol):
         """
         ...
 
-    def body(self, site: CallSite, pools: "Pools") -> "Body":
+    async def warm_up(self, site: "CallSite", pools: "Pools", resources: "Mapping[str, Any]") -> None:
+        """Do before the first item what the first item would wait for.
+
+        Args:
+            site: where the node is called.
+            pools: those of the Engine.
+            resources: the arguments that come from resources, by parameter.
+
+        Raises:
+            PlanError: it cannot be known what the items will be.
+        """
+        ...
+
+    def body(self, site: "CallSite", pools: "Pools") -> "Body":
         """Return what runs the handler for one item, for scopes of the Engine that has these pools."""
         ...

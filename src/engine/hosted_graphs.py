@@ -8,6 +8,7 @@ from .graph import Graph
 from .program import Program
 from .scope import Scope
 from .streams.call_kinds import gives_one_value, gives_stream
+from .warming import warm_up
 from .wiring import Wired
 
 
@@ -26,14 +27,20 @@ class HostedGraphs:
         self._lost: set[Graph[..., Any]] = set()
         self._graphs = graphs
 
-    async def prepare(self, scope: Scope) -> None:
+    async def prepare(self, scope: Scope, *, warms_up: bool) -> None:
         """Make the actors, and enter the stateful nodes.
+
+        Args:
+            scope: where they run.
+            warms_up: whether nothing is left to the first call that can be done now.
 
         Raises:
             Exception: a graph cannot be traced, or a stateful node did not start.
         """
         for graph in self._graphs:
             wired = self._wired[graph] = await scope.prepare(graph._planned())
+            if warms_up:
+                await warm_up(wired.program, scope.engine.pools)
             if not wired.program.plan._gives_stream:
                 self.ready[graph] = wired
 

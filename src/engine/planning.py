@@ -11,7 +11,7 @@ from . import passes
 from .node import Node
 from .passes import Draft, PassReport
 from .program import Program
-from .tracing.template import Template
+from .tracing.template import Template, reads
 from .tracing.tracer import Step, Trace
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class Plan:
         steps: in topological order.
         result: template of the result.
         captures: for a body, what it takes from the enclosing graph.
+        resource_sources: the numbers of the values that are resources; in a body, also of those that it takes from
+            outside.
         reports: what each pass changed.
         trace: what was recorded.
     """
@@ -72,6 +74,7 @@ class Plan:
     steps: tuple[PlannedStep, ...]
     result: Template
     captures: tuple[Template, ...]
+    resource_sources: frozenset[int]
     reports: tuple[PassReport, ...]
     trace: Trace
 
@@ -131,8 +134,15 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(trace: Trace, *, run_passes: tuple[passes.Pass, ...] | None = None) -> Plan:
-    """Run the passes over a trace: all of them, and those that the executors of its nodes bring, unless told which.
+def make_plan(
+    trace: Trace, *, run_passes: tuple[passes.Pass, ...] | None = None, resources: frozenset[int] = frozenset()
+) -> Plan:
+    """Run the passes over a trace.
+
+    Args:
+        trace: what was recorded.
+        run_passes: which; by default all of them, and those that the executors of its nodes bring.
+        resources: of a body, the numbers of the resources of the graph around it.
 
     Raises:
         PlanError: the graph cannot work, e.g. a value's type does not fit the parameter it is passed to.
@@ -153,13 +163,14 @@ def make_plan(trace: Trace, *, run_passes: tuple[passes.Pass, ...] | None = None
                 "plan.dead_nodes", graph=trace.name, changes=list(report.changes),
                 remedy="return or pass on the result; a node that is called for its effect is declared effectful=True",
             )  # fmt: skip
+    shared = _resource_sources(trace, resources)
     labels = _Labels()
     steps = tuple(
         PlannedStep(
             label,
             chain,
             tuple(labels.next(step.callee.name) for step in chain[1:]),
-            tuple(make_plan(body, run_passes=run_passes) for body in chain[0].bodies),
+            tuple(make_plan(body, run_passes=run_passes, resources=shared) for body in chain[0].bodies),
         )
         for chain in draft.steps
         for label in [labels.next(chain[0].callee.name)]
@@ -171,6 +182,7 @@ def make_plan(trace: Trace, *, run_passes: tuple[passes.Pass, ...] | None = None
         steps,
         draft.result,
         trace.captures,
+        shared,
         tuple(reports),
         trace,
     )
@@ -181,6 +193,12 @@ def _all_passes(trace: Trace) -> tuple[passes.Pass, ...]:
     executors = (callee.runs_in for callee in callees if isinstance(callee, Node))
     brought = dict.fromkeys(one for executor in executors if executor is not None for one in executor.passes)
     return (*passes.ALL, *brought)
+
+
+def _resource_sources(trace: Trace, around: frozenset[int]) -> frozenset[int]:
+    """Return the numbers of the values that are resources, given those of the graph around a body."""
+    taken = (source for source, template in trace.captured if {read.source for read in reads(template)} <= around)
+    return frozenset([*trace.resources.values(), *taken])
 
 
 class _Labels:

@@ -62,6 +62,7 @@ class Program:
         countdown: for each unit, how many it waits for.
         readers: for each slot, how many readers it has.
         sinks: units that nobody waits for.
+        slots: for each value, by its number, where frames have it.
         resources: what its frames have from the beginning, in slots after those of the parameters.
         is_filled: whether new frames get them.
     """
@@ -81,7 +82,7 @@ class Program:
             self.units[index].countdown = len(inputs)
             for source in sorted(inputs):
                 self.units[source].consumers.append(index)
-        self._slots: dict[int, int] = {}
+        self.slots: dict[int, int] = {}
         self.readers: list[int] = []
         self._lay_out()
         self.resources = tuple(plan.trace.resources)
@@ -97,7 +98,7 @@ class Program:
         )
         self.entries = tuple(unit.index for unit in self.units if not unit.countdown)
         # A result that is a stream is handed over by its unit, long before the frame ends.
-        self.result: Callable[[Values], Any] = _nothing if plan._gives_stream else builder(plan.result, self._slots)
+        self.result: Callable[[Values], Any] = _nothing if plan._gives_stream else builder(plan.result, self.slots)
 
     def fill(self, resources: Iterable[Any]) -> None:
         """Have the frames that begin from now on see these resources."""
@@ -134,7 +135,7 @@ class Program:
             elif unit.role == "input":
                 self._place_input(unit, counts)
             elif unit.role == "result":
-                unit.slot = unit.out = self._slots[unit.sources[0]]
+                unit.slot = unit.out = self.slots[unit.sources[0]]
                 unit.reads = (unit.out,)
             else:
                 unit.out = self._new_slot(-1 - unit.index, 1)  # a barrier's value is nothing, given up at once
@@ -143,7 +144,7 @@ class Program:
     def _place_input(self, unit: Unit, counts: dict[int, int]) -> None:
         """Put the reader of a stream that came as an argument where the argument was."""
         assert unit.source is not None
-        unit.slot = unit.out = self._slots[unit.source]
+        unit.slot = unit.out = self.slots[unit.source]
         if not counts[unit.source]:  # nobody reads it: it is closed at once
             self.readers[unit.slot] = 1
             unit.reads = (unit.slot,)
@@ -151,14 +152,14 @@ class Program:
     def _place(self, unit: Unit, step: "PlannedStep", counts: dict[int, int]) -> None:
         sources = unit.sources
         head = step.head
-        unit.streams = tuple(self._slots[source] for source in sources if source in self.plan.trace.streams)
+        unit.streams = tuple(self.slots[source] for source in sources if source in self.plan.trace.streams)
         only = head.args[0] if len(head.args) == 1 and not head.kwargs else None
         if isinstance(only, Read) and not only.path:
-            unit.slot = self._slots[only.source]
-        unit.args_of = arguments_builder(head.args, self._slots)
-        unit.kwargs_of = keywords_builder(head.kwargs, self._slots)
+            unit.slot = self.slots[only.source]
+        unit.args_of = arguments_builder(head.args, self.slots)
+        unit.kwargs_of = keywords_builder(head.kwargs, self.slots)
         taken_over = next((source for source in sources if counts[source] == 1), None)
-        given_up = [self._slots[source] for source in sources if source != taken_over]
+        given_up = [self.slots[source] for source in sources if source != taken_over]
         count = counts[step.source]
         if not count:  # nobody reads its value: it gives it up itself, at once
             count = 1
@@ -166,7 +167,7 @@ class Program:
         if taken_over is None:
             slot = self._new_slot(step.source, count)
         else:
-            slot = self._slots[step.source] = self._slots[taken_over]
+            slot = self.slots[step.source] = self.slots[taken_over]
             self.readers[slot] = count
         if unit.out == -1:
             given_up.append(slot)
@@ -174,9 +175,9 @@ class Program:
         unit.reads = tuple(given_up)
 
     def _new_slot(self, source: int, count: int) -> int:
-        self._slots[source] = len(self.readers)
+        self.slots[source] = len(self.readers)
         self.readers.append(count)
-        return self._slots[source]
+        return self.slots[source]
 
 
 def _units(plan: "Plan") -> list[Unit]:

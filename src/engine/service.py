@@ -102,12 +102,14 @@ class Service(Generic[P, R]):
         graphs: tuple[Graph[..., Any], ...],
         options: ExecutionOptions,
         flags: SupervisorFlags,
+        *,
+        warms_up: bool = False,
     ) -> None:
         checked_graphs(graphs)
         self._runtime = runtime
         self._graphs = graphs
         self._options = options
-        self._deployment = Deployment(runtime, graphs, options, flags)
+        self._deployment = Deployment(runtime, graphs, options, flags, warms_up=warms_up)
 
     @property
     def state(self) -> ServiceState:

@@ -18,14 +18,14 @@ from ..actors.policy import Policy
 from ..actors.process_target import process_target
 from ..actors.started_tasks import starts_tasks
 from .bodies import body_of
+from .call_site import call_site_of
 from .control import Control
-from .executor import CallSite, Executor
 from .instances import Instances, instance_key
 from .node import Node
 from .planning import Plan, PlannedStep
 from .program import Program, Unit
 from .streams.steps import hand_over, input_of, mapping, opening, opening_in_loop
-from .tracing.template import Read, Template, reads
+from .tracing.template import Read
 from .tracing.tracer import Step
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Wiring:
         if unit.streams:
             actor.invoke = reading(unit.streams)
         if node.runs_in is not None:
-            actor.body = node.runs_in.body(_call_site(program, unit, node, step), self._pools)
+            actor.body = node.runs_in.body(call_site_of(program, unit), self._pools)
         elif policy.runs_on == "process" and not fake:
             actor.body = invocation.in_process(self._pools.processes, process_target(node.fn))
         elif policy.runs_on != "loop":  # a fake of a process node need not be importable: it runs in a thread
@@ -251,30 +251,6 @@ def _added_actor(program: Program, unit: Unit) -> Actor:
 def _target(step: Step) -> Callable[..., Any]:
     assert isinstance(step.callee, Node)  # only nodes are chained
     return step.callee.target
-
-
-def _call_site(program: Program, unit: Unit, node: Node[..., Any], step: PlannedStep) -> CallSite:
-    resources = frozenset(program.plan.trace.resources.values())
-    arguments = [*zip(node.positional, step.head.args, strict=False), *step.head.kwargs.items()]
-    shared = [name for name, template in arguments if _is_of_resources(template, resources)]
-    readers = [program.units[index].step for index in unit.consumers]
-    return CallSite(node, step.label, frozenset(shared), _is_handed_on(program, step.source, readers, node))
-
-
-def _is_of_resources(template: Template, resources: frozenset[int]) -> bool:
-    sources = {read.source for read in reads(template)}
-    return bool(sources) and sources <= resources
-
-
-def _is_handed_on(program: Program, source: int, readers: "list[PlannedStep | None]", node: Node[..., Any]) -> bool:
-    kinds = {type(_executor_of(reader)) for reader in readers}
-    is_result = source in {read.source for read in reads(program.plan.result)}
-    return kinds == {type(node.executor)} and not is_result
-
-
-def _executor_of(step: "PlannedStep | None") -> Executor | None:
-    callee = None if step is None else step.head.callee
-    return callee.runs_in if isinstance(callee, Node) else None
 
 
 def _nothing() -> None:

@@ -13,7 +13,7 @@ from penstock.testing import wait_quiescent
 class FakeWorker:
     """What a gate knows of a worker."""
 
-    thread_call = None
+    outside_call = None
     cancels = 0
 
     def __init__(self) -> None:

@@ -240,6 +240,51 @@ async def test_a_fake_runs_in_place_of_a_device_node() -> None:
         assert await engine.run(doubled(np.zeros(1))) == "fake"
 
 
+@ps.resource
+async def bias() -> AsyncIterator[Any]:
+    yield np.float32(1)
+
+
+async def test_a_deployment_compiles_before_it_is_ready() -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(4), sample_input=(np.zeros(3, np.float32),))
+    def shifted(parameter: jax.Array, x: jax.Array) -> jax.Array:
+        return x + parameter
+
+    @ps.graph
+    async def of(x: jax.Array) -> list[jax.Array]:
+        return await ps.map_each(body, [x, x])
+
+    @ps.graph
+    async def body(x: jax.Array) -> jax.Array:
+        return shifted(await bias(), x)
+
+    async with engine.deploy(of, body, warmup=True) as service:
+        before = shifted.compile_statistics()
+        assert before.programs == 3  # batches of 1, 2 and 4
+        results = await asyncio.gather(*(service.run(body(np.ones(3, np.float32))) for _ in range(3)))
+        results += await service(np.ones(3, np.float32))
+        assert [np.asarray(result).tolist() for result in results] == [[2, 2, 2]] * 5
+        after = shifted.compile_statistics()
+        assert (after.programs, after.misses) == (3, before.misses)
+
+
+async def test_a_node_is_warmed_up_by_hand() -> None:
+    @ps.device_node(device="cpu")
+    def shifted(parameter: jax.Array, x: jax.Array) -> jax.Array:
+        return x + parameter
+
+    await shifted.warmup(np.zeros(3, np.float32), resources={"parameter": np.float32(1)})
+    assert shifted.compile_statistics().programs == 1
+    with pytest.raises(TypeError, match="a sample of device node 'shifted' has 3 arguments"):
+        await shifted.warmup(1, 2, 3)
+
+
+async def test_a_warm_up_without_a_sample_names_the_node_and_the_remedy() -> None:
+    with pytest.raises(ps.PlanError, match=r"warmup=True: device node 'double' has no sample_input="):
+        async with engine.deploy(doubled, warmup=True):
+            pass
+
+
 async def _run(call: ps.Call[Any]) -> Any:
     return await engine.run(call)
 

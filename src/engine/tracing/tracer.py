@@ -1,7 +1,7 @@
 """Tracer: runs a graph function once with symbolic values and records what it calls."""
 
 import types
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -84,6 +84,12 @@ class Trace:
     streams: frozenset[int] = frozenset()
     gives_stream: bool = False
     resources: "Mapping[Opening, int]" = field(default_factory=dict["Opening", int])
+
+    @property
+    def captured(self) -> "Iterable[tuple[int, Template]]":
+        """For a body, the number of each value that it takes from outside, with its template there."""
+        first = len(self.parameter_sources) - len(self.captures)
+        return zip(self.parameter_sources[first:], self.captures, strict=True)
 
 
 _active: ContextVar["Tracer | None"] = ContextVar("penstock_tracer", default=None)
