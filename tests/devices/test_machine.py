@@ -34,7 +34,7 @@ V2 = {
 V2_LIMITS = {
     "sys/fs/cgroup/a.slice/cpu.max": "150000 100000\n",
     "sys/fs/cgroup/a.slice/memory.max": "max\n",
-    "sys/fs/cgroup/a.slice/b.scope/cpu.max": "max 100000\n",
+    "sys/fs/cgroup/a.slice/b.scope/cpu.max": "400000 100000\n",
     "sys/fs/cgroup/a.slice/b.scope/memory.max": "536870912\n",
 }
 # A container that sees its own group as the root of the mount, under the path that the host has for it.
