@@ -156,6 +156,8 @@ def nested(captured: Any, x: Any) -> Any:
 def test_large_captured_constants_are_warned_of(
     apply: Any, make: Any, simplified: bool, cache: CompileCache, events: Events
 ) -> None:
+    if simplified and make is np.asarray and jax.__version_info__ < (0, 10):
+        pytest.skip("this JAX cannot lower a NumPy constant of an inner function with this option of its own")
     captured = make(np.random.default_rng(0).random((512, 1024), np.float32))  # 2 MB
     before = jax.config.jax_use_simplified_jaxpr_constants
     jax.config.update("jax_use_simplified_jaxpr_constants", simplified)
