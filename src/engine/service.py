@@ -281,7 +281,8 @@ class Service(Generic[P, R]):
             wired = deployment.graphs.one_value(call.graph, "service.run")
             await deployment.restored(wired, call.graph, deadline)
         if not in_flight.admission.reserve_nowait():
-            await deployment.admit(call.graph.name, priority, deadline)
+            await in_flight.reserve(call.graph.name, priority, deadline)
+            deployment.check_admitted(in_flight)
         context = copy_context()
         span, traced = spans.start_run(call.graph.name, context)
         flight = Flight(deployment, in_flight, scope.loop.create_future())

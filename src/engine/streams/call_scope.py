@@ -124,7 +124,8 @@ class DeploymentScope:
         """Wait for a place."""
         scope, in_flight = self.service.check_callable()
         wired = await self.service.restored(self.service.graphs.values(call.graph), call.graph, deadline)
-        await self.service.admit(call.graph.name, priority, deadline)
+        await in_flight.reserve(call.graph.name, priority, deadline)
+        self.service.check_admitted(in_flight)
         in_flight.items += 1
         return scope, wired, in_flight.items - 1
 
