@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .deployment import Deployment
     from .pipeline import Pipeline
     from .resources.resource import Resource
-    from .streams.flow import Flow
+    from .streams.streaming_call import StreamingCall
 
 
 class Runtime:
@@ -46,7 +46,7 @@ class Runtime:
         self.resources = Resources(closes_unused=is_default, on_lost=self._resource_lost)
         self.reloads: WeakKeyDictionary[Resource[..., Any], asyncio.Lock] = WeakKeyDictionary()
         self.frames: set[Frame] = set()
-        self.pipelines: set[Pipeline | Flow] = set()
+        self.pipelines: set[Pipeline | StreamingCall] = set()
         self.deployments: set[Deployment] = set()
         self.scopes = 0
         self.closed = False

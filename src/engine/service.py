@@ -26,7 +26,7 @@ from .statistics.bottleneck import find_bottleneck
 from .statistics.difference import actors_less, less
 from .streaming import CallsStream, Stream
 from .streams.call_scope import DeploymentScope
-from .streams.flow import Flow
+from .streams.streaming_call import StreamingCall
 from .streams.values_stream import ValuesStream
 from .wiring import Wired
 
@@ -187,7 +187,7 @@ class Service(Generic[P, R]):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             self._deployment.graphs.values(call.graph)
             merged = resolve("service.stream(call)", options, self._inherited())
-            return ValuesStream(partial(self._flow, call, merged))
+            return ValuesStream(partial(self._streaming_call, call, merged))
         merged = resolve("service.stream", options, self._inherited())
         return CallsStream(self._runtime, calls, merged, self._pipeline)
 
@@ -321,8 +321,8 @@ class Service(Generic[P, R]):
         in_flight.stream_opened(pipeline)
         return pipeline
 
-    def _flow(self, call: Call[Any], options: ExecutionOptions) -> Flow:
-        return Flow(DeploymentScope(self._deployment), call, options)
+    def _streaming_call(self, call: Call[Any], options: ExecutionOptions) -> StreamingCall:
+        return StreamingCall(DeploymentScope(self._deployment), call, options)
 
     def _inherited(self) -> dict[str, Any]:
         options = self._options

@@ -1,4 +1,4 @@
-"""Flow: the running part of a stream that one call gives: from its admission until nothing of it is left."""
+"""Streaming call: the running part of a stream that one call gives: from its admission until nothing of it is left."""
 
 import asyncio
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from ..wiring import Wired
 from .call_scope import CallScope
 
 
-class Flow:
+class StreamingCall:
     """One call that gives a stream. It listens to the call's frame.
 
     It does not know the `Stream` object, so a stream that is dropped can end it.
