@@ -9,7 +9,7 @@ from .._errors import EngineClosedError, EngineLoopError
 from ..actors.actor import Actor
 from ..actors.condition import Condition
 from ..actors.frame import Frame
-from .instances import stateful_nodes
+from .instance_registry import stateful_nodes
 from .planning import ChosenScheduler, Plan
 from .pools import Pools
 from .program import Program

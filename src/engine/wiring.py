@@ -20,7 +20,7 @@ from ..actors.started_tasks import starts_tasks
 from .bodies import body_of
 from .control import Control
 from .executor import CallSite, Executor
-from .instances import Instances, instance_key
+from .instance_registry import InstanceRegistry, instance_key
 from .node import Node
 from .planning import Plan, PlannedStep
 from .program import Program, Unit
@@ -76,7 +76,7 @@ class Wiring:
             workers of its own.
     """
 
-    def __init__(self, pools: "Pools", instances: Instances | None, max_workers: int | None) -> None:
+    def __init__(self, pools: "Pools", instances: InstanceRegistry | None, max_workers: int | None) -> None:
         self._pools = pools
         self._instances = instances
         self._max_workers = max_workers
