@@ -35,7 +35,7 @@ class Layout(Protocol):
         ...
 
 
-class Deployment(Protocol):
+class AnyDeployment(Protocol):
     """What a frame may belong to: it must not be called from inside one of its own nodes."""
 
     @property
@@ -48,7 +48,7 @@ class Listener(Protocol):
     """Who is told how a frame ended."""
 
     @property
-    def service(self) -> Deployment | None:
+    def service(self) -> AnyDeployment | None:
         """The deployment that the frame belongs to."""
         ...
 

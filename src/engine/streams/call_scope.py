@@ -4,8 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..._errors import DeadlineExceeded
-from ...actors.frame import Deployment as AnyDeployment
-from ...actors.frame import Frame
+from ...actors.frame import AnyDeployment, Frame
 from ..graph import Call
 from ..options import ExecutionOptions
 from ..planning import ChosenScheduler

@@ -10,7 +10,7 @@ from opentelemetry.trace import Span
 from ..._errors import EngineClosedError, NodeCancelledError
 from ...actors.actor import Actor
 from ...actors.current import calling_actor, enclosing_frame, is_detached
-from ...actors.frame import Deployment, Frame
+from ...actors.frame import AnyDeployment, Frame
 from ...actors.parts import Reader
 from ...actors.uninterrupted import uninterrupted
 from ...telemetry import spans
@@ -143,7 +143,7 @@ class StreamingCall:
         refuse_to_close_from_inside(self)
 
     @property
-    def service(self) -> Deployment | None:
+    def service(self) -> AnyDeployment | None:
         """The deployment that the call belongs to."""
         return self._where.service
 
