@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
-from ..actors.actor import ActorStatistics
+from ..actors.node_actor import ActorStatistics
 from ..actors.processes import ProcessPoolStatistics
 from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.threads import ThreadPoolStatistics

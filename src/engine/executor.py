@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ..actors.actor import Body
+    from ..actors.node_actor import Body
     from .node import Node
     from .passes import Pass
     from .pools import Pools

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from .._errors import EngineClosedError, EngineLoopError
-from ..actors.actor import Actor
 from ..actors.condition import Condition
 from ..actors.frame import Frame
+from ..actors.node_actor import NodeActor
 from .instance_registry import stateful_nodes
 from .planning import ChosenScheduler, Plan
 from .pools import Pools
@@ -92,7 +92,7 @@ class Runtime:
             wiring = shared[scheduler] = Wiring(self.pools, None, None)
         return wiring.wire(self.resources.program(plan, scheduler))
 
-    def shared_actors(self) -> list[Actor]:
+    def shared_actors(self) -> list[NodeActor]:
         """Return the actors that runs share."""
         return [actor for plan in self._plans for wiring in plan._wirings[self].values() for actor in wiring.actors()]
 

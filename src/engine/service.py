@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from .._errors import DeploymentFailed
-from ..actors.actor import ActorStatistics
 from ..actors.current import enclosing_frame, is_detached
 from ..actors.frame import Frame
+from ..actors.node_actor import ActorStatistics
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import spans
 from .admission import AdmissionStatistics

@@ -8,9 +8,9 @@ from typing import Any
 from opentelemetry.trace import Span
 
 from ..._errors import EngineClosedError, NodeCancelledError
-from ...actors.actor import Actor
 from ...actors.current import calling_actor, enclosing_frame, is_detached
 from ...actors.frame import AnyDeployment, Frame
+from ...actors.node_actor import NodeActor
 from ...actors.parts import Reader
 from ...actors.uninterrupted import uninterrupted
 from ...telemetry import spans
@@ -69,7 +69,7 @@ class StreamingCall:
         """How long the actors have been counting; None before there are any."""
         return None if self._scope is None else self._scope.uptime
 
-    def actors(self) -> list[Actor]:
+    def actors(self) -> list[NodeActor]:
         """Return the actors that it goes through."""
         return [] if self._scope is None else self._scope.wiring.actors()
 
