@@ -85,7 +85,7 @@ def _check_fits(entry: Entry) -> None:
             callee = step.head.callee
             if isinstance(callee, Node) and callee.runs_in and any(read.source == source for read in step.head.reads()):
                 try:
-                    callee.runs_in.check_reload(entry.host.value, entry.candidate.value)
+                    callee.runs_in.check_reload(entry.keeper.value, entry.candidate.value)
                 except Exception as error:
                     error.add_note(f"resource {entry.opening.name!r} was not reloaded: node {step.label!r} uses it")
                     raise
