@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ..telemetry import spans
 
 if TYPE_CHECKING:
-    from .actor import Actor
     from .frame import Frame
+    from .node_actor import NodeActor
 
 # After a body this long, others get their turn: a timer is late by 1 ms at most.
 SLOW_SECONDS: Final = 0.001
@@ -30,7 +30,7 @@ class Link:
     fn: Callable[..., Any]
 
 
-def compose(links: Sequence[Link], actor: "Actor") -> Callable[[list[Any]], Any]:
+def compose(links: Sequence[Link], actor: "NodeActor") -> Callable[[list[Any]], Any]:
     """Return a function that takes the values of a frame, runs the chain and watches the clock: it holds the loop.
 
     It adds to the `busy_seconds` of the actor, and tells it of a run that was long or gave a coroutine.
@@ -75,7 +75,7 @@ def _compiled(length: int, arguments: str) -> Callable[..., Any]:
 _LINES_BEFORE = 4  # up to the call of the first function, counted from 1
 
 
-def run_linkwise(links: Sequence[Link], actor: "Actor", frame: "Frame", args: Any, kwargs: Any) -> Any:
+def run_linkwise(links: Sequence[Link], actor: "NodeActor", frame: "Frame", args: Any, kwargs: Any) -> Any:
     """Run a chain link by link: each result is checked, and each link but the first opens a span if there are any."""
     number = 0  # read by `_number`
     value = links[0].fn(*args, **kwargs)

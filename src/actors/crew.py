@@ -15,17 +15,17 @@ from contextvars import Context
 from typing import Any, Protocol
 
 from . import current
-from .actor import Actor
 from .frame import Frame
+from .node_actor import NodeActor
 from .worker import Worker
 
-_NOBODY: list[Actor] = []
+_NOBODY: list[NodeActor] = []
 
 
 class Feed(Protocol):
     """Gives items to workers that have nothing to do."""
 
-    def pull(self, position: current.Position, /) -> tuple[Actor, Frame] | None:
+    def pull(self, position: current.Position, /) -> tuple[NodeActor, Frame] | None:
         """Return one more item, its place already taken.
 
         Returns:
@@ -49,7 +49,7 @@ class Member(Protocol):
     position: current.Position
     task: asyncio.Task[Any] | None
 
-    def is_in(self, frame: Frame, actor: Actor, /) -> bool:
+    def is_in(self, frame: Frame, actor: NodeActor, /) -> bool:
         """Whether it runs what `actor` does for `frame`, and holds its place."""
         ...
 
@@ -108,7 +108,7 @@ class Crew:
         self.on_empty = on_empty
         self.traced = traced
         self.deadline = deadline
-        self.ready: deque[tuple[Actor, Frame]] = deque()
+        self.ready: deque[tuple[NodeActor, Frame]] = deque()
         self.workers: set[Member] = set()
         self.feed: Feed | None = None
         self._idle: list[asyncio.Future[None]] = []
@@ -116,9 +116,9 @@ class Crew:
         self.armed = False
         self.closed = False
         self.is_exclusive = False
-        self.caller: Actor | None = None
+        self.caller: NodeActor | None = None
 
-    def enqueue(self, actor: Actor, frame: Frame) -> None:
+    def enqueue(self, actor: NodeActor, frame: Frame) -> None:
         """Have a frame run in an actor whose place it already holds."""
         self.ready.append((actor, frame))
         if not self.armed:
@@ -129,7 +129,7 @@ class Crew:
         self.armed = True
         self.loop.call_soon(self._man)
 
-    def start(self, frame: Frame, entries: tuple[Actor, ...]) -> list[Actor]:
+    def start(self, frame: Frame, entries: tuple[NodeActor, ...]) -> list[NodeActor]:
         """Let a new frame into the actors that wait for nothing; returns those whose inbox is full."""
         if len(entries) == 1:  # nearly always
             places = entries[0].places
@@ -144,7 +144,7 @@ class Crew:
             return _NOBODY
         return [actor for actor in entries if not actor.enter(frame)]
 
-    def launch(self, frame: Frame, entries: tuple[Actor, ...]) -> None:
+    def launch(self, frame: Frame, entries: tuple[NodeActor, ...]) -> None:
         """Start a frame that has this crew to itself.
 
         Its first worker takes the places when it runs, and not now: until then, others may come and go.
@@ -223,7 +223,7 @@ class Crew:
                 future.set_result(None)
         return self.runnable > before
 
-    def hire(self, frame: Frame | None = None, entries: tuple[Actor, ...] = ()) -> None:
+    def hire(self, frame: Frame | None = None, entries: tuple[NodeActor, ...] = ()) -> None:
         """Start one more worker, which begins with a new frame if there is one."""
         worker = Worker(self)
         worker.first = None if frame is None else (frame, entries)

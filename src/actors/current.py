@@ -10,8 +10,8 @@ from weakref import ref
 from .._errors import UnknownItemError
 
 if TYPE_CHECKING:
-    from .actor import Actor
     from .frame import Frame
+    from .node_actor import NodeActor
 
 
 class Cancellable(Protocol):
@@ -75,7 +75,7 @@ class Position:
 
     def __init__(self) -> None:
         self.frame: Frame | None = None
-        self.actor: Actor | None = None
+        self.actor: NodeActor | None = None
         self.attempt = 1
         self.attempt_deadline: float | None = None
         self.task: asyncio.Task[Any] | None = None
@@ -107,7 +107,7 @@ class Handling:
 
     __slots__ = ("_attempt", "_clock", "_deadline", "_frame", "_item", "_label", "actor", "position")
 
-    def __init__(self, position: Position, frame: "Frame", actor: "Actor") -> None:
+    def __init__(self, position: Position, frame: "Frame", actor: "NodeActor") -> None:
         deadline = frame.deadline
         if position.attempt_deadline is not None:
             deadline = position.attempt_deadline if deadline is None else min(deadline, position.attempt_deadline)
@@ -208,7 +208,7 @@ def is_detached() -> bool:
     return found is not None and not (found if isinstance(found, Position) else found.position).is_own
 
 
-def calling_actor() -> "Actor | None":
+def calling_actor() -> "NodeActor | None":
     """Return the actor whose handler makes a call and is still running; None outside, or if it cannot be told."""
     found = source.get()
     if found is None:

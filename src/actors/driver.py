@@ -17,10 +17,10 @@ from .loop_stream import LoopStream
 from .parts import Parts, Reader, close_stream
 
 if TYPE_CHECKING:
-    from .actor import Actor, Invoke
     from .crew import Crew
     from .frame import Frame
     from .invocation import OutsideCall
+    from .node_actor import Invoke, NodeActor
     from .worker import Worker
 
 # Makes the iterator of one attempt.
@@ -31,7 +31,12 @@ _OWN_CANCEL = "penstock: the stream is not wanted any more"
 
 
 def open_stream(
-    actor: "Actor", frame: "Frame", capacity: int, start: Start, readers: Iterable[Reader[Any]] = (), given: Any = None
+    actor: "NodeActor",
+    frame: "Frame",
+    capacity: int,
+    start: Start,
+    readers: Iterable[Reader[Any]] = (),
+    given: Any = None,
 ) -> Reader[Any]:
     """Open a stream; returns its reader.
 
@@ -52,7 +57,7 @@ def reading(slots: tuple[int, ...]) -> "Invoke":
     An attempt that has taken something from a stream is not repeated: what was read is gone.
     """
 
-    async def invoke_reading(worker: "Worker", actor: "Actor", frame: "Frame") -> Any:
+    async def invoke_reading(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
         readers: list[Reader[Any]] = [frame.values[slot] for slot in slots]
         try:
             return await invoke_with(Invocation(worker, actor, frame, readers))
@@ -92,7 +97,7 @@ class Driver:
 
     def __init__(
         self,
-        actor: "Actor",
+        actor: "NodeActor",
         frame: "Frame",
         parts: Parts[Any],
         start: Start,
@@ -133,7 +138,7 @@ class Driver:
         """Return the iterator of one attempt."""
         return self._start()
 
-    def is_in(self, frame: "Frame", actor: "Actor") -> bool:
+    def is_in(self, frame: "Frame", actor: "NodeActor") -> bool:
         """Whether this is the stream of `actor` for `frame`."""
         return self.position.frame is frame and self.position.actor is actor
 
@@ -239,7 +244,7 @@ class _FirstItem(Invocation):
 
     __slots__ = ("_attempt_number", "_driver")
 
-    def __init__(self, driver: Driver, actor: "Actor", frame: "Frame", readers: tuple[Reader[Any], ...]) -> None:
+    def __init__(self, driver: Driver, actor: "NodeActor", frame: "Frame", readers: tuple[Reader[Any], ...]) -> None:
         super().__init__(driver, actor, frame, readers)
         self._driver = driver
         self._attempt_number = 1

@@ -8,8 +8,8 @@ from .._errors import DeadlineExceeded, NodeError
 from ..telemetry import logs
 
 if TYPE_CHECKING:
-    from .actor import Actor
     from .crew import Crew
+    from .node_actor import NodeActor
     from .parts import Reader
 
 State = Literal["running", "done", "failed", "cancelled"]
@@ -35,7 +35,7 @@ class Layout(Protocol):
         ...
 
 
-class Deployment(Protocol):
+class AnyDeployment(Protocol):
     """What a frame may belong to: it must not be called from inside one of its own nodes."""
 
     @property
@@ -48,7 +48,7 @@ class Listener(Protocol):
     """Who is told how a frame ended."""
 
     @property
-    def service(self) -> Deployment | None:
+    def service(self) -> AnyDeployment | None:
         """The deployment that the frame belongs to."""
         ...
 
@@ -89,7 +89,7 @@ class Frame:
     parent: "Frame | None" = None
     missing: list[int]
     readers: list[int]
-    _queued_at: "list[Actor] | None" = None
+    _queued_at: "list[NodeActor] | None" = None
     sinks_left = 1
     result: Any = None
     error: BaseException | None = None
@@ -196,17 +196,17 @@ class Frame:
             limit = f"within {timeout_seconds:g} s"
         self.fail(DeadlineExceeded(f"item {self.item} of graph {self.layout.name!r} did not finish {limit}"))
 
-    def queues(self) -> "list[Actor]":
+    def queues(self) -> "list[NodeActor]":
         """Return the actors in whose inbox, or in the line before it, the frame is."""
         return list(self._queued_at) if self._queued_at else []
 
-    def queued(self, actor: "Actor") -> None:
+    def queued(self, actor: "NodeActor") -> None:
         """The frame waits at an actor now."""
         if self._queued_at is None:
             self._queued_at = []
         self._queued_at.append(actor)
 
-    def dequeued(self, actor: "Actor") -> bool:
+    def dequeued(self, actor: "NodeActor") -> bool:
         """The frame waits there no more; returns whether it did."""
         if self._queued_at is None or actor not in self._queued_at:
             return False
@@ -249,7 +249,7 @@ class Frame:
             self._timer.cancel()
         self.listener.frame_done(self)
 
-    def fail(self, error: BaseException, actor: "Actor | None" = None, attempt: int = 1) -> None:
+    def fail(self, error: BaseException, actor: "NodeActor | None" = None, attempt: int = 1) -> None:
         """Claim the outcome "failed", and cancel what else runs for this frame; a later failure is only logged."""
         if self.state != "running":
             if not isinstance(error, asyncio.CancelledError):
@@ -296,7 +296,7 @@ class Frame:
             body.stop()
         self.listener.frame_done(self)
 
-    def annotated(self, error: BaseException, actor: "Actor", attempt: int) -> BaseException:
+    def annotated(self, error: BaseException, actor: "NodeActor", attempt: int) -> BaseException:
         """Add a note with graph, node, item and attempt, once per item.
 
         A node may raise one and the same object for many items; the second gets a `NodeError` of its own, or the

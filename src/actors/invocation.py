@@ -15,10 +15,10 @@ from .processes import ProcessPool
 from .threads import ThreadPool
 
 if TYPE_CHECKING:
-    from .actor import Actor, Body
     from .crew import Crew
     from .current import Position
     from .frame import Frame
+    from .node_actor import Body, NodeActor
     from .parts import Reader
     from .worker import Worker
 
@@ -33,7 +33,7 @@ class Runner(Protocol):
     cancels: int
 
 
-async def invoke(worker: "Worker", actor: "Actor", frame: "Frame") -> Any:
+async def invoke(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
     """Run a node for one frame, with all that its policy asks for.
 
     Returns:
@@ -59,7 +59,9 @@ class Invocation:
 
     __slots__ = ("_args", "_cancelling", "_kwargs", "_readers", "_worker", "actor", "frame")
 
-    def __init__(self, worker: Runner, actor: "Actor", frame: "Frame", readers: "Iterable[Reader[Any]]" = ()) -> None:
+    def __init__(
+        self, worker: Runner, actor: "NodeActor", frame: "Frame", readers: "Iterable[Reader[Any]]" = ()
+    ) -> None:
         self._worker = worker
         self.actor = actor
         self.frame = frame
@@ -163,14 +165,14 @@ class Invocation:
 
 
 async def run_async(
-    worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Body of an `async def` node."""
     return await actor.fn(*args, **kwargs)
 
 
 async def run_task_starter(
-    worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Body of an `async def` node that starts tasks, which have to know its item."""
     worker.position.remember()
@@ -178,7 +180,7 @@ async def run_task_starter(
 
 
 async def run_inline(
-    worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Body of a plain `def` node, and of a chain of them, where each further one has a span of its own."""
     began = perf_counter()
@@ -236,7 +238,7 @@ def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
     """Return a body that runs a plain function in a thread, in a copy of the caller's context."""
 
     async def run_in_thread(
-        worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+        worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         context = copy_context()
         context.run(worker.position.remember)  # of this item, also when the worker has gone on
@@ -254,7 +256,7 @@ def in_process(pool_of: Callable[[], ProcessPool], target: str) -> "Body":
     """Return a body that runs `target` ("module:qualname") in a worker process."""
 
     async def run_in_process(
-        worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+        worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         return await pool_of().run(target, args, kwargs)
 
@@ -265,7 +267,7 @@ def in_loop(host: LoopHost) -> "Body":
     """Return a body that gives the item to an actor that owns its loop, and waits until that has settled it."""
 
     async def run_in_loop(
-        worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+        worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         deadlines = [at for at in (frame.deadline, worker.position.attempt_deadline) if at is not None]
         return await host.run(args[0], frame.priority, min(deadlines, default=None))
@@ -281,7 +283,7 @@ async def _returned(worker: Runner) -> None:
         await waiter
 
 
-def _abandon_thread(worker: Runner, actor: "Actor") -> None:
+def _abandon_thread(worker: Runner, actor: "NodeActor") -> None:
     """Leave a thread that is still running to itself: it keeps the node's place until it returns."""
     call, worker.outside_call = worker.outside_call, None
     if call is not None and call.abandon():

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 if TYPE_CHECKING:
-    from .actor import Actor
     from .frame import Frame
+    from .node_actor import NodeActor
 
 # "No limit" is a number too, so that the hot path has one rule and no branch.
 UNLIMITED = 1 << 60
@@ -29,7 +29,7 @@ class Places:
         self.free = limit
         # The actors whose inbox is not empty, each once: they take turns item by item. A list, because they are few and
         # an empty deque takes 760 bytes, of which an idle deployment has no use.
-        self.waiting: list[Actor] = []
+        self.waiting: list[NodeActor] = []
         # The frames that waited here at the last look while a handler around them held one of these places.
         self.nested: list[ref[Frame]] | None = None
 

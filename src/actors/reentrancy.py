@@ -6,13 +6,13 @@ from weakref import ref
 from .._errors import ReentrantCallError
 
 if TYPE_CHECKING:
-    from .actor import Actor
     from .crew import Member
     from .frame import Frame
+    from .node_actor import NodeActor
     from .places import Places
 
 
-def refuse_if_endless(actor: "Actor", frame: "Frame") -> None:
+def refuse_if_endless(actor: "NodeActor", frame: "Frame") -> None:
     """Fail a frame that has begun to wait at shared places, if nobody will ever leave one of them.
 
     That is so if each place is held by a handler that has started a run which waits here. It takes a frame that begins
@@ -48,7 +48,7 @@ def _holders(frame: "Frame", places: "Places") -> "set[Member]":
     return holders
 
 
-def _error(actor: "Actor", frame: "Frame") -> ReentrantCallError:
+def _error(actor: "NodeActor", frame: "Frame") -> ReentrantCallError:
     limit = actor.places.limit
     chain = [_place(actor, frame)]
     inner = frame
@@ -64,5 +64,5 @@ def _error(actor: "Actor", frame: "Frame") -> ReentrantCallError:
     )
 
 
-def _place(actor: "Actor", frame: "Frame") -> str:
+def _place(actor: "NodeActor", frame: "Frame") -> str:
     return f"node {actor.name!r} of graph {frame.layout.name!r}"

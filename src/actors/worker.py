@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .._errors import NodeCancelledError
 from . import current
-from .actor import ASYNC, INLINE, Actor
 from .frame import NOTHING, Frame
 from .invocation import OutsideCall
+from .node_actor import ASYNC, INLINE, NodeActor
 from .places import Places
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ class Worker:
         self.task: asyncio.Task[Any] | None = asyncio.current_task() if nested else None
         self.position = current.Position()
         self.cancels = 0
-        self.first: tuple[Frame, tuple[Actor, ...]] | None = None
+        self.first: tuple[Frame, tuple[NodeActor, ...]] | None = None
         self.outside_call: OutsideCall | None = None
         self.budget = self.inner_budget = BUDGET
         self._nested = nested
         crew.workers.add(self)
 
-    def is_in(self, frame: Frame, actor: Actor) -> bool:
+    def is_in(self, frame: Frame, actor: NodeActor) -> bool:
         """Whether it runs the handler of `actor` for `frame`."""
         return self.position.frame is frame and self.position.actor is actor
 
@@ -84,12 +84,12 @@ class Worker:
         undisturbed = task.cancelling()
         if not self._nested:
             crew.runnable -= 1
-        actor: Actor
+        actor: NodeActor
         frame: Frame
         values: list[Any]
-        following: Actor | None
-        full: tuple[Actor, ...]
-        pulled: tuple[Actor, Frame] | None
+        following: NodeActor | None
+        full: tuple[NodeActor, ...]
+        pulled: tuple[NodeActor, Frame] | None
         value: Any = None
         failure: BaseException | None = None
         stopped = False  # this worker has to end: somebody else than the engine cancelled its task
@@ -213,7 +213,7 @@ class Worker:
             if crew.closed and not crew.workers:
                 crew.ended()
 
-    def _finish(self, actor: Actor, frame: Frame) -> None:
+    def _finish(self, actor: NodeActor, frame: Frame) -> None:
         """A step that nobody waits for is done; the last one ends the frame."""
         for slot in actor.reads:
             frame.release(slot)
@@ -222,7 +222,7 @@ class Worker:
             self.position.frame = None
             frame.finish()
 
-    def _begin(self, frame: Frame, entries: tuple[Actor, ...]) -> tuple[Actor, ...]:
+    def _begin(self, frame: Frame, entries: tuple[NodeActor, ...]) -> tuple[NodeActor, ...]:
         """Let the first frame into its actors; returns those whose inbox is full."""
         if frame.state != "running":
             return ()
@@ -234,14 +234,14 @@ class Worker:
             self.position.frame = frame
         return tuple(full)
 
-    def _distribute(self, actor: Actor, frame: Frame) -> tuple[Actor | None, tuple[Actor, ...]]:
+    def _distribute(self, actor: NodeActor, frame: Frame) -> tuple[NodeActor | None, tuple[NodeActor, ...]]:
         """Count down the readers of a value that is ready.
 
         Returns:
             The complete one to carry the frame on into, and the complete ones whose inbox is full.
         """
-        following: Actor | None = None
-        full: tuple[Actor, ...] = ()
+        following: NodeActor | None = None
+        full: tuple[NodeActor, ...] = ()
         for slot in actor.reads:
             frame.release(slot)
         for consumer in actor.consumers:
@@ -263,7 +263,7 @@ class Worker:
             following = None
         return following, full
 
-    async def _wait_for_room(self, full: tuple[Actor, ...], places: Places, undisturbed: int) -> bool:
+    async def _wait_for_room(self, full: tuple[NodeActor, ...], places: Places, undisturbed: int) -> bool:
         """Wait before full inboxes, which is backpressure; returns False if this worker has to end.
 
         The worker keeps its place meanwhile, so that the node stands still. But places that other call sites share are
@@ -277,7 +277,7 @@ class Worker:
         finally:
             places.release()
 
-    async def _queue(self, full: tuple[Actor, ...], undisturbed: int) -> bool:
+    async def _queue(self, full: tuple[NodeActor, ...], undisturbed: int) -> bool:
         """Wait until the present frame is in the inbox of each of `full`; returns False if this worker has to end."""
         position = self.position
         frame = position.frame
@@ -299,7 +299,7 @@ class Worker:
             frame.leave()
         return going_on
 
-    def _leave(self, actor: Actor, frame: Frame, failure: BaseException | None, *, stopped: bool = False) -> None:
+    def _leave(self, actor: NodeActor, frame: Frame, failure: BaseException | None, *, stopped: bool = False) -> None:
         """A handler ended without a result that counts: record its failure, or unwind from a frame that has ended."""
         self.position.frame = None
         if frame.state != "running":
@@ -326,12 +326,12 @@ class Worker:
                 task.uncancel()
         return task.cancelling() > undisturbed
 
-    async def _expire(self, actor: Actor, frame: Frame, deadline: float) -> None:
+    async def _expire(self, actor: NodeActor, frame: Frame, deadline: float) -> None:
         """Let the timer of a deadline run that has passed while handlers kept the loop."""
         while frame.state == "running" and self.crew.loop.time() >= deadline:
             await self._let_others_run(actor, frame)
 
-    async def _let_others_run(self, actor: Actor | None = None, frame: Frame | None = None) -> None:
+    async def _let_others_run(self, actor: NodeActor | None = None, frame: Frame | None = None) -> None:
         """Yield to the loop; a frame on its way is safe meanwhile: nobody cancels a worker between two handlers."""
         crew = self.crew
         self.position.frame = None

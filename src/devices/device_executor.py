@@ -9,8 +9,8 @@ from .device_programs import DevicePrograms
 from .parameters import check_same_shapes
 
 if TYPE_CHECKING:
-    from ..actors.actor import Actor, Body
     from ..actors.frame import Frame
+    from ..actors.node_actor import Body, NodeActor
     from ..actors.worker import Worker
     from ..engine.call_site import CallSite
     from ..engine.passes import Pass
@@ -84,7 +84,7 @@ class DeviceExecutor:
         arguments = programs.arguments(site.resources)
 
         async def run_on_device(
-            worker: "Worker", actor: "Actor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+            worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
             pool = pools.other(DevicePool, DevicePool)
             station = pool.opened(device) or await pool.open(device)

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
-from ..actors.actor import ActorStatistics as ActorStatistics
 from ..actors.channel import ChannelStatistics as ChannelStatistics
+from ..actors.node_actor import ActorStatistics as ActorStatistics
 from ..actors.policy import RunsOn as RunsOn
 from ..actors.processes import ProcessPoolStatistics as ProcessPoolStatistics
 from ..actors.supervision import ActorState as ActorState

@@ -11,10 +11,10 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias, Union, get_args, get_origin
 
-from ..actors.actor import BLOCKING_SECONDS, log_blocking
 from ..actors.batch import Batch
 from ..actors.batching import Batcher, results_of
 from ..actors.loop_host import OwnsLoop
+from ..actors.node_actor import BLOCKING_SECONDS, log_blocking
 from ..actors.policy import Policy
 from ..actors.uninterrupted import uninterrupted
 from .node import Node, check_policy, is_async

@@ -10,9 +10,9 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from ..actors import current
-from ..actors.actor import Actor, Body
 from ..actors.crew import Crew
 from ..actors.frame import Frame
+from ..actors.node_actor import Body, NodeActor
 from ..actors.uninterrupted import until
 from ..actors.worker import Worker
 from .control import Control, checked_branch, iteration_limit
@@ -32,15 +32,15 @@ def body_of(control: Control, bodies: "tuple[Wired, ...]") -> Body:
         start = own + sum(counts[:index])
         return args[start : start + counts[index]]
 
-    async def cond(worker: Worker, actor: Actor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+    async def cond(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
         index = 0 if args[0] else 1
         return await run_body(worker, bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
 
-    async def switch(worker: Worker, actor: Actor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+    async def switch(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
         index = checked_branch(args[0], len(bodies))
         return await run_body(worker, bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
 
-    async def while_loop(worker: Worker, actor: Actor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+    async def while_loop(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
         predicate, body = bodies
         outside = captured(args, 0, 1), captured(args, 1, 1)
         value = args[0]
@@ -55,7 +55,7 @@ def body_of(control: Control, bodies: "tuple[Wired, ...]") -> Body:
             raise iteration_limit(control.limit)
         return value
 
-    async def map_each(worker: Worker, actor: Actor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+    async def map_each(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
         return await _BodyRuns(worker, bodies[0], frame, captured(args, 0, 1)).run(args[0], control.limit)
 
     return {"cond": cond, "switch": switch, "while_loop": while_loop, "map_each": map_each}[control.kind]

@@ -229,25 +229,20 @@ class Deployment:
         if self.graphs.is_complete(graph):
             return wired
         scope, in_flight = self.check_callable()
-        async with in_flight.waiting(
-            deadline, f"the resources of graph {graph.name!r} were not opened again before the deadline of a call"
-        ):
-            await self.graphs.restore(graph, scope)
-            if self._is_stopped():
-                raise self.stopped_error()
+        await in_flight.prepare(self._restore(graph, scope), graph.name, deadline)
         return wired
 
-    async def admit(self, graph: str, priority: int, deadline: float | None) -> None:
-        """Take a place for a call, waiting for one if need be; the deadline covers that.
+    async def _restore(self, graph: Graph[..., Any], scope: Scope) -> None:
+        await self.graphs.restore(graph, scope)
+        if self._is_stopped():
+            raise self.stopped_error()
+
+    def check_admitted(self, in_flight: InFlight) -> None:
+        """Give the place back that a call waited for, if the deployment was stopped meanwhile.
 
         Raises:
-            Overloaded: as many calls wait as may.
-            DeadlineExceeded: it got no place in time.
-            EngineClosedError: the deployment was stopped meanwhile.
+            EngineClosedError: it was.
         """
-        in_flight = self.in_flight
-        assert in_flight is not None
-        await in_flight.reserve(graph, priority, deadline)
         if self._is_stopped():
             in_flight.turn_away()
             raise self.stopped_error()

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
-from ..actors.actor import ActorStatistics
+from ..actors.node_actor import ActorStatistics
 from ..actors.processes import ProcessPoolStatistics
 from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.threads import ThreadPoolStatistics
@@ -22,7 +22,7 @@ from .statistics import Rendered
 from .streaming import CallsStream, Stream
 from .streams.call_kinds import values
 from .streams.call_scope import OwnScope
-from .streams.flow import Flow
+from .streams.streaming_call import StreamingCall
 from .streams.values_stream import ValuesStream
 
 if TYPE_CHECKING:
@@ -102,12 +102,12 @@ class Engine:
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             values(call.graph)
-            return ValuesStream(partial(self._flow, call, resolve("stream(call)", options, self._options)))
+            return ValuesStream(partial(self._streaming_call, call, resolve("stream(call)", options, self._options)))
         return CallsStream(self._runtime, calls, resolve("stream", options, self._options))
 
-    def _flow(self, call: Call[Any], options: ExecutionOptions) -> Flow:
+    def _streaming_call(self, call: Call[Any], options: ExecutionOptions) -> StreamingCall:
         self._runtime.check_loop()
-        return Flow(OwnScope(self._runtime, options), call, options)
+        return StreamingCall(OwnScope(self._runtime, options), call, options)
 
     def deploy(
         self,

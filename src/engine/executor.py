@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ..actors.actor import Body
+    from ..actors.node_actor import Body
     from .call_site import CallSite
     from .passes import Pass
     from .pools import Pools

@@ -41,7 +41,9 @@ class HostedGraphs:
             wired = self._wired[graph] = await scope.prepare(graph._planned())
             if warms_up:
                 await warm_up(wired.program, scope.engine.pools)
-            if not wired.program.plan._gives_stream:
+            if wired.program.resources and not wired.program.is_filled:  # one has ended while nodes were started
+                self._lost.add(graph)
+            elif not wired.program.plan._gives_stream:
                 self.ready[graph] = wired
 
     def one_value(self, graph: Graph[..., Any], verb: str) -> Wired:

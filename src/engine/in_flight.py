@@ -1,8 +1,7 @@
 """In flight: the calls of one deployment that have not ended, and how many have ended in which way."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from .._errors import DeadlineExceeded, Overloaded, PenstockError
@@ -28,7 +27,7 @@ class InFlight:
         counts: calls and items that have ended, by how.
     """
 
-    __slots__ = ("_changed", "_refusal", "_streams", "_waiting", "admission", "counts", "items", "live")
+    __slots__ = ("_changed", "_preparing", "_refusal", "_streams", "admission", "counts", "items", "live")
 
     def __init__(self, admission: Admission, changed: Condition) -> None:
         self.admission = admission
@@ -36,15 +35,15 @@ class InFlight:
         self.items = 0
         self.counts = {"done": 0, "failed": 0, "cancelled": 0, "expired": 0, "running": 0}
         self._streams: set[Pipeline] = set()
-        self._waiting: set[asyncio.Timeout] = set()  # calls that do not run yet
+        self._preparing: set[asyncio.Timeout] = set()  # calls that wait for something else than a place
         self._refusal: Callable[[], PenstockError] | None = None
         self._changed = changed
 
     @property
     def is_busy(self) -> bool:
         """Whether accepted calls have not ended; those of a stream may end unread."""
-        queued = self._waiting or self.admission.statistics().queued
-        return bool(self.live or queued or any(stream.window.running for stream in self._streams))
+        waiting = self._preparing or self.admission.statistics().queued
+        return bool(self.live or waiting or any(stream.window.running for stream in self._streams))
 
     async def reserve(self, graph: str, priority: int, deadline: float | None) -> None:
         """Take a place for a call, waiting for one if need be; a call that gets none is counted.
@@ -53,39 +52,52 @@ class InFlight:
             Overloaded: as many calls wait as may.
             DeadlineExceeded: it got no place in time.
         """
-        async with self.waiting(deadline, f"the call of graph {graph!r} got no place before its deadline"):
-            await self.admission.reserve(priority, graph)
-
-    @asynccontextmanager
-    async def waiting(self, deadline: float | None, too_late: str) -> AsyncGenerator[None, None]:
-        """Count a call that does not begin: what it waits for is in the block.
-
-        Raises:
-            DeadlineExceeded: its deadline has passed.
-            PenstockError: the deployment has ended.
-        """
         timer = asyncio.timeout_at(deadline)
-        self._waiting.add(timer)
         try:
             async with timer:
-                yield
-        except asyncio.CancelledError:
-            self.counts["cancelled"] += 1
-            raise
+                await self.admission.reserve(priority, graph)
         except Overloaded:  # counted as refused
             raise
         except BaseException as error:
-            over = isinstance(error, TimeoutError) and timer.expired()
-            expired = over and self._refusal is None
-            self.counts["expired" if expired else "failed"] += 1
-            if expired:
-                raise DeadlineExceeded(too_late) from error
-            if over and self._refusal is not None:
-                raise self._refusal() from None
-            raise
+            too_late = f"the call of graph {graph!r} got no place before its deadline"
+            reason = self._not_begun(error, timer, too_late)
+            if reason is error:
+                raise
+            raise reason from error
+
+    async def prepare(self, preparing: Awaitable[None], graph: str, deadline: float | None) -> None:
+        """Wait for what a call needs; a call that does not get it is counted.
+
+        Raises:
+            DeadlineExceeded: it took too long.
+            PenstockError: the deployment has ended.
+        """
+        timer = asyncio.timeout_at(deadline)
+        self._preparing.add(timer)
+        try:
+            async with timer:
+                await preparing
+        except BaseException as error:
+            too_late = f"the resources of graph {graph!r} were not opened again before the deadline of a call"
+            reason = self._not_begun(error, timer, too_late)
+            if reason is error:
+                raise
+            raise reason from error
         finally:
-            self._waiting.discard(timer)
+            self._preparing.discard(timer)
             self._changed.notify_all()
+
+    def _not_begun(self, error: BaseException, timer: asyncio.Timeout, too_late: str) -> BaseException:
+        """Count a call that does not begin; returns what to raise."""
+        if isinstance(error, asyncio.CancelledError):
+            self.counts["cancelled"] += 1
+            return error
+        is_over = isinstance(error, TimeoutError) and timer.expired()
+        if is_over and self._refusal is None:
+            self.counts["expired"] += 1
+            return DeadlineExceeded(too_late)
+        self.counts["failed"] += 1
+        return self._refusal() if is_over and self._refusal is not None else error
 
     def turn_away(self) -> None:
         """A call got its place, and cannot be served any more."""
@@ -116,10 +128,10 @@ class InFlight:
 
         Args:
             make_error: makes the error of a call that is interrupted.
-            refusal: makes that of a call which has not begun.
+            refusal: makes that of a call that waits for something else than a place: places become free now.
         """
         self._refusal = refusal
-        for timer in self._waiting:
+        for timer in self._preparing:
             if not timer.expired():
                 timer.reschedule(asyncio.get_running_loop().time())
         for frame in list(self.live):

@@ -8,21 +8,21 @@ from ..actors.current import enclosing_frame
 from .resources.departures import listener_of
 
 if TYPE_CHECKING:
-    from ..actors.frame import Deployment
+    from ..actors.frame import AnyDeployment
 
 # The deployments that the task is part of: one that hosts a stateful node or runs a loop, or one started by such a
 # task. Handlers need no mark, since their frames lead to the deployment.
-_hosts: ContextVar[tuple["Deployment", ...]] = ContextVar("penstock_hosts", default=())
+_hosts: ContextVar[tuple["AnyDeployment", ...]] = ContextVar("penstock_hosts", default=())
 
 
-def host_context(deployment: "Deployment") -> Context:
+def host_context(deployment: "AnyDeployment") -> Context:
     """Return the context in which the tasks of a deployment are started, so that they know what they are part of."""
     context = copy_context()
     context.run(_hosts.set, (*_hosts.get(), deployment))
     return context
 
 
-def refuse_from_inside(deployment: "Deployment") -> None:
+def refuse_from_inside(deployment: "AnyDeployment") -> None:
     """Refuse what waits for a deployment, if that waits for the caller.
 
     Raises:
@@ -67,6 +67,6 @@ def refuse_to_close_from_inside(listener: object) -> None:
         )
 
 
-def _chain(around: "list[Deployment]") -> str:
+def _chain(around: "list[AnyDeployment]") -> str:
     """Return the names of deployments from the outside in, given from the inside out."""
     return " → ".join(one.names for one in reversed(around))

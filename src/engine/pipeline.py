@@ -8,11 +8,11 @@ from typing import Any
 from opentelemetry.trace import Span
 
 from .._errors import DeadlineExceeded, DeploymentFailed, EngineClosedError, NodeCancelledError
-from ..actors.actor import Actor
 from ..actors.condition import Condition
 from ..actors.crew import Crew
 from ..actors.current import calling_actor, enclosing_frame
 from ..actors.frame import Frame, plain_error
+from ..actors.node_actor import NodeActor
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs, spans
 from .admission import Admission
@@ -119,7 +119,7 @@ class Pipeline:
         """How long the actors have been counting: of a stream of a deployment, longer than the stream is open."""
         return self._scope.uptime
 
-    def actors(self) -> list[Actor]:
+    def actors(self) -> list[NodeActor]:
         """Return the actors that the items go through."""
         return self._scope.wiring.actors()
 

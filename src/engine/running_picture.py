@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..actors.actor import Actor
+from ..actors.node_actor import NodeActor
 from .drawing import Drawing, Load, Places
 from .picture import drawing_of
 
@@ -61,7 +61,7 @@ def _joined(detail: str, together: Mapping[str, str], node_id: str) -> str:
     return ", ".join(filter(None, [detail, f"with {together[node_id]}" if node_id in together else ""]))
 
 
-def _load(actor: Actor, elapsed_seconds: float | None) -> Load:
+def _load(actor: NodeActor, elapsed_seconds: float | None) -> Load:
     now = actor.statistics()
     return Load(
         frozenset([Places(id(actor.places), now.in_flight, now.concurrency)]),

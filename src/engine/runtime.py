@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from .._errors import EngineClosedError, EngineLoopError
-from ..actors.actor import Actor
 from ..actors.condition import Condition
 from ..actors.frame import Frame
-from .instances import stateful_nodes
+from ..actors.node_actor import NodeActor
+from .instance_registry import stateful_nodes
 from .planning import ChosenScheduler, Plan
 from .pools import Pools
 from .program import Program
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .deployment import Deployment
     from .pipeline import Pipeline
     from .resources.resource import Resource
-    from .streams.flow import Flow
+    from .streams.streaming_call import StreamingCall
 
 
 class Runtime:
@@ -46,7 +46,7 @@ class Runtime:
         self.resources = Resources(closes_unused=is_default, on_lost=self._resource_lost)
         self.reloads: WeakKeyDictionary[Resource[..., Any], asyncio.Lock] = WeakKeyDictionary()
         self.frames: set[Frame] = set()
-        self.pipelines: set[Pipeline | Flow] = set()
+        self.pipelines: set[Pipeline | StreamingCall] = set()
         self.deployments: set[Deployment] = set()
         self.scopes = 0
         self.closed = False
@@ -92,7 +92,7 @@ class Runtime:
             wiring = shared[scheduler] = Wiring(self.pools, None, None)
         return wiring.wire(self.resources.program(plan, scheduler))
 
-    def shared_actors(self) -> list[Actor]:
+    def shared_actors(self) -> list[NodeActor]:
         """Return the actors that runs share."""
         return [actor for plan in self._plans for wiring in plan._wirings[self].values() for actor in wiring.actors()]
 

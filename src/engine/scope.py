@@ -10,7 +10,7 @@ from ..actors.crew import Crew
 from ..actors.supervision import SupervisorFlags
 from ..actors.supervisor import Escalation, Supervisor
 from ..actors.uninterrupted import uninterrupted
-from .instances import Instances
+from .instance_registry import InstanceRegistry
 from .planning import ChosenScheduler, Plan
 from .uptime import Uptime
 from .wiring import Wired, Wiring
@@ -46,7 +46,7 @@ class Scope:
         self.loop = asyncio.get_running_loop()
         self.scheduler: ChosenScheduler = scheduler
         self.on_failed: Escalation | None = None
-        self.instances = Instances(engine.pools, Supervisor(flags, self._failed))
+        self.instances = InstanceRegistry(engine.pools, Supervisor(flags, self._failed))
         # Only a pipeline bounds its actors: elsewhere each frame has workers of its own, and admission bounds frames.
         max_workers = options.max_workers if scheduler == "actors" else None
         self.wiring = Wiring(engine.pools, self.instances, max_workers)

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from .._errors import DeploymentFailed
-from ..actors.actor import ActorStatistics
 from ..actors.current import enclosing_frame, is_detached
 from ..actors.frame import Frame
+from ..actors.node_actor import ActorStatistics
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import spans
 from .admission import AdmissionStatistics
@@ -26,7 +26,7 @@ from .statistics.bottleneck import find_bottleneck
 from .statistics.difference import actors_less, less
 from .streaming import CallsStream, Stream
 from .streams.call_scope import DeploymentScope
-from .streams.flow import Flow
+from .streams.streaming_call import StreamingCall
 from .streams.values_stream import ValuesStream
 from .wiring import Wired
 
@@ -189,7 +189,7 @@ class Service(Generic[P, R]):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             self._deployment.graphs.values(call.graph)
             merged = resolve("service.stream(call)", options, self._inherited())
-            return ValuesStream(partial(self._flow, call, merged))
+            return ValuesStream(partial(self._streaming_call, call, merged))
         merged = resolve("service.stream", options, self._inherited())
         return CallsStream(self._runtime, calls, merged, self._pipeline)
 
@@ -283,7 +283,8 @@ class Service(Generic[P, R]):
             wired = deployment.graphs.one_value(call.graph, "service.run")
             await deployment.restored(wired, call.graph, deadline)
         if not in_flight.admission.reserve_nowait():
-            await deployment.admit(call.graph.name, priority, deadline)
+            await in_flight.reserve(call.graph.name, priority, deadline)
+            deployment.check_admitted(in_flight)
         context = copy_context()
         span, traced = spans.start_run(call.graph.name, context)
         flight = Flight(deployment, in_flight, scope.loop.create_future())
@@ -322,8 +323,8 @@ class Service(Generic[P, R]):
         in_flight.stream_opened(pipeline)
         return pipeline
 
-    def _flow(self, call: Call[Any], options: ExecutionOptions) -> Flow:
-        return Flow(DeploymentScope(self._deployment), call, options)
+    def _streaming_call(self, call: Call[Any], options: ExecutionOptions) -> StreamingCall:
+        return StreamingCall(DeploymentScope(self._deployment), call, options)
 
     def _inherited(self) -> dict[str, Any]:
         options = self._options

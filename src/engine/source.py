@@ -5,10 +5,10 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from typing import Any, TypeAlias
 
 from .._errors import NodeCancelledError
-from ..actors.actor import Actor
 from ..actors.crew import Crew
 from ..actors.current import Position
 from ..actors.frame import NOTHING, Frame
+from ..actors.node_actor import NodeActor
 from .graph import Call, Graph
 from .window import Window
 from .wiring import Wired
@@ -51,9 +51,9 @@ class PulledSource:
         # Spans and deadlines are looked after between two steps, which takes a worker.
         self._may_run = deadline is None and not crew.traced and window.ordered
         self._wired: dict[Graph[..., Any], Wired] = {}
-        self._entry: Actor | None = None  # where the last item began
+        self._entry: NodeActor | None = None  # where the last item began
         self._asked_for: Call[Any] | None = None  # the source gave it, and it waits for its graph's actors
-        self._blocked: tuple[Frame, list[Actor]] | None = None
+        self._blocked: tuple[Frame, list[NodeActor]] | None = None
         self._stopped: asyncio.Future[None] = crew.loop.create_future()
 
     async def run(self) -> None:
@@ -80,7 +80,7 @@ class PulledSource:
             self._crew.feed = self._window.on_room = None
             self._context.run(close_nowait, self._iterator)
 
-    def pull(self, position: Position) -> tuple[Actor, Frame] | None:
+    def pull(self, position: Position) -> tuple[NodeActor, Frame] | None:
         """Return an item to run, its place already taken.
 
         Items of a graph that is one chain of plain functions are run here: they cannot wait, so there is nothing to
@@ -137,7 +137,7 @@ class PulledSource:
         free = 1 if self._entry is None else self._entry.places.free
         return max(1, min(free, self._window.limit - self._window.submitted))
 
-    def _burst(self, call: Call[Any], wired: Wired, chain: Actor, position: Position) -> None:
+    def _burst(self, call: Call[Any], wired: Wired, chain: NodeActor, position: Position) -> None:
         """Run items of a chain, one after the other, as long as they are short and there is room for more."""
         # Everything in this loop is paid by items that do hardly anything: `Window.new_frame` and `Frame.end_with` are
         # written out as far as they apply, and the reader, which cannot run meanwhile, is woken once.
@@ -249,7 +249,7 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
             await aclose()
 
 
-async def enter(frame: Frame, full: Iterable[Actor], window: Window) -> None:
+async def enter(frame: Frame, full: Iterable[NodeActor], window: Window) -> None:
     """Wait until a new item is in the inboxes that had no room for it."""
     try:
         for actor in full:
@@ -262,7 +262,7 @@ async def enter(frame: Frame, full: Iterable[Actor], window: Window) -> None:
         raise
 
 
-def _fail(frame: Frame, actor: Actor, error: BaseException) -> None:
+def _fail(frame: Frame, actor: NodeActor, error: BaseException) -> None:
     ended = frame.state != "running"
     frame.fail(error, actor)  # one that has ended already only logs it
     if ended:

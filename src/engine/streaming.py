@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from .._errors import EngineClosedError
-from ..actors.actor import ActorStatistics
 from ..actors.frame import Frame
+from ..actors.node_actor import ActorStatistics
 from .options import ExecutionOptions
 from .pipeline import Pipeline, log_skipped
 from .scope import Scope

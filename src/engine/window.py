@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..actors.crew import Crew
-from ..actors.frame import Deployment, Frame
+from ..actors.frame import AnyDeployment, Frame
 from .wiring import Wired
 
 
@@ -62,7 +62,7 @@ class Window:
         self.position = 0
         self.asking = False
         self.closed = False
-        self.service: Deployment | None = None
+        self.service: AnyDeployment | None = None
         self.failed = 0
         self.frames: dict[int, Frame] = {}
         self.on_room: Callable[[], None] | None = None

@@ -6,12 +6,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..actors import invocation
-from ..actors.actor import ASYNC, GENERAL, INLINE, Actor
 from ..actors.chain import Link, compose
 from ..actors.channel import Channel
 from ..actors.driver import reading
 from ..actors.frame import Frame
 from ..actors.mailbox import bytes_of
+from ..actors.node_actor import ASYNC, GENERAL, INLINE, NodeActor
 from ..actors.parts import DEFAULT_PARTS
 from ..actors.places import UNLIMITED, Places
 from ..actors.policy import Policy
@@ -20,7 +20,7 @@ from ..actors.started_tasks import starts_tasks
 from .bodies import body_of
 from .call_site import call_site_of
 from .control import Control
-from .instances import Instances, instance_key
+from .instance_registry import InstanceRegistry, instance_key
 from .node import Node
 from .planning import Plan, PlannedStep
 from .program import Program, Unit
@@ -51,17 +51,17 @@ class Wired:
     """
 
     program: Program
-    actors: tuple[Actor, ...]
-    entries: tuple[Actor, ...]
+    actors: tuple[NodeActor, ...]
+    entries: tuple[NodeActor, ...]
 
     @cached_property
-    def chain(self) -> Actor | None:
+    def chain(self) -> NodeActor | None:
         """The chain of plain functions that the whole graph is; None if it is more than that."""
         actor = self.actors[0] if len(self.actors) == 1 else None
         return actor if actor is not None and actor.mode == INLINE and actor.ends_line else None
 
     @cached_property
-    def only_entry(self) -> Actor | None:
+    def only_entry(self) -> NodeActor | None:
         """The actor in which every frame begins; None if there are several, or none."""
         return self.entries[0] if len(self.entries) == 1 else None
 
@@ -76,7 +76,7 @@ class Wiring:
             workers of its own.
     """
 
-    def __init__(self, pools: "Pools", instances: Instances | None, max_workers: int | None) -> None:
+    def __init__(self, pools: "Pools", instances: InstanceRegistry | None, max_workers: int | None) -> None:
         self._pools = pools
         self._instances = instances
         self._max_workers = max_workers
@@ -107,7 +107,7 @@ class Wiring:
         """Return the actors of a plan, or of the plan of a body; None if it is not part of the scope."""
         return self._wired.get(plan) or (None if self._bodies is None else self._bodies.wired(plan))
 
-    def actors(self) -> list[Actor]:
+    def actors(self) -> list[NodeActor]:
         """Return every actor of the scope that stands for a node, those of bodies of control flow last."""
         own = [
             actor
@@ -117,7 +117,7 @@ class Wiring:
         ]
         return own if self._bodies is None else own + self._bodies.actors()
 
-    def _actor(self, program: Program, unit: Unit) -> Actor:
+    def _actor(self, program: Program, unit: Unit) -> NodeActor:
         step = unit.step
         if step is None:
             actor = _added_actor(program, unit)
@@ -127,7 +127,7 @@ class Wiring:
             assert isinstance(step.head.callee, Control)
             # The place of a stream is held until it has ended, so it cannot be one of those that come and go.
             places = Places() if step.head.callee.over_stream else self._own_places(UNLIMITED)
-            actor = Actor(step.label, program.name, unit.index, _PLAIN, places, self._inbox())
+            actor = NodeActor(step.label, program.name, unit.index, _PLAIN, places, self._inbox())
             bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
             if step.head.callee.over_stream:
                 actor.invoke = mapping(step.head.callee.limit, bodies[0])
@@ -142,11 +142,11 @@ class Wiring:
         actor.reads = unit.reads
         return actor
 
-    def _node_actor(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any]) -> Actor:
+    def _node_actor(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any]) -> NodeActor:
         policy = node.policy
         fake = node.origin.replacement is not None
         inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
-        actor = Actor(step.label, program.name, unit.index, policy, self._places(node), inbox)
+        actor = NodeActor(step.label, program.name, unit.index, policy, self._places(node), inbox)
         if node.runs_loop:
             assert self._instances is not None
             actor.instance = loop = self._instances.loop_of(node)
@@ -232,9 +232,9 @@ class Wiring:
         return self._bodies
 
 
-def _added_actor(program: Program, unit: Unit) -> Actor:
+def _added_actor(program: Program, unit: Unit) -> NodeActor:
     """Return the actor of what is no step of the user's; it waits for no place, and nobody sees it."""
-    actor = Actor(f"({unit.role})", program.name, unit.index, _PLAIN, Places(), Channel(None))
+    actor = NodeActor(f"({unit.role})", program.name, unit.index, _PLAIN, Places(), Channel(None))
     if unit.role == "input":
         names = dict(zip(program.plan.parameter_sources, program.plan.parameters, strict=True))
         assert unit.source is not None

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..actors import current
-from ..actors.actor import Actor
 from ..actors.chain import Link
 from ..actors.frame import Frame
 from ..actors.loop_host import LoopHost
+from ..actors.node_actor import NodeActor
 from ..actors.parts import close_stream
 from ..actors.processes import ProcessPool
 from ..actors.worker import _foreign_cancel
@@ -35,7 +35,8 @@ Replace: TypeAlias = Callable[[Any], Any]
 
 _active: dict[Point, list["Injections"]] = {"actor.start": [], "node.call": [], "channel.put": [], "worker.process": []}
 _originals: dict[Point, list[tuple[Any, str, Any]]] = {}
-_held_up: dict[tuple[Actor, Frame], Any] = {}  # the fault that a frame meets before it enters an inbox; None: it has
+# The fault that a frame meets before it enters an inbox; None: it has.
+_held_up: dict[tuple[NodeActor, Frame], Any] = {}
 
 
 def install(point: Point, injections: "Injections") -> None:
@@ -106,8 +107,8 @@ def _start(original: Any) -> Any:
 
 
 def _node_actor(original: Any) -> Any:
-    def node_actor(self: Wiring, program: Any, unit: Any, step: Any, node: Any) -> Actor:
-        actor: Actor = original(self, program, unit, step, node)
+    def node_actor(self: Wiring, program: Any, unit: Any, step: Any, node: Any) -> NodeActor:
+        actor: NodeActor = original(self, program, unit, step, node)
         if node.runs_loop and node.gives_stream:
             actor.invoke = _awaited(actor.invoke, actor.name)
         elif node.runs_loop:
@@ -159,7 +160,7 @@ def _called(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _offer(original: Any) -> Any:
-    def offer(self: Actor, frame: Frame) -> bool:
+    def offer(self: NodeActor, frame: Frame) -> bool:
         # Nobody can be held up before an inbox without a bound, and nobody is prepared for it.
         if (self, frame) not in _held_up and self.inbox.statistics().capacity is not None:
             for injections in tuple(_active["channel.put"]):
@@ -174,7 +175,7 @@ def _offer(original: Any) -> Any:
 
 
 def _queue(original: Any) -> Any:
-    async def queue(self: Actor, frame: Frame) -> None:
+    async def queue(self: NodeActor, frame: Frame) -> None:
         fault = _held_up.get((self, frame))
         try:
             if fault is not None and frame.state == "running":
@@ -228,6 +229,6 @@ def _assign(original: Any) -> Any:
 _REPLACED: dict[Point, tuple[tuple[Any, str, Replace], ...]] = {
     "actor.start": ((instance, "fresh_instance", _fresh_instance), (LoopHost, "start", _start)),
     "node.call": ((Wiring, "_node_actor", _node_actor),),
-    "channel.put": ((Actor, "offer", _offer), (Actor, "queue", _queue)),
+    "channel.put": ((NodeActor, "offer", _offer), (NodeActor, "queue", _queue)),
     "worker.process": ((ProcessPool, "run", _run), (ProcessPool, "_assign", _assign)),
 }

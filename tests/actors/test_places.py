@@ -17,10 +17,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock.actors.actor import Actor
 from penstock.actors.channel import Channel
 from penstock.actors.crew import Crew
 from penstock.actors.frame import Frame, Layout
+from penstock.actors.node_actor import NodeActor
 from penstock.actors.places import Places
 from penstock.actors.policy import Policy
 from penstock.testing import SeededLoop, wait_quiescent
@@ -44,9 +44,9 @@ class RecordingCrew:
     """Stands for the workers: remembers which frame got a place in which actor."""
 
     def __init__(self) -> None:
-        self.running: list[tuple[Actor, Frame]] = []
+        self.running: list[tuple[NodeActor, Frame]] = []
 
-    def enqueue(self, actor: Actor, frame: Frame) -> None:
+    def enqueue(self, actor: NodeActor, frame: Frame) -> None:
         self.running.append((actor, frame))
 
     def cancel(self, frame: Frame) -> int:
@@ -72,17 +72,17 @@ class PlacesMachine(RuleBasedStateMachine):
         self.places = Places(limit)
         self.crew = RecordingCrew()
         self.actors = [
-            Actor(f"node {index}", "graph", index, Policy(), self.places, Channel(capacity))
+            NodeActor(f"node {index}", "graph", index, Policy(), self.places, Channel(capacity))
             for index, capacity in enumerate(capacities)
         ]
         self.capacities = capacities
-        self.inboxes: dict[Actor, list[Frame]] = {actor: [] for actor in self.actors}
-        self.lines: dict[Actor, list[Frame]] = {actor: [] for actor in self.actors}
-        self.turns: list[Actor] = []  # the actors with something in the inbox, in the order in which they are served
-        self.running: list[tuple[Actor, Frame]] = []
+        self.inboxes: dict[NodeActor, list[Frame]] = {actor: [] for actor in self.actors}
+        self.lines: dict[NodeActor, list[Frame]] = {actor: [] for actor in self.actors}
+        self.turns: list[NodeActor] = []  # those with something in the inbox, in the order in which they are served
+        self.running: list[tuple[NodeActor, Frame]] = []
         self.owed = 0
         self.frames: list[Frame] = []
-        self.producers: dict[asyncio.Task[None], tuple[Actor, Frame]] = {}
+        self.producers: dict[asyncio.Task[None], tuple[NodeActor, Frame]] = {}
 
     @property
     def free(self) -> int:
@@ -103,7 +103,7 @@ class PlacesMachine(RuleBasedStateMachine):
         if run:
             self.come_to_rest()
 
-    async def wait_for_room(self, actor: Actor, frame: Frame) -> None:
+    async def wait_for_room(self, actor: NodeActor, frame: Frame) -> None:
         if frame.state == "running" and not self.model_enter(actor, frame):
             self.lines[actor].append(frame)
         try:
@@ -113,7 +113,7 @@ class PlacesMachine(RuleBasedStateMachine):
                 self.model_withdraw(actor, frame)
             raise
 
-    def model_enter(self, actor: Actor, frame: Frame) -> bool:
+    def model_enter(self, actor: NodeActor, frame: Frame) -> bool:
         if self.free > 0:
             self.running.append((actor, frame))
         elif len(self.inboxes[actor]) < self.capacities[actor.index]:
@@ -122,14 +122,14 @@ class PlacesMachine(RuleBasedStateMachine):
             return False
         return True
 
-    def put(self, actor: Actor, frame: Frame) -> None:
+    def put(self, actor: NodeActor, frame: Frame) -> None:
         inbox = self.inboxes[actor]
         inbox.append(frame)
         inbox.sort(key=lambda frame: -frame.priority)
         if actor not in self.turns:
             self.turns.append(actor)
 
-    def left(self, actor: Actor) -> None:
+    def left(self, actor: NodeActor) -> None:
         """Something left the inbox of an actor, or the line before it: the next in line moves in."""
         line, inbox = self.lines[actor], self.inboxes[actor]
         line.sort(key=lambda frame: -frame.priority)
@@ -139,7 +139,7 @@ class PlacesMachine(RuleBasedStateMachine):
             if frame not in cancelled:
                 self.put(actor, frame)
 
-    def model_withdraw(self, actor: Actor, frame: Frame) -> None:
+    def model_withdraw(self, actor: NodeActor, frame: Frame) -> None:
         for queue in (self.inboxes[actor], self.lines[actor]):
             if frame in queue:
                 queue.remove(frame)

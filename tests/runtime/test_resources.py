@@ -6,7 +6,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import pytest
@@ -662,3 +662,30 @@ async def test_draining_waits_for_calls_that_wait_for_it() -> None:
         lost.gate.set()
         assert await waiting == 2
         await draining
+
+
+@pytest.mark.timeout(20)
+async def test_one_that_ends_while_a_deployment_starts_is_opened_again_for_its_first_call() -> None:
+    lost = Lost()
+    inner = lost.graph()
+
+    @ps.node
+    class Slow:
+        async def __aenter__(self) -> Self:
+            await lost.lose()
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None: ...
+
+        async def __call__(self, number: int) -> int:
+            return number
+
+    slow = Slow()
+
+    @ps.graph
+    async def graph() -> int:
+        return await slow(await inner())
+
+    async with engine.deploy(graph) as service:
+        assert await service() == 2
+    assert not lost.is_open

@@ -9,8 +9,8 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from penstock.actors.actor import Actor
 from penstock.actors.loop_host import LoopHost
+from penstock.actors.node_actor import NodeActor
 from penstock.actors.processes import ProcessPool
 from penstock.engine import instance
 from penstock.engine.wiring import Wiring
@@ -371,7 +371,7 @@ async def test_a_deployment_that_outlives_the_fault_is_healthy() -> None:
 
 def functions() -> list[Any]:
     """Returns what the points may replace, and what an item runs through."""
-    owners = (Actor, LoopHost, Wiring, ProcessPool)
+    owners = (NodeActor, LoopHost, Wiring, ProcessPool)
     return [vars(owner)[name] for owner in owners for name in vars(owner) if callable(vars(owner)[name])] + [
         instance.fresh_instance
     ]

@@ -7,7 +7,7 @@ listener between themselves and theirs. So a frame costs nothing for it.
 import asyncio
 from collections.abc import Iterable
 
-from ...actors.frame import Deployment, Frame, Listener
+from ...actors.frame import AnyDeployment, Frame, Listener
 
 
 async def departed(frames: Iterable[Frame]) -> None:
@@ -34,7 +34,7 @@ class _Departure:
         frame.listener = self
 
     @property
-    def service(self) -> Deployment | None:
+    def service(self) -> AnyDeployment | None:
         """The deployment that the frame belongs to."""
         return self.listener.service
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...actors.actor import ActorStatistics
+from ...actors.node_actor import ActorStatistics
 from ..quantities import significant
 
 # Items that waited for room, on average: with fewer, the inbox was full now and then, which limits nothing.

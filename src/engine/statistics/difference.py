@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import Field, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from ...actors.actor import ActorStatistics
+from ...actors.node_actor import ActorStatistics
 
 
 class _Dataclass(Protocol):

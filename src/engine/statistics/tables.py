@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...actors.actor import ActorStatistics
+from ...actors.node_actor import ActorStatistics
 from ..quantities import UNKNOWN, count, duration, milliseconds, of, rate, seconds
 from .table import Column, Table
 

@@ -4,8 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..._errors import DeadlineExceeded
-from ...actors.frame import Deployment as AnyDeployment
-from ...actors.frame import Frame
+from ...actors.frame import AnyDeployment, Frame
 from ..graph import Call
 from ..options import ExecutionOptions
 from ..planning import ChosenScheduler
@@ -124,7 +123,8 @@ class DeploymentScope:
         """Wait for a place."""
         scope, in_flight = self.service.check_callable()
         wired = await self.service.restored(self.service.graphs.values(call.graph), call.graph, deadline)
-        await self.service.admit(call.graph.name, priority, deadline)
+        await in_flight.reserve(call.graph.name, priority, deadline)
+        self.service.check_admitted(in_flight)
         in_flight.items += 1
         return scope, wired, in_flight.items - 1
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from ..._errors import EngineClosedError
 from ...actors.parts import Parts
 from ..streaming import Outcome, Stream, StreamStatistics
-from .flow import Flow
+from .streaming_call import StreamingCall
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -19,10 +19,10 @@ class ValuesStream(Stream[T_co]):
         start: starts the call.
     """
 
-    def __init__(self, start: Callable[[], Flow]) -> None:
+    def __init__(self, start: Callable[[], StreamingCall]) -> None:
         # Not its own method: a stream that is dropped has to go at once, and not when cycles are collected.
-        self._start_flow = start
-        self._flow: Flow | None = None
+        self._start_call = start
+        self._call: StreamingCall | None = None
         self._parts: Parts[Any] | None = None
         self._closed = False
 
@@ -64,11 +64,11 @@ class ValuesStream(Stream[T_co]):
 
     async def aclose(self) -> None:
         """End the stream: cancel what runs for the call, wait until nothing is left. Idempotent."""
-        if self._flow is not None:
-            self._flow.refuse_from_inside()
+        if self._call is not None:
+            self._call.refuse_from_inside()
         self._closed = True
-        if self._flow is not None:
-            await self._flow.aclose()
+        if self._call is not None:
+            await self._call.aclose()
 
     @property
     def position(self) -> int:
@@ -77,30 +77,30 @@ class ValuesStream(Stream[T_co]):
 
     def statistics(self) -> StreamStatistics:
         """Return a snapshot of the counters."""
-        if self._flow is None:
+        if self._call is None:
             return StreamStatistics(0, 0, 0, 0, 0, 0, ())
         held = 0 if self._parts is None else len(self._parts.held)
         given = self.position + held
-        actors = tuple(actor.statistics() for actor in self._flow.actors())
-        counting = self._flow.actors_uptime
+        actors = tuple(actor.statistics() for actor in self._call.actors())
+        counting = self._call.actors_uptime
         return StreamStatistics(
-            given, given, int(self._flow.has_failed), 0, self.position, held, actors,
-            self._flow.uptime.seconds, None if counting is None else counting.seconds,
+            given, given, int(self._call.has_failed), 0, self.position, held, actors,
+            self._call.uptime.seconds, None if counting is None else counting.seconds,
         )  # fmt: skip
 
-    def _start(self) -> Flow:
-        if self._flow is None:
+    def _start(self) -> StreamingCall:
+        if self._call is None:
             if self._closed:
                 raise EngineClosedError("this stream was closed; a stream is read once: make a new one")
-            self._flow = self._start_flow()
-        return self._flow
+            self._call = self._start_call()
+        return self._call
 
     async def _open(self) -> Parts[Any]:
-        if self._closed and self._flow is not None:
+        if self._closed and self._call is not None:
             raise StopAsyncIteration
-        flow = self._start()
+        call = self._start()
         try:
-            self._parts = (await flow.opened()).parts
+            self._parts = (await call.opened()).parts
         except asyncio.CancelledError:
             raise  # the reader was cancelled, which does not end the stream
         except BaseException:
@@ -121,16 +121,16 @@ class ValuesStream(Stream[T_co]):
             if not parts.abandoned:
                 raise  # the reader was cancelled, which does not end the stream
             error = failure
-        flow = self._start()
-        flow.was_read(error)
+        call = self._start()
+        call.was_read(error)
         try:
-            await flow.ended()
+            await call.ended()
         finally:
             del error  # its traceback refers to this very call
         raise StopAsyncIteration
 
     def __del__(self) -> None:
-        flow = getattr(self, "_flow", None)
-        if flow is not None and not self._closed and not flow.loop.is_closed():
+        call = getattr(self, "_call", None)
+        if call is not None and not self._closed and not call.loop.is_closed():
             # Perhaps in another thread: the garbage collector chooses where it runs.
-            flow.loop.call_soon_threadsafe(flow.abort)
+            call.loop.call_soon_threadsafe(call.abort)

@@ -1,4 +1,4 @@
-"""Flow: the running part of a stream that one call gives: from its admission until nothing of it is left."""
+"""Streaming call: the running part of a stream that one call gives: from its admission until nothing of it is left."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from typing import Any
 from opentelemetry.trace import Span
 
 from ..._errors import EngineClosedError, NodeCancelledError
-from ...actors.actor import Actor
 from ...actors.current import calling_actor, enclosing_frame, is_detached
-from ...actors.frame import Deployment, Frame
+from ...actors.frame import AnyDeployment, Frame
+from ...actors.node_actor import NodeActor
 from ...actors.parts import Reader
 from ...actors.uninterrupted import uninterrupted
 from ...telemetry import spans
@@ -23,7 +23,7 @@ from ..wiring import Wired
 from .call_scope import CallScope
 
 
-class Flow:
+class StreamingCall:
     """One call that gives a stream. It listens to the call's frame.
 
     It does not know the `Stream` object, so a stream that is dropped can end it.
@@ -69,7 +69,7 @@ class Flow:
         """How long the actors have been counting; None before there are any."""
         return None if self._scope is None else self._scope.uptime
 
-    def actors(self) -> list[Actor]:
+    def actors(self) -> list[NodeActor]:
         """Return the actors that it goes through."""
         return [] if self._scope is None else self._scope.wiring.actors()
 
@@ -143,7 +143,7 @@ class Flow:
         refuse_to_close_from_inside(self)
 
     @property
-    def service(self) -> Deployment | None:
+    def service(self) -> AnyDeployment | None:
         """The deployment that the call belongs to."""
         return self._where.service
 

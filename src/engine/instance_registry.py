@@ -1,4 +1,4 @@
-"""Instances: the stateful nodes of one scope, acquired when it starts and released when it ends."""
+"""Instance registry: the stateful nodes of one scope, acquired when it starts and released when it ends."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from .planning import Plan
 from .pools import Pools
 
 
-class Instances:
+class InstanceRegistry:
     """One instance of each stateful node that a scope uses, shared by all of its call sites.
 
     Args:

@@ -1,4 +1,4 @@
-"""Actor: one call site of a node in one scope, with its inbox, its places and its counters."""
+"""Node actor: one call site of a node in one scope, with its inbox, its places and its counters."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -31,9 +31,9 @@ BLOCKING_SECONDS = 0.05
 
 Values = list[Any]
 # How a handler is run with its arguments: on the loop, in a thread, in a process, or as a sub-graph.
-Body = Callable[["Worker", "Actor", "Frame", tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
+Body = Callable[["Worker", "NodeActor", "Frame", tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
 # What a worker calls for a frame in an actor of mode GENERAL.
-Invoke = Callable[["Worker", "Actor", "Frame"], Awaitable[Any]]
+Invoke = Callable[["Worker", "NodeActor", "Frame"], Awaitable[Any]]
 
 
 class Replaceable(Protocol):
@@ -83,7 +83,7 @@ class ActorStatistics:
     state: ActorState | None = None
 
 
-class Actor:
+class NodeActor:
     """A node at work: what to run, where its values come from and go, who may run now and who waits.
 
     Built once for a scope and then only read by the workers, except for its counters.
@@ -116,8 +116,8 @@ class Actor:
         self.kwargs_of: Callable[[Values], dict[str, Any]] | None = None
         self.out = 0
         self.reads: tuple[int, ...] = ()  # slots to give up when done
-        self.consumers: tuple[Actor, ...] = ()
-        self.successor: Actor | None = None  # the only consumer, if it waits for nothing else
+        self.consumers: tuple[NodeActor, ...] = ()
+        self.successor: NodeActor | None = None  # the only consumer, if it waits for nothing else
         self.ends_line = False  # its value is the result of the graph, and nothing else is left to do
         self.work: Mailbox[Any] | None = None  # of an actor that owns its loop: what waits for the loop
         self.completed = 0
