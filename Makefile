@@ -15,7 +15,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo test test-long soak check format bench bench-peers docs clean
+.PHONY: help demo test test-long soak check format bench bench-devices bench-gpu bench-peers docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library's code"
@@ -25,6 +25,7 @@ help:
 	@echo "make check        lint, format, types (mypy and pyright), import directions"
 	@echo "make format       let ruff rewrite what it can"
 	@echo "make bench        ratios against hand-written asyncio"
+	@echo "make bench-devices  what runs on devices, against plain JAX; make bench-gpu on a GPU"
 	@echo "make bench-peers  the same workloads on other frameworks, in .venv-peers"
 	@echo "make docs         build the documentation into site/"
 	@echo "make clean        remove everything that the targets above made"
@@ -81,6 +82,13 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-devices: $(VENV)/.dev
+	$(BIN)/python -m benchmarks --devices $(ARGS)
+
+# The same where there is a GPU: JAX for it is installed by whoever has one.
+bench-gpu: $(VENV)/.dev
+	PENSTOCK_BENCH_DEVICE=gpu $(BIN)/python -m benchmarks --devices $(ARGS)
 
 bench-peers: .venv-peers/.stamp
 	.venv-peers/bin/python -m benchmarks.peers $(ARGS)

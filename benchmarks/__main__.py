@@ -6,16 +6,15 @@ from pathlib import Path
 
 from . import fresh, harness, loops, report
 from .harness import Measured, Workload
-from .workloads import WORKLOADS
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 
 
 def arguments() -> argparse.Namespace:
-    names = [workload.name for workload in WORKLOADS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--devices", action="store_true", help="what runs on devices, instead of what needs none")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter samples: a look, not a claim")
-    parser.add_argument("--only", metavar="NAME", action="append", choices=names, help=f"one of: {', '.join(names)}")
+    parser.add_argument("--only", metavar="NAME", action="append", help="one workload; may be given again")
     parser.add_argument("--loop", choices=[*loops.NAMES, "both"], default="both")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go (default: %(default)s)")
     return parser.parse_args()
@@ -24,7 +23,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Returns 1 if a limit that must be kept was not."""
     chosen = arguments()
-    workloads = [workload for workload in WORKLOADS if chosen.only is None or workload.name in chosen.only]
+    workloads = _chosen(_all(devices=chosen.devices), chosen.only)
     measured: list[Measured] = []
     for loop in loops.NAMES if chosen.loop == "both" else (chosen.loop,):
         for workload in workloads:
@@ -33,6 +32,25 @@ def main() -> int:
     report.print_table("penstock beside hand-written asyncio", report.COLUMNS, map(report.cells, measured))
     report.write_json(chosen.json, measured, quick=chosen.quick)
     return 1 if any(row.verdict == "missed" for row in measured) else 0
+
+
+def _all(*, devices: bool) -> tuple[Workload, ...]:
+    # Loaded here, so that what needs no device is measured without JAX in the process.
+    if devices:
+        from .devices import WORKLOADS as on_devices
+
+        return on_devices
+    from .workloads import WORKLOADS
+
+    return WORKLOADS
+
+
+def _chosen(workloads: tuple[Workload, ...], names: list[str] | None) -> list[Workload]:
+    known = [workload.name for workload in workloads]
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        sys.exit(f"--only {unknown[0]}: one of {', '.join(known)}")
+    return [workload for workload in workloads if names is None or workload.name in names]
 
 
 def _measure(workload: Workload, loop: str, *, quick: bool) -> list[Measured]:

@@ -10,6 +10,7 @@ from .parameter_names import parameter_names
 if TYPE_CHECKING:
     import jax.sharding
 
+    from .compile_log import CompileLog
     from .compiling import Program
     from .device_mesh import DeviceMesh
     from .jax_types import Device
@@ -69,10 +70,18 @@ class DeviceActor:
         return cast(R, await station.run(station.others, DeviceCall(station.loop, program, args, hands_on=not ready)))
 
 
+# What is made anew for each call is told apart from a new shape because all of them share it.
+@lru_cache(maxsize=1)
+def _log() -> "CompileLog":
+    from .compile_log import CompileLog
+
+    return CompileLog()
+
+
 # Two hundred functions are more than a program has; what is made anew for each call must not pile up.
 @lru_cache(maxsize=256)
 def _program(fn: Callable[..., Any], placement: "Placement", donate_argnums: tuple[int, ...]) -> "Program":
     from .compiling import Program
 
     name = str(getattr(fn, "__name__", type(fn).__name__))
-    return Program(fn, name, parameter_names(fn), placement, donate_argnums, pure=False)
+    return Program(fn, name, parameter_names(fn), placement, donate_argnums, pure=False, log=_log())

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from ..actors.batch import Batch
 from .batch_job import BatchItem
@@ -98,8 +98,7 @@ class Arguments:
         item = self.stacker.item([values[i] for i in self.stacked], current())
         # No two versions of a parameter are mixed in a batch: they are told apart as objects.
         versions = [
-            (type(value), value) if i in self.static else id(value)
-            for i, value in zip(self.shared, shared, strict=True)
+            _static(value) if i in self.static else id(value) for i, value in zip(self.shared, shared, strict=True)
         ]
         return BatchItem(item, shared), (item.signature, *versions)
 
@@ -110,6 +109,11 @@ class Arguments:
         by_name = dict(zip(self.masks, masks, strict=False))
         by_name.update({self.names[i]: values[i] for i in self._by_keyword})
         return fn(*[value for i, value in enumerate(values) if i not in self._by_keyword], **by_name)
+
+
+def _static(value: Any) -> Hashable:
+    """Return what tells static values apart that are equal and yet not the same, as 1 and True are."""
+    return cast("Hashable", type(value)), value
 
 
 def _check_names(name: str, found: "dict[str, inspect.Parameter] | Any", static: tuple[str, ...]) -> None:

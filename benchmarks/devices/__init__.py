@@ -1,0 +1,10 @@
+"""Every workload on devices, in the order of the table."""
+
+from ..harness import Workload
+from .batching import BATCHING
+from .compilations import COMPILATIONS
+from .lag import COMPILE_LAG, KERNEL_LAG
+from .latency import LATENCY
+from .overlap import OVERLAP
+
+WORKLOADS: tuple[Workload, ...] = (LATENCY, KERNEL_LAG, COMPILE_LAG, BATCHING, COMPILATIONS, OVERLAP)

@@ -1,0 +1,78 @@
+"""64 concurrent callers of a small model: batched, and one by one."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import penstock as ps
+from penstock import engine
+
+from ..harness import Contenders, Row, Sample, Workload
+from ..summary import Limits
+from .device import DEVICE
+
+CALLERS = 64
+WIDTH = 256
+
+
+def layer(x: jax.Array) -> jax.Array:
+    return jnp.tanh(x) * 2 + jnp.sum(x)
+
+
+one_by_one = ps.device_node(device=DEVICE, name="one_by_one")(layer)
+batched = ps.device_node(device=DEVICE, name="batched", batch=ps.Batch(CALLERS))(layer)
+
+
+@ps.graph
+async def call_one(x: jax.Array) -> jax.Array:
+    return one_by_one(x)
+
+
+@ps.graph
+async def call_batched(x: jax.Array) -> jax.Array:
+    return batched(x)
+
+
+@asynccontextmanager
+async def contenders(quick: bool) -> AsyncIterator[Contenders]:
+    calls = 50 if quick else 200
+    rows = [np.full(WIDTH, number, np.float32) for number in range(CALLERS)]
+    async with engine.deploy(call_one, call_batched, max_in_flight=2 * CALLERS) as service:
+
+        def throughput(graph: "ps.Graph[[Any], jax.Array]") -> Sample:
+            async def caller(row: Any, times: int) -> None:
+                for _ in range(times):
+                    await service.run(graph(row))
+
+            async def sample() -> float:
+                began = time.perf_counter()
+                await asyncio.gather(*(caller(row, calls) for row in rows))
+                return CALLERS * calls / (time.perf_counter() - began)
+
+            return sample
+
+        yield {"batched": throughput(call_batched), "one by one": throughput(call_one)}
+
+
+BATCHING = Workload(
+    name="batching",
+    contenders=contenders,
+    control="batched",
+    rows=(
+        Row(
+            title="64 callers, batched over one by one",
+            subject="batched",
+            reference="one by one",
+            unit="times",
+            limits=Limits(must=5, aim=8, at_least=True),
+        ),
+        Row(title="64 callers, batched", subject="batched", unit="calls/s"),
+        Row(title="64 callers, one by one", subject="one by one", unit="calls/s"),
+    ),
+)

@@ -1,0 +1,85 @@
+"""One tiny kernel: what an await costs beyond a blocking call."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from statistics import median
+
+import jax
+import numpy as np
+
+import penstock as ps
+from penstock import devices, engine
+from penstock.devices import select
+
+from ..harness import Contenders, Row, Workload
+from ..summary import Limits
+from .device import DEVICE
+
+
+def tiny(x: jax.Array) -> jax.Array:
+    return x * 2 + 1
+
+
+node = ps.device_node(device=DEVICE)(tiny)
+
+
+@ps.graph
+async def call(x: jax.Array) -> jax.Array:
+    return node(x)
+
+
+@asynccontextmanager
+async def contenders(quick: bool) -> AsyncIterator[Contenders]:
+    calls = 200 if quick else 1_000
+    device = select(DEVICE)
+    array = jax.device_put(np.ones(16, np.float32), device)
+    compiled = jax.jit(tiny)
+    actor = devices.actor(DEVICE)
+
+    def blocking_seconds() -> float:
+        seconds: list[float] = []
+        for _ in range(calls):
+            began = time.perf_counter()
+            compiled(array).block_until_ready()
+            seconds.append(time.perf_counter() - began)
+        return median(seconds)
+
+    async def by_actor() -> float:
+        seconds: list[float] = []
+        for _ in range(calls):
+            began = time.perf_counter()
+            await actor.run(tiny, array)
+            seconds.append(time.perf_counter() - began)
+        return 1e6 * (median(seconds) - blocking_seconds())
+
+    async with engine.deploy(call) as service:
+
+        async def by_service() -> float:
+            seconds: list[float] = []
+            for _ in range(calls):
+                began = time.perf_counter()
+                await service(array)
+                seconds.append(time.perf_counter() - began)
+            return 1e6 * (median(seconds) - blocking_seconds())
+
+        async def blocking() -> float:
+            return 1e6 * blocking_seconds()
+
+        yield {"actor": by_actor, "service": by_service, "blocking": blocking}
+
+
+LATENCY = Workload(
+    name="latency",
+    contenders=contenders,
+    rows=(
+        Row(
+            title="one tiny kernel, added to a blocking call",
+            subject="actor",
+            unit="us",
+            limits=Limits(must=60, aim=35, at_least=False),
+        ),
+        Row(title="the same through a deployment", subject="service", unit="us"),
+        Row(title="the blocking call itself", subject="blocking", unit="us"),
+    ),
+)
