@@ -89,7 +89,9 @@ class Frame:
     parent: "Frame | None" = None
     missing: list[int]
     readers: list[int]
-    _queued_at: "list[NodeActor] | None" = None
+    # Two fields, because a frame waits at one actor nearly always, and a list for each would cost as much as a hop.
+    _queued_at: "NodeActor | None" = None
+    _further_queues: "tuple[NodeActor, ...]" = ()
     sinks_left = 1
     result: Any = None
     error: BaseException | None = None
@@ -198,19 +200,26 @@ class Frame:
 
     def queues(self) -> "list[NodeActor]":
         """Return the actors in whose inbox, or in the line before it, the frame is."""
-        return list(self._queued_at) if self._queued_at else []
+        return [] if self._queued_at is None else [self._queued_at, *self._further_queues]
 
     def queued(self, actor: "NodeActor") -> None:
         """The frame waits at an actor now."""
         if self._queued_at is None:
-            self._queued_at = []
-        self._queued_at.append(actor)
+            self._queued_at = actor
+        else:
+            self._further_queues = (*self._further_queues, actor)
 
     def dequeued(self, actor: "NodeActor") -> bool:
         """The frame waits there no more; returns whether it did."""
-        if self._queued_at is None or actor not in self._queued_at:
+        further = self._further_queues
+        if self._queued_at is actor:
+            self._queued_at = further[0] if further else None
+            if further:
+                self._further_queues = further[1:]
+            return True
+        if actor not in further:
             return False
-        self._queued_at.remove(actor)
+        self._further_queues = tuple(other for other in further if other is not actor)
         return True
 
     def release(self, slot: int) -> None:
