@@ -1,1 +1,1 @@
-"""Spans and their names; knows the API of OpenTelemetry and nothing of the rest of the house."""
+"""Spans, logs, profiles and tables; knows the API of OpenTelemetry and nothing of the rest of the house."""
