@@ -36,7 +36,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import penstock as ps
-from penstock import engine
+from penstock import engine, telemetry
 
 SAMPLE_QUERIES = (
     "parse a json document",
@@ -232,7 +232,7 @@ async def serve(job: Job, queries: Sequence[str]) -> None:
             filled = filling.statistics()
         await service("")  # the first query ranks everything
         job.seconds = perf_counter() - job.began
-        show_found(job, filled.bottleneck)
+        show_found(job, profile.verdict)
         for query in queries:
             console.print(f"\n[bold]{escape(query)}[/]")
             show_hits(job, await service(query))
@@ -310,9 +310,9 @@ def show_left_out(root: Path, error: OSError) -> None:
     line(f"[yellow]A folder is left out:[/] {escape(f'{os.path.relpath(error.filename, root)}: {error.strerror}')}")
 
 
-def show_found(job: Job, bottleneck: engine.Bottleneck | None) -> None:
+def show_found(job: Job, verdict: telemetry.Verdict) -> None:
     console.print(f"[bold]{job.found:,} functions and classes[/] found and ranked in {job.seconds:.1f} s")
-    console.print(bottleneck or "No node limits it: whatever was ready found room in the next inbox.")
+    console.print(f"{verdict}.")
     if job.skipped:
         console.print(f"[yellow]{counted(len(job.skipped), 'file')} skipped:[/]")
     for path, error in job.skipped[:SKIPPED]:
