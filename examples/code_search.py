@@ -220,16 +220,16 @@ async def serve(job: Job, queries: Sequence[str]) -> None:
     """Fill the index, then answer: the queries, or without any those of the person at the prompt."""
     async with engine.deploy(ask, fill) as service:
         job.began = perf_counter()
-        async with service.stream((fill(path) for path in job.paths), ordered=False) as filling:
-            columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[now]}")
-            with Progress(*columns, console=console) as bar:
-                task = bar.add_task("", total=len(job.paths), now="worker processes start ...")
-                async for outcome in filling.outcomes():
-                    job.count(job.paths[outcome.index], outcome.value, outcome.error)
-                    rate = job.files / (perf_counter() - job.began)
-                    now = f"{rate:.0f} files/s  in line: {inboxes(filling.statistics())}"
-                    bar.update(task, completed=job.files, now=now)
-            filled = filling.statistics()
+        with telemetry.profile() as profile:
+            async with service.stream((fill(path) for path in job.paths), ordered=False) as filling:
+                columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[now]}")
+                with Progress(*columns, console=console) as bar:
+                    task = bar.add_task("", total=len(job.paths), now="worker processes start ...")
+                    async for outcome in filling.outcomes():
+                        job.count(job.paths[outcome.index], outcome.value, outcome.error)
+                        rate = job.files / (perf_counter() - job.began)
+                        now = f"{rate:.0f} files/s  in line: {inboxes(filling.statistics())}"
+                        bar.update(task, completed=job.files, now=now)
         await service("")  # the first query ranks everything
         job.seconds = perf_counter() - job.began
         show_found(job, profile.verdict)

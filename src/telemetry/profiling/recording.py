@@ -1,10 +1,10 @@
 """Profile: what nodes did inside a `with` block, and which of them limits."""
 
 import threading
-import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter, thread_time
 from typing import NamedTuple
 
 from ..tables import Column, Rendered, Table
@@ -80,9 +80,9 @@ class Profile(Rendered):
         self._scopes: dict[Scope, _Look] = {}
         self._readers: dict[Reader, _ReaderTime] = {}
         self._read: dict[str, tuple[float, float]] = {}
-        self._began = time.perf_counter()
+        self._began = perf_counter()
         self._thread = threading.get_ident()
-        self._cpu_began = time.thread_time()
+        self._cpu_began = thread_time()
         self._evidence: Evidence | None = None
 
     @property
@@ -104,18 +104,18 @@ class Profile(Rendered):
     def scope_opened(self, scope: Scope) -> None:
         """Count what a new scope does, from zero."""
         scope.measure(on=True)
-        self._scopes[scope] = _Look(time.perf_counter(), {})
+        self._scopes[scope] = _Look(perf_counter(), {})
 
     def scope_closed(self, scope: Scope) -> None:
         """Take the last numbers of a scope."""
         look = self._scopes.pop(scope, None)
         if look is not None:
-            self._sums.add(look.nodes, scope.node_readings(), look.seconds, time.perf_counter())
+            self._sums.add(look.nodes, scope.node_readings(), look.seconds, perf_counter())
             scope.measure(on=False)
 
     def reader_opened(self, reader: Reader) -> None:
         """Count how long the reader of a new stream waits, from zero."""
-        self._readers[reader] = _ReaderTime(time.perf_counter(), 0.0)
+        self._readers[reader] = _ReaderTime(perf_counter(), 0.0)
 
     def reader_closed(self, reader: Reader) -> None:
         """Take the last number of a stream."""
@@ -129,9 +129,9 @@ class Profile(Rendered):
             for scope in host.open_scopes():
                 scope.measure(on=True)
                 look = {reading.key: reading for reading in scope.node_readings()}
-                self._scopes[scope] = _Look(time.perf_counter(), look)
+                self._scopes[scope] = _Look(perf_counter(), look)
             for reader in host.open_readers():
-                self._readers[reader] = _ReaderTime(time.perf_counter(), reader.reader_wait_seconds)
+                self._readers[reader] = _ReaderTime(perf_counter(), reader.reader_wait_seconds)
 
     def _end(self) -> None:
         registry.end(self)
@@ -145,7 +145,7 @@ class Profile(Rendered):
         """Return what is known up to now: of what has ended, and of what is open."""
         if self._evidence is not None:
             return self._evidence
-        now = time.perf_counter()
+        now = perf_counter()
         sums = self._sums.copy()
         for scope, look in self._scopes.items():
             sums.add(look.nodes, scope.node_readings(), look.seconds, now)
@@ -153,7 +153,7 @@ class Profile(Rendered):
         for reader, began in self._readers.items():
             _add_reader(read, reader, began)
         # Who leaves the block in another thread than that of the loop knows nothing of it.
-        cpu_seconds = time.thread_time() - self._cpu_began if threading.get_ident() == self._thread else None
+        cpu_seconds = thread_time() - self._cpu_began if threading.get_ident() == self._thread else None
         readers = tuple((name, *times) for name, times in read.items())
         return Evidence(sums, now - self._began, cpu_seconds, readers)
 
@@ -196,7 +196,7 @@ def _node_profile(sums: Sums, node: NodeSum) -> NodeProfile:
 def _add_reader(read: dict[str, tuple[float, float]], reader: Reader, began: _ReaderTime) -> None:
     open_seconds, waited_seconds = read.get(reader.name, (0.0, 0.0))
     read[reader.name] = (
-        open_seconds + time.perf_counter() - began.began,
+        open_seconds + perf_counter() - began.began,
         waited_seconds + reader.reader_wait_seconds - began.waited_before,
     )
 
