@@ -116,7 +116,7 @@ def test_a_slow_source_limits() -> None:
 
     verdict = testing.run_virtual(lambda: profile_of(engine.stream(source()))).verdict
     assert verdict.node is None
-    assert str(verdict).startswith("the source limits: no node is busy for more than 5% of its places")
+    assert str(verdict).startswith("the source limits: no node is busy for more than half of the time")
 
 
 def test_a_slow_reader_limits() -> None:

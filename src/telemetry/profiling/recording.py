@@ -1,7 +1,7 @@
 """Profile: what nodes did inside a `with` block, and which of them limits."""
 
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Generator, Hashable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter, thread_time
@@ -63,10 +63,9 @@ class _Look(NamedTuple):
     nodes: dict[Hashable, NodeReading]
 
 
-class _ReaderTime:
-    def __init__(self, began: float, waited_seconds: float) -> None:
-        self.began = began
-        self.waited_before = waited_seconds
+class _ReaderLook(NamedTuple):
+    seconds: float
+    waited_seconds: float
 
 
 class Profile(Rendered):
@@ -78,7 +77,7 @@ class Profile(Rendered):
     def __init__(self) -> None:
         self._sums = Sums()
         self._scopes: dict[Scope, _Look] = {}
-        self._readers: dict[Reader, _ReaderTime] = {}
+        self._readers: dict[Reader, _ReaderLook] = {}
         self._read: dict[str, tuple[float, float]] = {}
         self._began = perf_counter()
         self._thread = threading.get_ident()
@@ -115,13 +114,13 @@ class Profile(Rendered):
 
     def reader_opened(self, reader: Reader) -> None:
         """Count how long the reader of a new stream waits, from zero."""
-        self._readers[reader] = _ReaderTime(perf_counter(), 0.0)
+        self._readers[reader] = _ReaderLook(perf_counter(), 0.0)
 
     def reader_closed(self, reader: Reader) -> None:
         """Take the last number of a stream."""
-        began = self._readers.pop(reader, None)
-        if began is not None:
-            _add_reader(self._read, reader, began)
+        look = self._readers.pop(reader, None)
+        if look is not None:
+            _add_reader(self._read, reader, look)
 
     def _begin(self) -> None:
         registry.begin(self)
@@ -131,7 +130,7 @@ class Profile(Rendered):
                 look = {reading.key: reading for reading in scope.node_readings()}
                 self._scopes[scope] = _Look(perf_counter(), look)
             for reader in host.open_readers():
-                self._readers[reader] = _ReaderTime(perf_counter(), reader.reader_wait_seconds)
+                self._readers[reader] = _ReaderLook(perf_counter(), reader.reader_wait_seconds)
 
     def _end(self) -> None:
         registry.end(self)
@@ -150,8 +149,8 @@ class Profile(Rendered):
         for scope, look in self._scopes.items():
             sums.add(look.nodes, scope.node_readings(), look.seconds, now)
         read = dict(self._read)
-        for reader, began in self._readers.items():
-            _add_reader(read, reader, began)
+        for reader, reader_look in self._readers.items():
+            _add_reader(read, reader, reader_look)
         # Who leaves the block in another thread than that of the loop knows nothing of it.
         cpu_seconds = thread_time() - self._cpu_began if threading.get_ident() == self._thread else None
         readers = tuple((name, *times) for name, times in read.items())
@@ -164,7 +163,7 @@ class Profile(Rendered):
 
 
 @contextmanager
-def profile() -> Iterator[Profile]:
+def profile() -> Generator[Profile, None, None]:
     """Take a profile of everything that this process runs inside of the `with` block.
 
     Streams, deployments and runs count, whichever task opens them. Of those that were open before, what they do from
@@ -193,11 +192,11 @@ def _node_profile(sums: Sums, node: NodeSum) -> NodeProfile:
     )
 
 
-def _add_reader(read: dict[str, tuple[float, float]], reader: Reader, began: _ReaderTime) -> None:
+def _add_reader(read: dict[str, tuple[float, float]], reader: Reader, look: _ReaderLook) -> None:
     open_seconds, waited_seconds = read.get(reader.name, (0.0, 0.0))
     read[reader.name] = (
-        open_seconds + perf_counter() - began.began,
-        waited_seconds + reader.reader_wait_seconds - began.waited_before,
+        open_seconds + perf_counter() - look.seconds,
+        waited_seconds + reader.reader_wait_seconds - look.waited_seconds,
     )
 
 

@@ -7,7 +7,7 @@ added up: nodes that run side by side take the time of the slowest.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..tables.quantities import milliseconds, significant
 from .readings import Bound
@@ -83,39 +83,48 @@ class Evidence:
     readers: tuple[tuple[str, float, float], ...]
 
 
+class _Candidate(NamedTuple):
+    """What could limit.
+
+    Args:
+        used: how much of it was used, from 0 to 1.
+        precedence: which to prefer of those that were used as much.
+        verdict: what to say.
+    """
+
+    used: float
+    precedence: int
+    verdict: Verdict
+
+
 def find_verdict(evidence: Evidence) -> Verdict:
     """Return what limits."""
     nodes = evidence.sums.nodes
     if evidence.elapsed_seconds <= 0 or not any(node.completed or node.failed for node in nodes.values()):
         return Verdict(None, "nothing ran while the profile was taken", "put the calls inside of its `with` block")
-    used, _, verdict = max(_candidates(evidence), key=lambda found: found[:2], default=(0.0, 0, None))
-    if verdict is not None and used >= LEAST_USED:
-        return verdict
+    candidates = [*_places(evidence.sums), *_loop(evidence), *_readers(evidence)]
+    most = max(candidates, key=lambda candidate: candidate[:2], default=None)
+    if most is not None and most.used >= LEAST_USED:
+        return most.verdict
+    idle = "no node is busy for more than half of the time that it could be"
     if evidence.readers:
-        return Verdict(
-            None,
-            f"the source limits: no node is busy for more than {used:.0%} of its places, and readers wait for items",
-            "have the source give items sooner: read ahead, or in several tasks",
-        )
-    return _longest_path(evidence) or Verdict(
-        None, f"the callers limit: no node is busy for more than {used:.0%} of its places", "have more calls at a time"
-    )
+        remedy = "have the source give items sooner: read ahead, or in several tasks"
+        return Verdict(None, f"the source limits: {idle}, and readers wait for items", remedy)
+    return _longest_path(evidence) or Verdict(None, f"the callers limit: {idle}", "have more calls at a time")
 
 
-def _candidates(evidence: Evidence) -> "Iterator[tuple[float, int, Verdict]]":
-    """Yield what could limit: how much of it was used, which to prefer if equal, and what to say."""
-    for group in evidence.sums.groups.values():
+def _places(sums: Sums) -> Iterator[_Candidate]:
+    for group in sums.groups.values():
         if group.busy:
-            yield round(group.utilisation, 2), 2 + group.is_pool, _of_places(evidence.sums, group)
-    yield from _loop(evidence)
+            yield _Candidate(round(group.utilisation, 2), 2 if group.is_pool else 1, _of_places(sums, group))
+
+
+def _readers(evidence: Evidence) -> Iterator[_Candidate]:
     for name, open_seconds, waited_seconds in evidence.readers:
         used = max(0.0, 1 - waited_seconds / open_seconds) if open_seconds else 0.0
-        score = (1.0, 5) if used >= NEVER_WAITS else (round(used, 2), 1)
-        yield *score, Verdict(
-            None,
-            f"the reader of {name} limits: it waited for items for only {1 - used:.0%} of the time",
-            "do less for each item outside of the graph, or make a node of it",
-        )  # fmt: skip
+        reason = f"the reader of {name} limits: it waited for items for only {1 - used:.0%} of the time"
+        verdict = Verdict(None, reason, "do less for each item outside of the graph, or make a node of it")
+        yield _Candidate(1.0, 4, verdict) if used >= NEVER_WAITS else _Candidate(round(used, 2), 0, verdict)
 
 
 def _of_places(sums: Sums, group: Group) -> Verdict:
@@ -149,23 +158,25 @@ def _waited_for(node: NodeSum) -> str:
     return f", and {significant(waiting)} items wait for room in its inbox" if waiting >= LEAST_USED else ""
 
 
-def _loop(evidence: Evidence) -> "Iterator[tuple[float, int, Verdict]]":
+def _loop(evidence: Evidence) -> Iterator[_Candidate]:
     elapsed, cpu_seconds = evidence.elapsed_seconds, evidence.loop_cpu_seconds or 0.0
-    holders = {name: node for name, node in evidence.sums.nodes.items() if node.reading.holds_loop}
-    held = {name: node.busy_seconds or 0.0 for name, node in holders.items()}
+    nodes = evidence.sums.nodes
+    held = {name: node.busy_seconds or 0.0 for name, node in nodes.items() if node.reading.holds_loop}
     total = sum(held.values())
     if held and total >= cpu_seconds / 2:
         name = max(held, key=held.__getitem__)
         others = f", of which it takes {held[name] / total:.0%}" if len(held) > 1 and total else ""
-        reason = f"plain functions hold the event loop for {min(total / elapsed, 1):.0%} of the time{others}"
-        yield round(min(total / elapsed, 1), 2), 4, Verdict(name[1], reason, _OFF_LOOP, name[0])
+        used = min(total / elapsed, 1)
+        reason = f"plain functions hold the event loop for {used:.0%} of the time{others}"
+        yield _Candidate(round(used, 2), 3, Verdict(name[1], reason, _OFF_LOOP, name[0]))
     elif cpu_seconds >= LEAST_LOOP_CPU * elapsed:
-        yield round(min(cpu_seconds / elapsed, 1), 2), 4, _computing(evidence, cpu_seconds) or Verdict(
-            None,
-            f"the event loop limits: it computes for {min(cpu_seconds / elapsed, 1):.0%} of the time, most of it in "
-            "what async handlers, the reader and the engine do between two waits",
-            'have fewer and larger items (batch=), and move what computes to runs_on="thread" or "process"',
-        )  # fmt: skip
+        used = min(cpu_seconds / elapsed, 1)
+        reason = (
+            f"the event loop limits: it computes for {used:.0%} of the time, most of it in what async handlers, the "
+            "reader and the engine do between two waits"
+        )
+        remedy = 'have fewer and larger items (batch=), and move what computes to runs_on="thread" or "process"'
+        yield _Candidate(round(used, 2), 3, _computing(evidence, cpu_seconds) or Verdict(None, reason, remedy))
 
 
 def _computing(evidence: Evidence, cpu_seconds: float) -> Verdict | None:
