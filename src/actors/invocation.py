@@ -45,7 +45,7 @@ async def invoke(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
     return await invoke_with(Invocation(worker, actor, frame))
 
 
-async def timed(worker: "Worker", actor: "Actor", frame: "Frame") -> Any:
+async def timed(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
     """Run a node without a policy that a profile wants timed, as the worker itself would."""
     if frame.span is not None:
         return await invoke(worker, actor, frame)
