@@ -11,6 +11,9 @@ import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.actors import chain
 from penstock.telemetry.profiling import registry
+from penstock.telemetry.profiling.readings import NodeReading, Places
+from penstock.telemetry.profiling.sums import Sums
+from penstock.telemetry.profiling.verdict import Evidence, find_verdict
 
 CLOCKED = (
     "actors.chain", "actors.channel", "actors.invocation", "engine.pipeline", "engine.streams.values_stream",
@@ -124,6 +127,28 @@ def test_a_slow_reader_limits() -> None:
     verdict = testing.run_virtual(stream).verdict
     assert verdict.node is None
     assert verdict.reason.startswith("the reader of middle limits: it waited for items for only")
+
+
+def test_a_reader_that_holds_the_loop_limits_although_nodes_look_busy_meanwhile(clock: Clock) -> None:
+    async def read() -> telemetry.Profile:
+        with telemetry.profile() as profile:
+            async with engine.stream(middle(number) for number in range(40)) as results:
+                async for _ in results:
+                    clock.take(1)
+        return profile
+
+    profile = testing.run_virtual(read)
+    assert (node_of(profile, "slow").busy_share or 0) > 0.8
+    assert profile.verdict.reason.startswith("the reader of middle limits")
+
+
+@pytest.mark.parametrize(("waited_seconds", "node"), [(0.5, None), (2.0, "busy")])
+def test_a_reader_that_never_waits_limits_whatever_nodes_show(waited_seconds: float, node: str | None) -> None:
+    sums = Sums()
+    busy = NodeReading("key", "graph", "busy", "loop", False, False, 10, 0, 10.0, 0.0, (Places("key", 1, "state"),))
+    sums.add({}, [busy], 0.0, 10.0)
+    evidence = Evidence(sums, 10.0, None, (("graph", 10.0, waited_seconds),))
+    assert find_verdict(evidence).node == node
 
 
 def test_max_in_flight_limits_nodes_that_have_no_limit() -> None:
@@ -254,6 +279,21 @@ async def test_a_thread_pool_that_is_exhausted_limits(clock: Clock) -> None:
     assert verdict.node == "read"
     assert verdict.reason.startswith("the 2 threads are busy")
     assert verdict.remedy.startswith("raise max_workers=")
+
+
+async def test_of_places_and_threads_that_are_as_many_the_threads_limit(clock: Clock) -> None:
+    @ps.node(runs_on="thread", concurrency=2)
+    def read(number: int) -> int:
+        clock.take(0.01)
+        return number
+
+    @ps.graph
+    async def reading(number: int) -> int:
+        return read(number)
+
+    async with engine.Engine(max_workers=2) as own:
+        verdict = (await profile_of(own.stream(reading(number) for number in range(30)))).verdict
+    assert verdict.reason.startswith("the 2 threads are busy")
 
 
 async def test_a_node_of_one_place_in_a_large_pool_limits_by_its_place(clock: Clock) -> None:
