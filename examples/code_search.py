@@ -36,7 +36,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import penstock as ps
-from penstock import engine
+from penstock import engine, telemetry
 
 SAMPLE_QUERIES = (
     "parse a json document",
@@ -220,19 +220,19 @@ async def serve(job: Job, queries: Sequence[str]) -> None:
     """Fill the index, then answer: the queries, or without any those of the person at the prompt."""
     async with engine.deploy(ask, fill) as service:
         job.began = perf_counter()
-        async with service.stream((fill(path) for path in job.paths), ordered=False) as filling:
-            columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[now]}")
-            with Progress(*columns, console=console) as bar:
-                task = bar.add_task("", total=len(job.paths), now="worker processes start ...")
-                async for outcome in filling.outcomes():
-                    job.count(job.paths[outcome.index], outcome.value, outcome.error)
-                    rate = job.files / (perf_counter() - job.began)
-                    now = f"{rate:.0f} files/s  in line: {inboxes(filling.statistics())}"
-                    bar.update(task, completed=job.files, now=now)
-            filled = filling.statistics()
+        with telemetry.profile() as profile:
+            async with service.stream((fill(path) for path in job.paths), ordered=False) as filling:
+                columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[now]}")
+                with Progress(*columns, console=console) as bar:
+                    task = bar.add_task("", total=len(job.paths), now="worker processes start ...")
+                    async for outcome in filling.outcomes():
+                        job.count(job.paths[outcome.index], outcome.value, outcome.error)
+                        rate = job.files / (perf_counter() - job.began)
+                        now = f"{rate:.0f} files/s  in line: {inboxes(filling.statistics())}"
+                        bar.update(task, completed=job.files, now=now)
         await service("")  # the first query ranks everything
         job.seconds = perf_counter() - job.began
-        show_found(job, filled.bottleneck)
+        show_found(job, profile.verdict)
         for query in queries:
             console.print(f"\n[bold]{escape(query)}[/]")
             show_hits(job, await service(query))
@@ -310,9 +310,9 @@ def show_left_out(root: Path, error: OSError) -> None:
     line(f"[yellow]A folder is left out:[/] {escape(f'{os.path.relpath(error.filename, root)}: {error.strerror}')}")
 
 
-def show_found(job: Job, bottleneck: engine.Bottleneck | None) -> None:
+def show_found(job: Job, verdict: telemetry.Verdict) -> None:
     console.print(f"[bold]{job.found:,} functions and classes[/] found and ranked in {job.seconds:.1f} s")
-    console.print(bottleneck or "No node limits it: whatever was ready found room in the next inbox.")
+    console.print(f"{verdict}.")
     if job.skipped:
         console.print(f"[yellow]{counted(len(job.skipped), 'file')} skipped:[/]")
     for path, error in job.skipped[:SKIPPED]:

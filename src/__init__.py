@@ -3,7 +3,7 @@
 The map of the house, in the order in which its floors may know each other:
 
     _errors      every exception, one flat hierarchy; knows no one
-    telemetry    spans, metrics, logs, through the API of OpenTelemetry; knows no one
+    telemetry    spans and logs through the API of OpenTelemetry, profiles, tables; knows no one
     actors       one actor: channel, places, frame, crew of workers, policy, supervision, threads, processes
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use

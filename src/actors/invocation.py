@@ -45,6 +45,18 @@ async def invoke(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
     return await invoke_with(Invocation(worker, actor, frame))
 
 
+async def timed(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
+    """Run a node without a policy that a profile wants timed, as the worker itself would."""
+    if frame.span is not None:
+        return await invoke(worker, actor, frame)
+    args, kwargs = actor.arguments(frame.values)
+    began = perf_counter()
+    try:
+        return await actor.fn(*args, **kwargs)
+    finally:
+        actor.busy_seconds += perf_counter() - began
+
+
 async def invoke_with(invocation: "Invocation") -> Any:
     """Run the attempts of one node for one frame, inside a span if the frame is sampled."""
     frame, actor = invocation.frame, invocation.actor

@@ -10,7 +10,7 @@ from .chain import SLOW_SECONDS, Link, failed_link, running_link
 from .channel import Channel, ChannelStatistics
 from .condition import Condition
 from .gate import Gate
-from .invocation import invoke
+from .invocation import invoke, timed
 from .mailbox import Mailbox
 from .places import Places
 from .policy import Policy
@@ -210,6 +210,13 @@ class NodeActor:
         """Whether no attempt can succeed any more: its instance, or its loop, has ended and is not restarted."""
         return (self.gate is not None and self.gate.is_stopped) or (self.work is not None and self.work.closed)
 
+    def measure(self, *, on: bool) -> None:
+        """Time the handlers of an actor of mode ASYNC, or do not any more; all others are timed anyway."""
+        if on and self.mode == ASYNC:
+            self.mode, self.invoke = GENERAL, timed
+        elif not on and self.invoke is timed:
+            self.mode, self.invoke = ASYNC, invoke
+
     def thread_returned(self) -> None:
         """A thread that nobody waited for any more is back."""
         self.abandoned -= 1
@@ -235,7 +242,7 @@ class NodeActor:
             restarts=0 if self.instance is None else self.instance.restarts,
             in_flight=self.places.in_flight,
             concurrency=self.places.limit if limited else None,
-            busy_seconds=None if self.mode == ASYNC else self.busy_seconds,
+            busy_seconds=None if self.mode == ASYNC or self.invoke is timed else self.busy_seconds,
             inbox=(self.inbox if self.work is None else self.work).statistics(),
             state=None if self.instance is None else self.instance.state,
         )

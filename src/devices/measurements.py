@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Literal, TypeAlias
 
-from ..engine.quantities import milliseconds, scaled
-from ..engine.statistics import Rendered
-from ..engine.statistics.table import Column, Table
+from ..telemetry.tables import Column, Rendered, Table
+from ..telemetry.tables.quantities import milliseconds, scaled
 
 Operation: TypeAlias = Literal["matmul", "elementwise", "reduction", "host to device", "device to host"]
 Unit: TypeAlias = Literal["FLOP", "B"]

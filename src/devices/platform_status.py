@@ -7,9 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from .._errors import DeviceError, MissingExtraError
-from ..engine.quantities import UNKNOWN, scaled
-from ..engine.statistics import Rendered
-from ..engine.statistics.table import Column, Table
+from ..telemetry.tables import Column, Rendered, Table
+from ..telemetry.tables.quantities import UNKNOWN, scaled
 from .cgroups import CgroupLimits, read_cgroup_limits
 from .jax_import import start_backends
 from .jax_types import Device, all_devices, local_devices, platforms

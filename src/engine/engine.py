@@ -12,13 +12,13 @@ from ..actors.processes import ProcessPoolStatistics
 from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.threads import ThreadPoolStatistics
 from ..actors.uninterrupted import uninterrupted
+from ..telemetry.tables import Rendered
 from .graph import Call, Graph, as_call
 from .options import DEFAULTS, CallOptions, ExecutionOptions, checked, resolve
 from .planning import Plan
 from .running import run_call
 from .runtime import Runtime, running_loop
 from .service import Service
-from .statistics import Rendered
 from .streaming import CallsStream, Stream
 from .streams.call_kinds import values
 from .streams.call_scope import OwnScope
@@ -26,7 +26,7 @@ from .streams.streaming_call import StreamingCall
 from .streams.values_stream import ValuesStream
 
 if TYPE_CHECKING:
-    from .statistics.table import Table
+    from ..telemetry.tables import Table
 
 P = ParamSpec("P")
 R = TypeVar("R")

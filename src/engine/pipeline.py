@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterable, Callable, Iterator
 from contextvars import Context, copy_context
+from time import perf_counter
 from typing import Any
 
 from opentelemetry.trace import Span
@@ -61,6 +62,7 @@ class Pipeline:
         self._options = options
         self._prepare = prepare
         self.uptime = Uptime()
+        self.reader_wait_seconds = 0.0
         self._owns_scope = owns_scope
         self._admission = admission
         self._context = copy_context() if context is None else context
@@ -91,7 +93,7 @@ class Pipeline:
         on_settled = self._item_settled if own_crews else None
         self.window = Window(self.loop, options.max_in_flight, self.abort, on_settled, ordered=options.ordered)
         # The loop knows its tasks only weakly: without this, those of a dropped stream would be collected, not ended.
-        scope.engine.pipelines.add(self)
+        scope.engine.stream_opened(self)
         self._source = self.loop.create_task(self._feed(calls), context=self._context.copy(), name="penstock-source")
 
     async def next_frame(self) -> Frame | None:
@@ -111,8 +113,17 @@ class Pipeline:
                 if self._source_error is not None:  # in its turn: what the source gave before has been handed out
                     raise self._source_error
                 return None
-            await self.window.wait()
+            began = perf_counter()
+            try:
+                await self.window.wait()
+            finally:
+                self.reader_wait_seconds += perf_counter() - began
         return frame
+
+    @property
+    def name(self) -> str:
+        """The name of the graph that its items go through, or of one of them."""
+        return next((actor.graph for actor in self.actors()), "a stream")
 
     @property
     def actors_uptime(self) -> Uptime:
@@ -241,7 +252,7 @@ class Pipeline:
         self.uptime.stop()
         if self._span is not None:
             self._span.end()
-        self._scope.engine.pipelines.discard(self)
+        self._scope.engine.stream_closed(self)
         if self.on_closed is not None:
             self.on_closed(self)
 

@@ -47,7 +47,7 @@ async def _run_in_own_scope(
     runtime: "Runtime", call: Call[Any], options: ExecutionOptions, plan: Plan, scheduler: ChosenScheduler
 ) -> Any:
     run = _Run(runtime, call, options)
-    scope = Scope(runtime, options, scheduler)
+    scope = Scope(runtime, options, scheduler, is_one_call=True)
     try:
         wired = await run.started(scope.prepare(plan))
         scope.on_failed = run.fail

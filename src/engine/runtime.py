@@ -9,6 +9,7 @@ from .._errors import EngineClosedError, EngineLoopError
 from ..actors.condition import Condition
 from ..actors.frame import Frame
 from ..actors.node_actor import NodeActor
+from ..telemetry.profiling import registry
 from .instance_registry import stateful_nodes
 from .planning import ChosenScheduler, Plan
 from .pools import Pools
@@ -38,6 +39,7 @@ class Runtime:
         pipelines: the streams that have begun and not ended.
         deployments: those that were entered and have not ended.
         scopes: runs, streams and deployments that are open.
+        wirings: the actors of those that have their own.
         closed: whether `async with` was left, or is being left.
     """
 
@@ -49,11 +51,13 @@ class Runtime:
         self.pipelines: set[Pipeline | StreamingCall] = set()
         self.deployments: set[Deployment] = set()
         self.scopes = 0
+        self.wirings: set[Wiring] = set()
         self.closed = False
         self._is_default = is_default
         self._loop: asyncio.AbstractEventLoop | None = None
         self._last_scope_closed = Condition()
         self._plans: WeakSet[Plan] = WeakSet()
+        registry.hosts.add(self)
 
     def check_loop(self) -> None:
         """Refuse another loop than the one of the first use, and any use after the end.
@@ -90,7 +94,27 @@ class Runtime:
         if wiring is None:
             # Every run has workers of its own, so nothing but the limits of nodes is shared and bounded here.
             wiring = shared[scheduler] = Wiring(self.pools, None, None)
+            registry.scope_opened(wiring)
         return wiring.wire(self.resources.program(plan, scheduler))
+
+    def open_scopes(self) -> list[Wiring]:
+        """Return the actors of all scopes that are open, for a profile; those that runs share are always open."""
+        shared = [wiring for plan in self._plans for wiring in plan._wirings[self].values()]
+        return [*shared, *self.wirings]
+
+    def open_readers(self) -> "list[Pipeline | StreamingCall]":
+        """Return the streams that are open, for a profile."""
+        return list(self.pipelines)
+
+    def stream_opened(self, stream: "Pipeline | StreamingCall") -> None:
+        """Keep a stream that has begun."""
+        self.pipelines.add(stream)
+        registry.reader_opened(stream)
+
+    def stream_closed(self, stream: "Pipeline | StreamingCall") -> None:
+        """Forget a stream that has ended."""
+        self.pipelines.discard(stream)
+        registry.reader_closed(stream)
 
     def shared_actors(self) -> list[NodeActor]:
         """Return the actors that runs share."""

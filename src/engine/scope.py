@@ -10,8 +10,10 @@ from ..actors.crew import Crew
 from ..actors.supervision import SupervisorFlags
 from ..actors.supervisor import Escalation, Supervisor
 from ..actors.uninterrupted import uninterrupted
+from ..telemetry.profiling import registry
 from .instance_registry import InstanceRegistry
 from .planning import ChosenScheduler, Plan
+from .readings import Room
 from .uptime import Uptime
 from .wiring import Wired, Wiring
 
@@ -28,6 +30,7 @@ class Scope:
         options: its options.
         scheduler: the scheduler, chosen.
         flags: how stateful nodes are restarted.
+        is_one_call: whether it is for one call alone.
 
     Attributes:
         on_failed: called when they crash too often, with a function that makes an error out of the name of what
@@ -41,6 +44,8 @@ class Scope:
         options: "ExecutionOptions",
         scheduler: ChosenScheduler,
         flags: SupervisorFlags = SupervisorFlags(),  # noqa: B008 - it is immutable
+        *,
+        is_one_call: bool = False,
     ) -> None:
         self.engine = engine
         self.loop = asyncio.get_running_loop()
@@ -49,11 +54,14 @@ class Scope:
         self.instances = InstanceRegistry(engine.pools, Supervisor(flags, self._failed))
         # Only a pipeline bounds its actors: elsewhere each frame has workers of its own, and admission bounds frames.
         max_workers = options.max_workers if scheduler == "actors" else None
-        self.wiring = Wiring(engine.pools, self.instances, max_workers)
+        room: Room = (1, "call") if is_one_call else (options.max_in_flight, "max_in_flight")
+        self.wiring = Wiring(engine.pools, self.instances, max_workers, room)
         self._crews: set[Crew] = set()
         self.uptime = Uptime()
         self.is_open = True
         engine.scope_opened()
+        engine.wirings.add(self.wiring)
+        registry.scope_opened(self.wiring)
 
     async def prepare(self, plan: Plan) -> Wired:
         """Return the actors of a plan; the first time, open the resources and enter the stateful nodes it uses."""
@@ -76,6 +84,16 @@ class Scope:
         self.uptime.stop()
         self.is_open = False
         try:
+            await self._workers_ended()
+            await self.instances.close()
+        finally:
+            try:
+                await self.engine.resources.release(self)
+            finally:
+                await self.engine.scope_closed()
+
+    async def _workers_ended(self) -> None:
+        try:
             for crew in list(self._crews):
                 crew.close()
             # Not by an event: a worker cancelled before its first step, when a loop is shut down, never says so.
@@ -83,12 +101,9 @@ class Scope:
             if tasks:
                 await asyncio.wait(tasks)
             await self.wiring.returned()  # a thread may still be in an instance
-            await self.instances.close()
         finally:
-            try:
-                await self.engine.resources.release(self)
-            finally:
-                await self.engine.scope_closed()
+            self.engine.wirings.discard(self.wiring)
+            registry.scope_closed(self.wiring)
 
     def _failed(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
         if self.on_failed is not None:

@@ -13,6 +13,7 @@ from ..actors.frame import Frame
 from ..actors.node_actor import ActorStatistics
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import spans
+from ..telemetry.tables import Rendered
 from .admission import AdmissionStatistics
 from .deployment import Deployment, Flight, ServiceState
 from .graph import Call, Graph, as_call
@@ -21,7 +22,7 @@ from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .pipeline import Pipeline
 from .resources.reloading import reload
 from .source import Calls
-from .statistics import Bottleneck, Rendered
+from .statistics import Bottleneck
 from .statistics.bottleneck import find_bottleneck
 from .statistics.difference import actors_less, less
 from .streaming import CallsStream, Stream
@@ -31,8 +32,8 @@ from .streams.values_stream import ValuesStream
 from .wiring import Wired
 
 if TYPE_CHECKING:
+    from ..telemetry.tables import Table
     from .runtime import Runtime
-    from .statistics.table import Table
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..telemetry.tables.as_html import to_html as table_to_html
+from ..telemetry.tables.as_text import to_text as table_to_text
 from . import drawing
 from .drawing import Drawing
 from .picture import drawing_of
 from .running_picture import running_drawing
-from .statistics.as_html import to_html as table_to_html
-from .statistics.as_text import to_text as table_to_text
 from .statistics.tables import service_summary
 
 if TYPE_CHECKING:

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from .._errors import EngineClosedError
 from ..actors.frame import Frame
 from ..actors.node_actor import ActorStatistics
+from ..telemetry.tables import Rendered
 from .options import ExecutionOptions
 from .pipeline import Pipeline, log_skipped
 from .scope import Scope
 from .source import Calls
-from .statistics import Bottleneck, Rendered
+from .statistics import Bottleneck
 from .statistics.bottleneck import find_bottleneck
 from .statistics.difference import actors_less, less
 from .streams.call_kinds import one_value
 from .window import Window
 
 if TYPE_CHECKING:
+    from ..telemetry.tables import Table
     from .runtime import Runtime
-    from .statistics.table import Table
 
 T_co = TypeVar("T_co", covariant=True)
 

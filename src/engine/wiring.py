@@ -1,6 +1,6 @@
 """Wiring: the actors of one scope, made from a program and connected."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from ..actors.places import UNLIMITED, Places
 from ..actors.policy import Policy
 from ..actors.process_target import process_target
 from ..actors.started_tasks import starts_tasks
+from ..telemetry.profiling.readings import NodeReading
 from .bodies import body_of
 from .call_site import call_site_of
 from .control import Control
@@ -24,6 +25,7 @@ from .instance_registry import InstanceRegistry, instance_key
 from .node import Node
 from .planning import Plan, PlannedStep
 from .program import Program, Unit
+from .readings import Room, node_readings
 from .streams.steps import hand_over, input_of, mapping, opening, opening_in_loop
 from .tracing.template import Read
 from .tracing.tracer import Step
@@ -74,15 +76,20 @@ class Wiring:
         instances: the scope's instances of stateful nodes.
         max_workers: how far an `async def` node grows; None for as far as there are items, where every frame has
             workers of its own.
+        room: how many calls there may be at a time, and what bounds them; None if nothing does.
     """
 
-    def __init__(self, pools: "Pools", instances: InstanceRegistry | None, max_workers: int | None) -> None:
+    def __init__(
+        self, pools: "Pools", instances: InstanceRegistry | None, max_workers: int | None, room: Room = None
+    ) -> None:
         self._pools = pools
         self._instances = instances
         self._max_workers = max_workers
         self._instance_places: dict[object, Places] = {}
         self._wired: dict[Plan, Wired] = {}
         self._bodies: Wiring | None = None
+        self._room = room
+        self._measured = 0  # how many profiles want to know all times
 
     def wire(self, program: Program) -> Wired:
         """Return the actors of a program; made once for the scope."""
@@ -95,6 +102,9 @@ class Wiring:
             entries = tuple(actors[index] for index in program.entries)
             if program.is_line and program.plan.result == Read(program.plan.steps[-1].source):
                 actors[-1].ends_line = True
+            if self._measured:
+                for actor in actors:
+                    actor.measure(on=True)
             self._wired[program.plan] = Wired(program, actors, entries)
         return self._wired[program.plan]
 
@@ -116,6 +126,22 @@ class Wiring:
             if unit.step is not None
         ]
         return own if self._bodies is None else own + self._bodies.actors()
+
+    def node_readings(self) -> Iterator[NodeReading]:
+        """Yield what the counters of all nodes say, also of those in bodies of control flow."""
+        wired = self._wired if self._bodies is None else {**self._wired, **self._bodies._wired}
+        return node_readings(wired.values(), self._room, self._pools)
+
+    def measure(self, *, on: bool) -> None:
+        """Have handlers timed that otherwise are not, until it was turned off as often as on."""
+        was_measured = bool(self._measured)
+        self._measured += 1 if on else -1
+        if bool(self._measured) != was_measured:
+            for wired in self._wired.values():
+                for actor in wired.actors:
+                    actor.measure(on=on)
+        if self._bodies is not None:
+            self._bodies.measure(on=on)
 
     def _actor(self, program: Program, unit: Unit) -> NodeActor:
         step = unit.step
@@ -229,6 +255,7 @@ class Wiring:
         if self._bodies is None:
             self._bodies = Wiring(self._pools, self._instances, None)
             self._bodies._instance_places = self._instance_places
+            self._bodies._measured = self._measured
         return self._bodies
 
 

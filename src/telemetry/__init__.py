@@ -1,1 +1,6 @@
-"""Spans and their names; knows the API of OpenTelemetry and nothing of the rest of the house."""
+"""Spans, logs, profiles and tables; knows the API of OpenTelemetry and nothing of the rest of the house."""
+
+from .profiling import NodeProfile as NodeProfile
+from .profiling import Profile as Profile
+from .profiling import Verdict as Verdict
+from .profiling import profile as profile

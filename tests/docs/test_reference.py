@@ -15,6 +15,7 @@ MODULES = {
     "penstock": SOURCE,
     "penstock.devices": SOURCE / "devices",
     "penstock.engine": SOURCE / "engine",
+    "penstock.telemetry": SOURCE / "telemetry",
     "penstock.testing": SOURCE / "testing",
 }
 PICTURE = ROOT / "docs/assets/report.svg"

@@ -20,10 +20,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"_errors", "telemetry", "actors", "engine", "devices", "testing"},
     "__main__": {"_errors", "telemetry", "actors", "engine", "devices", "testing"},
 }
-# What the package may import from outside: its three dependencies. JAX is an extra, for devices alone. Of rich, the
-# engine has one module that only rich itself makes it load: tests/engine/test_statistics_tables.py.
+# What the package may import from outside: its three dependencies. JAX is an extra, for devices alone. Of rich,
+# telemetry has one module that only rich itself makes it load: tests/engine/test_statistics_tables.py.
 DEPENDENCIES = {"anyio", "structlog", "opentelemetry"}
-EXTRAS: dict[str, set[str]] = {"devices": {"jax", "jaxlib", "numpy"}, "engine": {"rich"}}
+EXTRAS: dict[str, set[str]] = {"devices": {"jax", "jaxlib", "numpy"}, "telemetry": {"rich"}}
 
 FILES = sorted(SOURCE.rglob("*.py"))
 

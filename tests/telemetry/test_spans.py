@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Decision, Sampler, SamplingResult
 
 import penstock as ps
-from penstock import engine, testing
+from penstock import engine, telemetry, testing
 from penstock.telemetry import names
 
 
@@ -122,6 +122,14 @@ async def line(x: int) -> int:
 @ps.graph
 async def failing(x: int) -> int:
     return await fail(await fetch(x))
+
+
+async def test_a_profile_changes_no_span(tracing: Tracing) -> None:
+    with telemetry.profile() as profile:
+        assert await engine.run(line(3)) == 3
+    run = tracing.one("penstock.run line")
+    assert [parent_of(tracing.one(name)) for name in ("fetch", "compute", "plain")] == [id_of(run)] * 3
+    assert [node.count for node in profile.nodes] == [1, 1, 1]
 
 
 async def test_a_call_is_a_child_of_its_callers_span_and_has_one_span_per_node(tracing: Tracing) -> None:

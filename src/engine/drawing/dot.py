@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from .characters import printable
+from ...telemetry.tables.characters import printable
 from .model import Drawing
 from .outline import Block, outline
 

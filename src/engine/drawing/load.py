@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..quantities import count, of, rate
+from ...telemetry.tables.quantities import count, of, rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from .characters import printable
+from ...telemetry.tables.characters import printable
 from .model import Drawing
 from .outline import Block, outline
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from .characters import clip, printable
+from ...telemetry.tables.characters import clip, printable
 from .layout import Row
 from .model import Drawing
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Literal
 
-from .characters import clip, printable, width
+from ...telemetry.tables.characters import clip, printable, width
 from .layered import Route, place, segments
 from .layout import Row, rows
 from .model import Drawing, innermost_first

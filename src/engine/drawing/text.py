@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .characters import clip, pad, printable, width
+from ...telemetry.tables.characters import clip, pad, printable, width
 from .layout import Row, rows
 from .model import Drawing, innermost_first
 from .rails import rails

@@ -1,4 +1,3 @@
-"""How statistics are shown: one model of a table, and what it looks like as text, with rich, and in a notebook."""
+"""What statistics say: differences of two looks, the node that limits, and the tables that they are shown as."""
 
 from .bottleneck import Bottleneck as Bottleneck
-from .rendered import Rendered as Rendered

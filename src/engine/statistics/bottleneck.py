@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...actors.node_actor import ActorStatistics
-from ..quantities import significant
+from ...telemetry.tables.quantities import significant
 
 # Items that waited for room, on average: with fewer, the inbox was full now and then, which limits nothing.
 LEAST_WAITING: Final = 0.5

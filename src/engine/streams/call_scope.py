@@ -71,7 +71,7 @@ class OwnScope:
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Start the stateful nodes of the graph."""
         scheduler: ChosenScheduler = "parallel" if self._options.scheduler == "auto" else self._options.scheduler
-        self._scope = Scope(self.runtime, self._options, scheduler)
+        self._scope = Scope(self.runtime, self._options, scheduler, is_one_call=True)
         timer = asyncio.timeout_at(deadline)
         try:
             async with timer:

@@ -32,6 +32,7 @@ class StreamingCall:
         loop: its event loop.
         reader: what the call gives; None until it is opened.
         uptime: how long it has been open.
+        reader_wait_seconds: how long its reader has waited for values.
     """
 
     def __init__(self, where: CallScope, call: Call[Any], options: ExecutionOptions) -> None:
@@ -47,6 +48,7 @@ class StreamingCall:
         seconds = options.timeout_seconds
         self._deadline = None if seconds is None else self.loop.time() + seconds
         self.uptime = Uptime()
+        self.reader_wait_seconds = 0.0
         self._scope: Scope | None = None
         self._frame: Frame | None = None
         self._span: Span | None = None
@@ -56,8 +58,13 @@ class StreamingCall:
         self._opened = asyncio.Event()  # there is a reader, or there will never be one
         self._settled = asyncio.Event()
         # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
-        where.runtime.pipelines.add(self)
+        where.runtime.stream_opened(self)
         self._task = self.loop.create_task(self._run(), context=self._context.copy(), name="penstock-stream")
+
+    @property
+    def name(self) -> str:
+        """The name of the graph."""
+        return self._call.graph.name
 
     @property
     def has_failed(self) -> bool:
@@ -187,7 +194,7 @@ class StreamingCall:
         finally:
             self.uptime.stop()
             self._opened.set()
-            self._where.runtime.pipelines.discard(self)
+            self._where.runtime.stream_closed(self)
 
     def _cancelled(self, cause: BaseException) -> None:
         """Its task was cancelled: by `abort`, or else by whoever shuts the loop down."""

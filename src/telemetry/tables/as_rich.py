@@ -5,7 +5,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ..drawing.characters import printable
+from .characters import printable
 from .table import Table
 
 

@@ -2,7 +2,7 @@
 
 from html import escape
 
-from ..drawing.characters import printable
+from .characters import printable
 from .table import Table
 
 _LEFT, _RIGHT = 'style="text-align:left"', 'style="text-align:right"'

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..drawing.characters import clip, pad, printable, width
+from .characters import clip, pad, printable, width
 from .table import Table
 
 # Ten columns of numbers beside two names of this length fit into 140 columns; names are rarely so long.

@@ -1,0 +1,107 @@
+"""What a profile reads of the nodes of a scope."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ..actors.node_actor import NodeActor
+from ..actors.places import UNLIMITED
+from ..telemetry.profiling.readings import Bound, NodeReading, Places
+from .control import Control
+from .node import Node
+from .planning import Plan
+
+if TYPE_CHECKING:
+    from .pools import Pools
+    from .program import Unit
+    from .wiring import Wired
+
+# How many runs of a plan there may be at a time, and what bounds them; None if nothing does.
+Room = tuple[int, Bound] | None
+
+
+def node_readings(wired: "Iterable[Wired]", room: Room, pools: "Pools") -> Iterator[NodeReading]:
+    """Yield what the counters of nodes say; control flow is none, what is in its bodies is.
+
+    Args:
+        wired: all actors of a scope, also those of bodies.
+        room: how many calls there may be in the scope at a time.
+        pools: the threads and processes that they use.
+    """
+    wired = list(wired)
+    rooms = _rooms([one.program.plan for one in wired], room)
+    for one in wired:
+        for actor, unit in zip(one.actors, one.program.units, strict=True):
+            node = None if unit.step is None else unit.step.head.callee
+            if isinstance(node, Node):
+                yield _reading(actor, unit, node, rooms.get(one.program.plan), pools)
+
+
+def _rooms(plans: list[Plan], room: Room) -> dict[Plan, Room]:
+    """Return how many runs there may be of each plan and of its bodies."""
+    bodies = {body for plan in plans for step in plan.steps for body in step.bodies}
+    rooms: dict[Plan, Room] = {plan: room for plan in plans if plan not in bodies}
+    left = list(rooms)
+    while left:
+        plan = left.pop()
+        for step in plan.steps:
+            around = rooms[plan]
+            control = step.head.callee
+            if around is not None and isinstance(control, Control) and control.kind == "map_each":
+                around = control.limit * around[0], "map_each"
+            rooms |= dict.fromkeys(step.bodies, around)
+            left += step.bodies
+    return rooms
+
+
+def _reading(actor: NodeActor, unit: "Unit", node: Node[..., object], room: Room, pools: "Pools") -> NodeReading:
+    runs_on = _runs_on(node)
+    is_stream = node.gives_stream or bool(unit.streams)
+    inbox = actor.inbox if actor.work is None else actor.work
+    return NodeReading(
+        key=actor,
+        graph=actor.graph,
+        node=actor.name,
+        runs_on=runs_on,
+        holds_loop=runs_on == "loop" and not node.is_async and not is_stream,
+        gathers=node.runs_loop or node.runs_in is not None,
+        completed=actor.completed,
+        failed=actor.failed,
+        # The first value of a stream, and a node that reads one, take the time of the nodes before it as well.
+        busy_seconds=None if is_stream else actor.busy_seconds,
+        put_wait_seconds=inbox.statistics().put_wait_seconds,
+        places=() if is_stream else tuple(_places(actor, node, runs_on, room, pools)),
+        consumers=tuple(consumer.name for consumer in actor.consumers),
+    )
+
+
+def _runs_on(node: Node[..., object]) -> str:
+    if node.runs_loop:
+        return "own loop"
+    if node.runs_in is not None:
+        return node.runs_in.label
+    return "thread" if node.origin.replacement is not None and node.policy.runs_on != "loop" else node.policy.runs_on
+
+
+def _places(actor: NodeActor, node: Node[..., object], runs_on: str, room: Room, pools: "Pools") -> Iterator[Places]:
+    """Yield those of the node first, then those of the pool that it uses."""
+    own = actor.places
+    if room is not None and room[0] < own.limit:
+        yield Places(actor, *room)
+    elif own.limit < UNLIMITED:
+        is_stateful = node.template is not None or node.runs_loop
+        is_limited = node.policy.concurrency is not None
+        yield Places(own, own.limit, _bound(node, runs_on), is_shared=is_limited and not is_stateful)
+    if runs_on == "thread":
+        yield Places((pools, "threads"), pools.max_threads, "threads", is_shared=True)
+    elif runs_on == "process":
+        yield Places((pools, "processes"), pools.max_processes, "processes", is_shared=True)
+
+
+def _bound(node: Node[..., object], runs_on: str) -> Bound:
+    if node.policy.concurrency is not None:
+        return "concurrency"
+    if node.template is not None:
+        return "state"
+    if runs_on in ("thread", "process"):
+        return "threads" if runs_on == "thread" else "processes"
+    return "max_workers" if node.is_async else "line"

@@ -1,0 +1,102 @@
+"""What a profile reads of whatever runs nodes: records of counters, and the protocols of those who keep them.
+
+Telemetry knows no engine. An engine that wants to be seen implements these.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+# What bounds the items in flight in a node: `concurrency=`; that a stateful node, or a plain function, takes one at a
+# time; a pool; `max_workers`, `max_in_flight`, `map_each(concurrency=)`; or that there is one call of the graph.
+Bound: TypeAlias = Literal[
+    "concurrency", "state", "line", "threads", "processes", "max_workers", "max_in_flight", "map_each", "call"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Room for a number of items at a time, which several nodes may share.
+
+    Attributes:
+        key: equal for the nodes that share them; within one reading, or, if `is_shared`, everywhere.
+        limit: how many items.
+        bound: what makes it that many.
+        is_shared: whether it outlives the scope that was read.
+    """
+
+    key: Hashable
+    limit: int
+    bound: Bound
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReading:
+    """What the counters of one node in one scope say.
+
+    Attributes:
+        key: what tells it from the others of the scope.
+        graph: name of its graph, or of the body of control flow that it belongs to.
+        node: name of the node, as drawn.
+        runs_on: "loop", "thread", "process", or where else.
+        holds_loop: whether nothing else runs on the loop while its handler does.
+        gathers: whether it holds items that wait for their turn: then it is busy with all of them.
+        completed: items that it finished with a result.
+        failed: items that ended in an error here.
+        busy_seconds: time in its handler, over all items; None if that would count waits for other nodes.
+        put_wait_seconds: time that items waited for room in its inbox.
+        places: the places that an item in it takes; the first is its own, further ones are those of a pool.
+        consumers: the nodes of the same graph that wait for its value.
+    """
+
+    key: Hashable
+    graph: str
+    node: str
+    runs_on: str
+    holds_loop: bool
+    gathers: bool
+    completed: int
+    failed: int
+    busy_seconds: float | None
+    put_wait_seconds: float
+    places: tuple[Places, ...]
+    consumers: tuple[str, ...] = ()
+
+
+class Scope(Protocol):
+    """Nodes whose counters begin and end together: a run, a stream, a deployment, or all calls of `run`."""
+
+    def node_readings(self) -> Iterable[NodeReading]:
+        """Return what the counters of its nodes say now."""
+        ...
+
+    def measure(self, *, on: bool) -> None:
+        """Have handlers timed that otherwise are not, until it was turned off as often as on."""
+        ...
+
+
+class Reader(Protocol):
+    """A stream that somebody outside of all nodes reads."""
+
+    @property
+    def name(self) -> str:
+        """What is read, for a sentence."""
+        ...
+
+    @property
+    def reader_wait_seconds(self) -> float:
+        """How long its reader has waited for items."""
+        ...
+
+
+class Host(Protocol):
+    """Where scopes and streams are opened: an Engine."""
+
+    def open_scopes(self) -> Iterable[Scope]:
+        """Return those that are open now."""
+        ...
+
+    def open_readers(self) -> Iterable[Reader]:
+        """Return the streams that are open now."""
+        ...

@@ -1,0 +1,213 @@
+"""Profile: what nodes did inside a `with` block, and which of them limits."""
+
+import threading
+from collections.abc import Generator, Hashable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter, thread_time
+from typing import NamedTuple
+
+from ..tables import Column, Rendered, Table
+from ..tables.quantities import UNKNOWN, count, duration, milliseconds, seconds
+from . import registry
+from .readings import NodeReading, Reader, Scope
+from .sums import NodeSum, Sums
+from .verdict import Evidence, Verdict, find_verdict
+
+_COLUMNS = (
+    Column("node", is_number=False),
+    Column("graph", is_number=False),
+    Column("done"),
+    Column("failed"),
+    Column("mean"),
+    Column("busy"),
+    Column("busy share"),
+    Column("put wait"),
+)
+
+
+@dataclass(frozen=True)
+class NodeProfile:
+    """What one node did, over all scopes of its graph: the items that left it meanwhile.
+
+    Attributes:
+        graph: name of its graph, or of the body of control flow that it belongs to.
+        node: name of the node, as drawn.
+        count: items that it finished with a result.
+        errors: items that ended in an error here.
+        busy_seconds: time in its handler, waits included, over all items; in a thread or a process also the wait for
+            one that is free. None for a node that gives or reads a stream, whose time is that of others as well.
+        busy_share: `busy_seconds` of places times seconds: how many items it may have at a time, times how long each
+            of its scopes was open inside of the profile. 1 is always busy. Without any limit it counts as one place:
+            then it is how many items it had at a time, on average. None if `busy_seconds` is.
+        put_wait_seconds: time that items waited for room in its inbox, over all items.
+    """
+
+    graph: str
+    node: str
+    count: int
+    errors: int
+    busy_seconds: float | None
+    busy_share: float | None
+    put_wait_seconds: float
+
+    @property
+    def mean_seconds(self) -> float | None:
+        """Mean of `busy_seconds` of an item; None if there was none, or they are not timed."""
+        ended = self.count + self.errors
+        return None if self.busy_seconds is None or not ended else self.busy_seconds / ended
+
+
+class _Look(NamedTuple):
+    seconds: float
+    nodes: dict[Hashable, NodeReading]
+
+
+class _ReaderLook(NamedTuple):
+    seconds: float
+    waited_seconds: float
+
+
+class Profile(Rendered):
+    """What nodes do while it is taken. It shows itself as a table: printed, with rich, and in a notebook.
+
+    Inside of its `with` block it says what they did up to now; after it, what they did in it.
+    """
+
+    def __init__(self) -> None:
+        self._sums = Sums()
+        self._scopes: dict[Scope, _Look] = {}
+        self._readers: dict[Reader, _ReaderLook] = {}
+        self._read: dict[str, tuple[float, float]] = {}
+        self._began = perf_counter()
+        self._thread = threading.get_ident()
+        self._cpu_began = thread_time()
+        self._evidence: Evidence | None = None
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """How long it is being taken, or was."""
+        return self._now().elapsed_seconds
+
+    @property
+    def nodes(self) -> tuple[NodeProfile, ...]:
+        """The nodes of all scopes that were open meanwhile, those of one graph in topological order."""
+        sums = self._now().sums
+        return tuple(_node_profile(sums, node) for node in sums.nodes.values())
+
+    @property
+    def verdict(self) -> Verdict:
+        """What limits."""
+        return find_verdict(self._now())
+
+    def scope_opened(self, scope: Scope) -> None:
+        """Count what a new scope does, from zero."""
+        scope.measure(on=True)
+        self._scopes[scope] = _Look(perf_counter(), {})
+
+    def scope_closed(self, scope: Scope) -> None:
+        """Take the last numbers of a scope."""
+        look = self._scopes.pop(scope, None)
+        if look is not None:
+            self._sums.add(look.nodes, scope.node_readings(), look.seconds, perf_counter())
+            scope.measure(on=False)
+
+    def reader_opened(self, reader: Reader) -> None:
+        """Count how long the reader of a new stream waits, from zero."""
+        self._readers[reader] = _ReaderLook(perf_counter(), 0.0)
+
+    def reader_closed(self, reader: Reader) -> None:
+        """Take the last number of a stream."""
+        look = self._readers.pop(reader, None)
+        if look is not None:
+            _add_reader(self._read, reader, look)
+
+    def _begin(self) -> None:
+        registry.begin(self)
+        for host in list(registry.hosts):
+            for scope in host.open_scopes():
+                scope.measure(on=True)
+                look = {reading.key: reading for reading in scope.node_readings()}
+                self._scopes[scope] = _Look(perf_counter(), look)
+            for reader in host.open_readers():
+                self._readers[reader] = _ReaderLook(perf_counter(), reader.reader_wait_seconds)
+
+    def _end(self) -> None:
+        registry.end(self)
+        self._evidence = self._now()
+        for scope in self._scopes:
+            scope.measure(on=False)
+        self._scopes.clear()
+        self._readers.clear()
+
+    def _now(self) -> Evidence:
+        """Return what is known up to now: of what has ended, and of what is open."""
+        if self._evidence is not None:
+            return self._evidence
+        now = perf_counter()
+        sums = self._sums.copy()
+        for scope, look in self._scopes.items():
+            sums.add(look.nodes, scope.node_readings(), look.seconds, now)
+        read = dict(self._read)
+        for reader, reader_look in self._readers.items():
+            _add_reader(read, reader, reader_look)
+        # Who leaves the block in another thread than that of the loop knows nothing of it.
+        cpu_seconds = thread_time() - self._cpu_began if threading.get_ident() == self._thread else None
+        readers = tuple((name, *times) for name, times in read.items())
+        return Evidence(sums, now - self._began, cpu_seconds, readers)
+
+    def _table(self) -> Table:
+        nodes = self.nodes
+        facts = (("profile", f"over {duration(self.elapsed_seconds)}"), ("verdict", str(self.verdict)))
+        return Table(facts, _COLUMNS, tuple(map(_row, nodes)))
+
+
+@contextmanager
+def profile() -> Generator[Profile, None, None]:
+    """Take a profile of everything that this process runs inside of the `with` block.
+
+    Streams, deployments and runs count, whichever task opens them. Of those that were open before, what they do from
+    now on; of those that go on afterwards, what they did so far. Profiles may be inside each other.
+
+    It costs nothing until then. Inside, `async def` nodes are timed as well, which takes less than a microsecond an
+    item; all else are counters that are kept anyway.
+
+    Returns:
+        The profile, which can be looked at inside of the block and after it.
+    """
+    taken = Profile()
+    taken._begin()
+    try:
+        yield taken
+    finally:
+        taken._end()
+
+
+def _node_profile(sums: Sums, node: NodeSum) -> NodeProfile:
+    reading = node.reading
+    place_seconds = sum(group.place_seconds for group in sums.own_places(node)) or node.open_seconds
+    share = None if node.busy_seconds is None or not place_seconds else node.busy_seconds / place_seconds
+    return NodeProfile(
+        reading.graph, reading.node, node.completed, node.failed, node.busy_seconds, share, node.put_wait_seconds
+    )
+
+
+def _add_reader(read: dict[str, tuple[float, float]], reader: Reader, look: _ReaderLook) -> None:
+    open_seconds, waited_seconds = read.get(reader.name, (0.0, 0.0))
+    read[reader.name] = (
+        open_seconds + perf_counter() - look.seconds,
+        waited_seconds + reader.reader_wait_seconds - look.waited_seconds,
+    )
+
+
+def _row(node: NodeProfile) -> tuple[str, ...]:
+    return (
+        node.node,
+        node.graph,
+        count(node.count),
+        count(node.errors),
+        milliseconds(node.mean_seconds),
+        seconds(node.busy_seconds),
+        UNKNOWN if node.busy_share is None else f"{node.busy_share:.0%}",
+        seconds(node.put_wait_seconds),
+    )

@@ -1,0 +1,67 @@
+"""Who profiles now, and who could be profiled.
+
+While nobody does, whatever opens or closes a scope looks at one empty list, and nothing is registered.
+"""
+
+from typing import Protocol
+from weakref import WeakSet
+
+from .readings import Host, Reader, Scope
+
+
+class Collector(Protocol):
+    """A profile that is being taken."""
+
+    def scope_opened(self, scope: Scope) -> None:
+        """Count what it does, from zero."""
+        ...
+
+    def scope_closed(self, scope: Scope) -> None:
+        """Take its last numbers."""
+        ...
+
+    def reader_opened(self, reader: Reader) -> None:
+        """Count how long it waits, from zero."""
+        ...
+
+    def reader_closed(self, reader: Reader) -> None:
+        """Take its last number."""
+        ...
+
+
+hosts: WeakSet[Host] = WeakSet()
+_collectors: list[Collector] = []
+
+
+def begin(collector: Collector) -> None:
+    """Tell a collector of all that is opened and closed from now on."""
+    _collectors.append(collector)
+
+
+def end(collector: Collector) -> None:
+    """Tell it of nothing more."""
+    _collectors.remove(collector)
+
+
+def scope_opened(scope: Scope) -> None:
+    """Tell the profiles that are being taken of a new scope, whose counters are zero."""
+    for collector in tuple(_collectors):
+        collector.scope_opened(scope)
+
+
+def scope_closed(scope: Scope) -> None:
+    """Tell them that a scope counts nothing more."""
+    for collector in tuple(_collectors):
+        collector.scope_closed(scope)
+
+
+def reader_opened(reader: Reader) -> None:
+    """Tell them of a new stream."""
+    for collector in tuple(_collectors):
+        collector.reader_opened(reader)
+
+
+def reader_closed(reader: Reader) -> None:
+    """Tell them that a stream has ended."""
+    for collector in tuple(_collectors):
+        collector.reader_closed(reader)

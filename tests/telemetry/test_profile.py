@@ -1,0 +1,525 @@
+"""A profile says what nodes did inside its block, and which of them limits."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine, telemetry, testing
+from penstock.actors import chain
+from penstock.telemetry.profiling import registry
+from penstock.telemetry.profiling.readings import NodeReading, Places
+from penstock.telemetry.profiling.sums import Sums
+from penstock.telemetry.profiling.verdict import Evidence, find_verdict
+
+CLOCKED = (
+    "actors.chain", "actors.channel", "actors.invocation", "engine.pipeline", "engine.streams.values_stream",
+    "engine.uptime", "telemetry.profiling.recording",
+)  # fmt: skip
+
+
+class Clock:
+    """The time that profiles see: that of a virtual loop, and what handlers say that they take."""
+
+    def __init__(self) -> None:
+        self.taken = 0.0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return self.taken
+        return self.taken + (loop.time() if isinstance(loop, testing.VirtualClockLoop) else 0.0)
+
+    def take(self, seconds: float) -> None:
+        with self._lock:
+            self.taken += seconds
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    now = Clock()
+    for module in CLOCKED:
+        monkeypatch.setattr(f"penstock.{module}.perf_counter", now)
+    monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
+    chain._compiled.cache_clear()
+    yield now
+    chain._compiled.cache_clear()
+
+
+@ps.node
+async def fetch(number: int) -> int:
+    await asyncio.sleep(0.001)
+    return number
+
+
+@ps.node(concurrency=2)
+async def slow(number: int) -> int:
+    await asyncio.sleep(0.1)
+    return number
+
+
+@ps.node
+def half(number: int) -> float:
+    return number / 2
+
+
+@ps.graph
+async def middle(number: int) -> float:
+    return half(await slow(await fetch(number)))
+
+
+@ps.graph
+async def quick(number: int) -> float:
+    return half(await fetch(number))
+
+
+async def profile_of(stream: engine.Stream[Any], reader_seconds: float = 0.0) -> telemetry.Profile:
+    with telemetry.profile() as profile:
+        async with stream as results:
+            async for _ in results:
+                if reader_seconds:
+                    await asyncio.sleep(reader_seconds)
+    return profile
+
+
+def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
+    [found] = [node for node in profile.nodes if node.node == name]
+    return found
+
+
+# --- Which limits ---
+
+
+def test_a_slow_node_in_the_middle_limits() -> None:
+    profile = testing.run_virtual(lambda: profile_of(engine.stream(middle(number) for number in range(40))))
+    verdict = profile.verdict
+    assert (verdict.graph, verdict.node) == ("middle", "slow")
+    assert "its 2 places (concurrency=) are busy for 100% of the time" in verdict.reason
+    assert "items wait for room in its inbox" in verdict.reason
+    assert verdict.remedy.startswith("raise its concurrency=")
+    assert str(verdict) == f"slow limits it: {verdict.reason}; {verdict.remedy}"
+    found = node_of(profile, "slow")
+    assert found.mean_seconds == pytest.approx(0.1)
+    assert found.busy_seconds == pytest.approx(4.0)
+    assert found.busy_share == pytest.approx(1.0, abs=0.01)
+    assert found.put_wait_seconds > 1
+    assert node_of(profile, "half").put_wait_seconds == 0
+
+
+def test_a_slow_source_limits() -> None:
+    async def source() -> AsyncIterator[ps.Call[float]]:
+        for number in range(10):
+            await asyncio.sleep(1)
+            yield middle(number)
+
+    verdict = testing.run_virtual(lambda: profile_of(engine.stream(source()))).verdict
+    assert verdict.node is None
+    assert str(verdict).startswith("the source limits: no node is busy for more than half of the time")
+
+
+def test_a_slow_reader_limits() -> None:
+    stream = lambda: profile_of(engine.stream(middle(number) for number in range(40)), reader_seconds=0.2)  # noqa: E731
+    verdict = testing.run_virtual(stream).verdict
+    assert verdict.node is None
+    assert verdict.reason.startswith("the reader of middle limits: it waited for items for only")
+
+
+def test_a_reader_that_holds_the_loop_limits_although_nodes_look_busy_meanwhile(clock: Clock) -> None:
+    async def read() -> telemetry.Profile:
+        with telemetry.profile() as profile:
+            async with engine.stream(middle(number) for number in range(40)) as results:
+                async for _ in results:
+                    clock.take(1)
+        return profile
+
+    profile = testing.run_virtual(read)
+    assert (node_of(profile, "slow").busy_share or 0) > 0.8
+    assert profile.verdict.reason.startswith("the reader of middle limits")
+
+
+@pytest.mark.parametrize(("waited_seconds", "node"), [(0.5, None), (2.0, "busy")])
+def test_a_reader_that_never_waits_limits_whatever_nodes_show(waited_seconds: float, node: str | None) -> None:
+    sums = Sums()
+    busy = NodeReading("key", "graph", "busy", "loop", False, False, 10, 0, 10.0, 0.0, (Places("key", 1, "state"),))
+    sums.add({}, [busy], 0.0, 10.0)
+    evidence = Evidence(sums, 10.0, None, (("graph", 10.0, waited_seconds),))
+    assert find_verdict(evidence).node == node
+
+
+def test_max_in_flight_limits_nodes_that_have_no_limit() -> None:
+    stream = lambda: profile_of(engine.stream((quick(number) for number in range(64)), max_in_flight=2))  # noqa: E731
+    verdict = testing.run_virtual(stream).verdict
+    assert verdict.node == "fetch"
+    assert verdict.remedy == "raise max_in_flight="
+
+
+def test_max_workers_limits_nodes_that_have_no_limit() -> None:
+    stream = lambda: profile_of(engine.stream((quick(number) for number in range(64)), max_workers=2))  # noqa: E731
+    verdict = testing.run_virtual(stream).verdict
+    assert verdict.node == "fetch"
+    assert "max_workers=" in verdict.remedy
+
+
+def test_of_a_stream_as_value_the_places_of_a_map_each_limit() -> None:
+    async def numbers() -> AsyncIterator[int]:
+        for number in range(64):
+            yield number
+
+    @ps.graph
+    async def each(items: AsyncIterator[int]) -> AsyncIterator[int]:
+        return ps.map_each(fetch, items, concurrency=2)
+
+    profile = testing.run_virtual(lambda: profile_of(engine.stream(each(numbers()))))
+    assert [(node.node, node.count) for node in profile.nodes] == [("fetch", 64)]
+    assert profile.verdict.node == "fetch"
+    assert profile.verdict.remedy == "raise map_each(concurrency=)"
+
+
+def test_a_stateful_node_limits() -> None:
+    @ps.node
+    class Counter:
+        async def __call__(self, number: int) -> int:
+            await asyncio.sleep(0.1)
+            return number
+
+    counter = Counter()
+
+    @ps.graph
+    async def counted(number: int) -> int:
+        return await counter(await fetch(number))
+
+    verdict = testing.run_virtual(lambda: profile_of(engine.stream(counted(number) for number in range(20)))).verdict
+    assert verdict.node == "Counter"
+    assert verdict.reason.startswith("its only place is busy for ")
+    assert "raise its concurrency= if it may have several items at a time" in verdict.remedy
+
+
+def test_of_calls_one_by_one_the_slowest_on_the_longest_path_limits() -> None:
+    @ps.node
+    async def left(number: int) -> int:
+        await asyncio.sleep(0.05)
+        return number
+
+    @ps.node
+    async def right(number: int) -> int:
+        await asyncio.sleep(0.04)
+        return number
+
+    @ps.node
+    async def both(one: int, other: int) -> int:
+        await asyncio.sleep(0.01)
+        return one + other
+
+    @ps.graph
+    async def diamond(number: int) -> int:
+        return await both(await left(number), await right(number))
+
+    async def calls() -> telemetry.Profile:
+        with telemetry.profile() as profile:
+            for number in range(3):
+                await engine.run(diamond(number))
+        return profile
+
+    verdict = testing.run_virtual(calls).verdict
+    assert verdict.node == "left"
+    assert verdict.reason == "of the longest path through the graph it takes 83%, 50.0 ms each time"
+
+
+def test_callers_limit_a_service_that_is_mostly_idle() -> None:
+    async def calls() -> telemetry.Profile:
+        with telemetry.profile() as profile:
+            async with engine.deploy(middle) as service:
+                for number in range(3):
+                    await service(number)
+                    await asyncio.sleep(10)
+        return profile
+
+    verdict = testing.run_virtual(calls).verdict
+    assert verdict.node is None
+    assert verdict.reason.startswith("the callers limit")
+
+
+async def test_a_plain_function_that_holds_the_loop_limits(clock: Clock) -> None:
+    @ps.node
+    def parse(number: int) -> int:
+        clock.take(0.01)
+        return number
+
+    @ps.graph
+    async def parsed(number: int) -> float:
+        return half(await slow_but_free(parse(number)))
+
+    @ps.node
+    async def slow_but_free(number: int) -> int:
+        return number
+
+    verdict = (await profile_of(engine.stream(parsed(number) for number in range(20)))).verdict
+    assert verdict.node == "parse"
+    assert "hold the event loop for 100% of the time" in verdict.reason
+    assert 'runs_on="thread"' in verdict.remedy
+
+
+async def test_a_thread_pool_that_is_exhausted_limits(clock: Clock) -> None:
+    @ps.node(runs_on="thread", concurrency=8)
+    def read(number: int) -> int:
+        clock.take(0.01)
+        return number
+
+    @ps.graph
+    async def reading(number: int) -> int:
+        return read(number)
+
+    async with engine.Engine(max_workers=2) as own:
+        verdict = (await profile_of(own.stream(reading(number) for number in range(30)))).verdict
+    assert verdict.node == "read"
+    assert verdict.reason.startswith("the 2 threads are busy")
+    assert verdict.remedy.startswith("raise max_workers=")
+
+
+async def test_of_places_and_threads_that_are_as_many_the_threads_limit(clock: Clock) -> None:
+    @ps.node(runs_on="thread", concurrency=2)
+    def read(number: int) -> int:
+        clock.take(0.01)
+        return number
+
+    @ps.graph
+    async def reading(number: int) -> int:
+        return read(number)
+
+    async with engine.Engine(max_workers=2) as own:
+        verdict = (await profile_of(own.stream(reading(number) for number in range(30)))).verdict
+    assert verdict.reason.startswith("the 2 threads are busy")
+
+
+async def test_a_node_of_one_place_in_a_large_pool_limits_by_its_place(clock: Clock) -> None:
+    @ps.node(runs_on="thread", concurrency=1)
+    def read(number: int) -> int:
+        clock.take(0.01)
+        return number
+
+    @ps.graph
+    async def reading(number: int) -> int:
+        return read(number)
+
+    verdict = (await profile_of(engine.stream(reading(number) for number in range(30)))).verdict
+    assert verdict.node == "read"
+    assert verdict.reason.startswith("its only place is busy for 100%")
+    assert verdict.remedy.startswith("raise its concurrency=, or move it to")
+
+
+async def test_a_source_and_a_reader_that_hold_the_loop_are_told_apart(clock: Clock) -> None:
+    def source() -> Iterator[ps.Call[float]]:
+        for number in range(10):
+            clock.take(1)
+            yield quick_half(number)
+
+    @ps.graph
+    async def quick_half(number: int) -> float:
+        return half(await passing(number))
+
+    @ps.node
+    async def passing(number: int) -> int:
+        return number
+
+    verdict = (await profile_of(engine.stream(source(), max_in_flight=1))).verdict
+    assert verdict.reason.startswith("the source limits")
+    with telemetry.profile() as profile:
+        async with engine.stream(quick_half(number) for number in range(10)) as results:
+            async for _ in results:
+                clock.take(1)
+    assert profile.verdict.reason.startswith("the reader of quick_half limits")
+
+
+def test_nothing_ran() -> None:
+    with telemetry.profile() as profile:
+        pass
+    assert profile.nodes == ()
+    assert profile.verdict.node is None
+    assert str(profile.verdict) == ("nothing ran while the profile was taken; put the calls inside of its `with` block")
+
+
+async def test_an_async_node_that_never_waits_is_named_by_the_time_of_the_processor(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", clock)
+
+    @ps.node
+    async def compute(number: int) -> int:
+        clock.take(0.01)
+        return number
+
+    @ps.graph
+    async def computed(number: int) -> int:
+        return await compute(number)
+
+    verdict = (await profile_of(engine.stream(computed(number) for number in range(20)))).verdict
+    assert verdict.node == "compute"
+    assert verdict.reason == "it holds the event loop for 100% of the time without a wait"
+    with telemetry.profile() as profile:
+        await engine.run(computed(1))
+        clock.take(1)
+    assert profile.verdict.reason.startswith("the event loop limits: it computes for 100% of the time")
+
+
+# --- What counts ---
+
+
+async def test_calls_before_the_block_do_not_count_and_those_after_it_neither() -> None:
+    await engine.run(quick(1))
+    with telemetry.profile() as profile:
+        await engine.run(quick(2))
+        assert [node.count for node in profile.nodes] == [1, 1]
+        await engine.run(quick(3))
+    await engine.run(quick(4))
+    assert [(node.graph, node.node, node.count) for node in profile.nodes] == [
+        ("quick", "fetch", 2),
+        ("quick", "half", 2),
+    ]
+
+
+async def test_a_deployment_that_was_open_before_and_goes_on_counts_from_begin_to_end() -> None:
+    async with engine.deploy(quick) as service:
+        await service(1)
+        with telemetry.profile() as profile:
+            await service(2)
+        await service(3)
+        assert [node.count for node in profile.nodes] == [1, 1]
+    assert [node.count for node in profile.nodes] == [1, 1]
+
+
+async def test_scopes_of_one_graph_are_added_up_also_of_other_tasks() -> None:
+    async def one() -> None:
+        await engine.Engine().run(quick(1))
+        async with engine.stream([quick(2), quick(3)]) as results:
+            assert [each async for each in results] == [1, 1.5]
+
+    with telemetry.profile() as profile:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(one())
+            tasks.create_task(one())
+        assert [(node.node, node.count) for node in profile.nodes] == [("fetch", 6), ("half", 6)]
+
+
+async def test_a_profile_inside_of_another() -> None:
+    with telemetry.profile() as outer:
+        await engine.run(quick(1))
+        with telemetry.profile() as inner:
+            await engine.run(quick(2))
+        await engine.run(quick(3))
+    assert [node.count for node in outer.nodes] == [3, 3]
+    assert [node.count for node in inner.nodes] == [1, 1]
+
+
+def test_a_profile_around_the_loop_itself() -> None:
+    with telemetry.profile() as profile:
+        testing.run_virtual(lambda: engine.run(quick(1)))
+    assert [node.count for node in profile.nodes] == [1, 1]
+
+
+async def test_errors_count() -> None:
+    @ps.node
+    async def refuse(number: int) -> int:
+        raise ValueError(number)
+
+    @ps.graph
+    async def refused(number: int) -> int:
+        return await refuse(number)
+
+    with telemetry.profile() as profile:
+        async with engine.stream([refused(1), refused(2)], on_error="skip") as results:
+            assert [each async for each in results] == []
+    assert [(node.count, node.errors) for node in profile.nodes] == [(0, 2)]
+
+
+async def test_a_node_that_gives_or_reads_a_stream_has_no_busy_share() -> None:
+    @ps.node
+    async def numbers(count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            yield number
+
+    @ps.node
+    async def total(items: AsyncIterator[int]) -> int:
+        return sum([item async for item in items])
+
+    @ps.graph
+    async def summed(count: int) -> int:
+        return await total(numbers(count))
+
+    with telemetry.profile() as profile:
+        assert await engine.run(summed(4)) == 6
+    assert [(node.node, node.busy_share, node.mean_seconds) for node in profile.nodes] == [
+        ("numbers", None, None),
+        ("total", None, None),
+    ]
+
+
+async def test_what_is_stateful_counts_over_all_runs() -> None:
+    @ps.node
+    class Same:
+        async def __call__(self, number: int) -> int:
+            return number
+
+    same = Same()
+
+    @ps.graph
+    async def passed(number: int) -> int:
+        return await same(number)
+
+    with telemetry.profile() as profile:
+        for number in range(3):
+            await engine.run(passed(number))
+    assert [(node.node, node.count) for node in profile.nodes] == [("Same", 3)]
+
+
+# --- What it costs, and how it looks ---
+
+
+async def test_without_a_profile_nothing_is_registered_and_nothing_more_is_timed() -> None:
+    told: list[object] = []
+
+    class Watching:
+        def scope_opened(self, scope: object) -> None:
+            told.append(scope)
+
+        scope_closed = reader_opened = reader_closed = scope_opened
+
+    watching = Watching()
+    registry.begin(watching)
+    async with engine.stream([quick(1)]):
+        assert len(told) == 2  # the nodes, and who reads
+    assert len(told) == 4
+    registry.end(watching)
+    async with engine.stream([quick(1)]) as results:
+        assert registry._collectors == []
+        assert [each async for each in results] == [0.5]
+        assert results.statistics().actors[0].busy_seconds is None
+    assert len(told) == 4
+
+
+async def test_handlers_are_timed_for_the_profile_only() -> None:
+    async with engine.deploy(quick) as service:
+        actor = service._deployment.scope.wiring.actors()[0]  # type: ignore[union-attr]
+        usual = actor.mode, actor.invoke
+        with telemetry.profile():
+            with telemetry.profile():
+                await service(1)
+            assert (actor.mode, actor.invoke) != usual
+            assert service.statistics().actors[0].busy_seconds is None
+        assert (actor.mode, actor.invoke) == usual
+        assert await service(2) == 1
+
+
+async def test_it_prints_as_a_table() -> None:
+    with telemetry.profile() as profile:
+        await engine.run(quick(1))
+    lines = str(profile).splitlines()
+    assert lines[0].startswith("profile  over ")
+    assert lines[1] == f"verdict  {profile.verdict}"
+    assert lines[3].split() == ["node", "graph", "done", "failed", "mean", "busy", "busy", "share", "put", "wait"]
+    assert lines[5].split()[:4] == ["fetch", "quick", "1", "0"]
+    assert "<th" in profile._repr_html_()
