@@ -198,9 +198,8 @@ class Crew:
     def _man(self) -> None:
         """Find or make workers for what is ready."""
         self.armed = False
-        wanted = len(self.ready)
-        if self.feed is not None:
-            wanted += self.feed.wanted()
+        wanted = 0 if self.feed is None else self.feed.wanted()
+        wanted += len(self.ready)
         if not wanted:
             return
         if self.runnable:  # somebody is about to run; look again after that

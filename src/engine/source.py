@@ -80,11 +80,14 @@ class PulledSource:
             self._crew.feed = self._window.on_room = None
             self._context.run(close_nowait, self._iterator)
 
-    def pull(self, position: Position) -> tuple[NodeActor, Frame] | None:
+    def pull(self, position: Position | None) -> tuple[NodeActor, Frame] | None:
         """Return an item to run, its place already taken.
 
         Items of a graph that is one chain of plain functions are run here: they cannot wait, so there is nothing to
         carry on.
+
+        Args:
+            position: of the worker that asks; None if it is none, so that nothing may run here.
 
         Returns:
             None if there is no item now, or what there was has been run, or was given to others.
@@ -105,7 +108,7 @@ class PulledSource:
                 self._asked_for = call
                 self._stop(None)
                 return None
-            if self._may_run:
+            if self._may_run and position is not None:
                 chain = wired.chain
                 # The first item goes the longer way, on which every function of the chain is looked at.
                 if chain is not None and chain.completed and chain.places.free > 0:
@@ -135,7 +138,13 @@ class PulledSource:
     def wanted(self) -> int:
         """Return how many workers would get an item now, if the next ones begin where the last one did."""
         free = 1 if self._entry is None else self._entry.places.free
-        return max(1, min(free, self._window.limit - self._window.submitted))
+        if free <= 0:
+            # What would only wait in an inbox is put there now, which takes no worker, and none has to be woken.
+            item = self.pull(None)
+            if item is not None:
+                self._crew.ready.append(item)
+            return 0 if self._crew.feed is None else 1
+        return min(free, self._window.limit - self._window.submitted)
 
     def _burst(self, call: Call[Any], wired: Wired, chain: NodeActor, position: Position) -> None:
         """Run items of a chain, one after the other, as long as they are short and there is room for more."""
