@@ -36,7 +36,9 @@ class DeviceExecutor:
     @property
     def passes(self) -> "tuple[Pass, ...]":
         """Those of device nodes."""
-        return ()
+        from .regions import fuse_regions  # it knows executors
+
+        return (fuse_regions,)
 
     def check_reload(self, old: Any, new: Any) -> None:
         """Refuse parameters that would need another program.

@@ -1,0 +1,250 @@
+"""Region node: one device node that does what several did."""
+
+import dataclasses
+import inspect
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, count, groupby
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from ..actors.policy import Policy
+from ..engine.node import Node
+from ..engine.tracing.template import Constant, Container, Read, Template, Values, arguments_builder, key, reads
+from ..engine.tracing.tracer import Step
+from .contraction import Contraction
+from .device_executor import DeviceExecutor
+from .device_node import DeviceNode
+from .device_programs import DevicePrograms
+from .untyped_jax import jax
+
+_SCALARS: Final[tuple[type[Any], ...]] = (bool, int, float, complex, type(None))
+
+# Graphs that are traced again, or have the same part, have the same regions, and their programs need no compiling.
+_known: "WeakValueDictionary[Hashable, DeviceNode[..., Any]]" = WeakValueDictionary()
+
+
+def static_templates(step: Step) -> tuple[Template, ...]:
+    """Return the templates of what a call of a device node is compiled for."""
+    if not _programs(step).options.static:
+        return ()
+    member = _member(step)
+    return tuple([member.templates[position] for position in member.static])
+
+
+def region_node(steps: Sequence[Step]) -> "tuple[DeviceNode[..., Any], tuple[Template, ...]]":
+    """Make one node of several.
+
+    Args:
+        steps: calls of pure device nodes with equal options, in topological order; the last one gives the result, and
+            no other is read outside.
+
+    Returns:
+        The node, and the templates of its arguments.
+    """
+    members = _with_contractions([_member(step) for step in steps])
+    inputs = _Inputs(members)
+    for member in members:
+        member.templates = inputs.localised(member)
+    programs = [_programs(step) for step in steps]
+    name = _joined(step.callee.name for step in steps)
+    identity = (name, *[(id(one), one.log) for one in programs], *[member.identity for member in members])
+    try:
+        node = _known.get(identity)
+        if node is None:
+            node = _known[identity] = _make(name, programs, members, inputs)
+    except TypeError:  # unhashable, as a pytree's structure can be
+        node = _make(name, programs, members, inputs)
+    return node, tuple(inputs.templates)
+
+
+@dataclass
+class _Member:
+    """One call inside of a region.
+
+    Attributes:
+        source: the number of its value.
+        name: of its node.
+        location: "file:line" of the call.
+        fn: the function.
+        call: calls it with one argument for each parameter.
+        names: of its parameters.
+        static: positions of its static arguments.
+        templates: of its arguments.
+    """
+
+    source: int
+    name: str
+    location: str
+    fn: Callable[..., Any]
+    call: Callable[[tuple[Any, ...]], Any]
+    names: tuple[str, ...]
+    static: tuple[int, ...]
+    templates: tuple[Template, ...]
+
+    @property
+    def identity(self) -> Hashable:
+        """What members of equal regions have in common."""
+        return self.name, self.location, self.fn, tuple(map(key, self.templates))
+
+
+def _programs(step: Step) -> DevicePrograms:
+    callee = step.callee
+    assert isinstance(callee, Node)
+    assert isinstance(callee.executor, DeviceExecutor)
+    return callee.executor.programs
+
+
+def _member(step: Step) -> _Member:
+    programs = _programs(step)
+    fn, arguments = programs.fn, programs.arguments(frozenset())
+    bound = arguments.bind(step.args, dict(step.kwargs))
+    # What is not passed has its default.
+    templates = tuple([one if isinstance(one, Constant | Read | Container) else Constant(one) for one in bound])
+    return _Member(
+        step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values),
+        arguments.names, arguments.static, templates,
+    )  # fmt: skip
+
+
+def _with_contractions(members: list[_Member]) -> list[_Member]:
+    """Return the members with each einsum that only another one reads as a part of that."""
+    readers = Counter(read.source for member in members for read in reads(*member.templates))
+    open_ones: dict[int, _Member] = {}
+    absorbed: set[int] = set()
+    for member in members:
+        if not isinstance(member.fn, Contraction):
+            continue
+        inner = [_whole(template, open_ones) for template in member.templates]
+        inner = [one if one is not None and readers[one.source] == 1 else None for one in inner]
+        if any(inner):
+            absorbed.update(one.source for one in inner if one is not None)
+            _absorb(member, member.fn, inner)
+        open_ones[member.source] = member
+    return [member for member in members if member.source not in absorbed]
+
+
+def _whole(template: Template, members: dict[int, _Member]) -> _Member | None:
+    return members.get(template.source) if isinstance(template, Read) and not template.path else None
+
+
+def _absorb(member: _Member, contraction: Contraction, inner: Sequence[_Member | None]) -> None:
+    names: list[str] = []
+    templates: list[Template] = []
+    for name, template, one in zip(member.names, member.templates, inner, strict=True):
+        names += [name] if one is None else one.names
+        templates += [template] if one is None else one.templates
+    merged = contraction.absorbing([
+        one.fn if one is not None and isinstance(one.fn, Contraction) else None for one in inner
+    ])  # fmt: skip
+    member.fn, member.call = merged, lambda values: merged(*values)
+    member.name = _joined([*[one.name for one in inner if one is not None], member.name])
+    member.names, member.templates = tuple(names), tuple(templates)
+
+
+class _Inputs:
+    """What a region takes from outside: equal values once.
+
+    Inside of it, the values of members are numbered from 0, and those from outside from -1 downwards.
+
+    Attributes:
+        templates: of the values, outside.
+        names: of the parameters.
+        static: those that are static.
+    """
+
+    def __init__(self, members: Sequence[_Member]) -> None:
+        self.templates: list[Template] = []
+        self.names: list[str] = []
+        self.static: list[str] = []
+        self._members = {member.source: index for index, member in enumerate(members)}
+        self._found: dict[Hashable, int] = {}
+
+    def localised(self, member: _Member) -> tuple[Template, ...]:
+        """Return the templates of a member's arguments, with the numbers that the values have inside."""
+        return tuple([
+            self._whole(template, name, is_static=position in member.static)
+            for position, (template, name) in enumerate(zip(member.templates, member.names, strict=True))
+        ])  # fmt: skip
+
+    def _whole(self, template: Template, name: str, *, is_static: bool) -> Template:
+        if any(read.source in self._members for read in reads(template)):
+            return self._part(template, name)
+        # Numbers are a part of the program, as if they were written in the function.
+        if isinstance(template, Constant) and (is_static or type(template.value) in _SCALARS):
+            return template
+        return self._input(template, name, is_static=is_static)
+
+    def _part(self, template: Template, name: str) -> Template:
+        if isinstance(template, Container):
+            return dataclasses.replace(
+                template, children=tuple([self._part(child, name) for child in template.children])
+            )
+        if isinstance(template, Read) and template.source in self._members:
+            return Read(self._members[template.source], template.path)
+        return self._whole(template, name, is_static=False)
+
+    def _input(self, template: Template, name: str, *, is_static: bool) -> Read:
+        identity = key(template), is_static
+        try:
+            index = self._found.setdefault(identity, len(self.templates))
+        except TypeError:  # unhashable, so nobody can say whether it is equal to another
+            index = len(self.templates)
+        if index == len(self.templates):
+            self.templates.append(template)
+            self.names.append(self._free(name))
+            self.static += [self.names[-1]] * is_static
+        return Read(-1 - index)
+
+    def _free(self, name: str) -> str:
+        numbered = (f"{name}_{number}" for number in count(2))
+        return next(one for one in chain([name], numbered) if one not in self.names)
+
+
+def _make(
+    name: str, programs: Sequence[DevicePrograms], members: Sequence[_Member], inputs: _Inputs
+) -> "DeviceNode[..., Any]":
+    options = dataclasses.replace(programs[0].options, static=tuple(inputs.static))
+    fn = _composed(members, inputs.names)
+    own = DevicePrograms(name, fn, options)
+    for one in programs:
+        one.share(own)
+    return DeviceNode(fn, Policy(pure=True), name=name, executor=DeviceExecutor(own))
+
+
+def _composed(members: Sequence[_Member], names: Sequence[str]) -> Callable[..., Any]:
+    """Return the function that does what the members do one after the other."""
+    count_of_members = len(members)
+    slots = {index: index for index in range(count_of_members)}
+    slots.update({-1 - index: count_of_members + index for index in range(len(names))})
+    calls = [(member, arguments_builder(member.templates, slots)) for member in members]
+
+    def region(*inputs: Any) -> Any:
+        values: Values = [*[None] * count_of_members, *inputs]
+        for index, (member, arguments) in enumerate(calls):
+            try:
+                values[index] = _as_arrays(member.call(arguments(values)))
+            except Exception as error:  # whatever the function raises
+                error.add_note(f"in node {member.name!r}, called at {member.location}")
+                raise
+        return values[count_of_members - 1]
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    region.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+    return region
+
+
+def _as_arrays(value: Any) -> Any:
+    """Return a result as the next program would get it: NumPy's arrays, and numbers, as JAX's, in new containers."""
+
+    def as_array(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf)
+
+    return jax.tree.map(as_array, value)
+
+
+def _joined(names: Iterable[str]) -> str:
+    """Return the names of nodes in their order: "a → b ×3 → c"."""
+    runs = [(name, len(list(run))) for name, run in groupby(names)]
+    return " → ".join(name if length == 1 else f"{name} ×{length}" for name, length in runs)
