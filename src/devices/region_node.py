@@ -49,7 +49,7 @@ def region_node(steps: Sequence[Step]) -> "tuple[DeviceNode[..., Any], tuple[Tem
         member.templates = inputs.localised(member)
     programs = [_programs(step) for step in steps]
     name = _joined(step.callee.name for step in steps)
-    identity = (name, *[(id(one), one.log) for one in programs], *[member.identity for member in members])
+    identity = (name, *[one.log for one in programs], *[member.identity for member in members])
     try:
         node = _known.get(identity)
         if node is None:

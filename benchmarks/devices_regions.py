@@ -1,0 +1,176 @@
+"""`python -m benchmarks.devices_regions`: regions and einsums against plain JAX on the same device."""
+
+import argparse
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import penstock as ps
+from penstock import devices, engine
+from penstock.engine.planning import make_plan
+
+from . import harness, loops, report
+from .harness import Contenders, Measured, Row, Workload
+from .summary import Limits
+
+RESULTS = Path(__file__).parent / "results" / "devices_regions.json"
+AGAINST_JAX = Limits(must=1.1, aim=1.02)
+STEPS = 10
+ELEMENTS = 1_000_000
+
+
+@ps.device_node
+def wave(x: Any) -> Any:
+    return jnp.sin(x) * 1.5 + 0.5
+
+
+@ps.device_node
+def total(x: Any) -> Any:
+    return x.sum()
+
+
+@ps.graph
+async def ten_nodes(x: Any) -> Any:
+    for _ in range(STEPS):
+        x = wave(x)
+    return x
+
+
+@ps.graph
+async def reduction(x: Any) -> Any:
+    return total(x)
+
+
+@ps.graph
+async def three_operands(a: Any, b: Any, c: Any) -> Any:
+    return devices.einsum("ij,jk->ik", devices.einsum("ij,jk->ik", a, b), c)
+
+
+@ps.graph
+async def squared_times(a: Any, v: Any) -> Any:
+    return devices.einsum("ik,k->i", devices.einsum("ij,jk->ik", a, a), v)
+
+
+@ps.graph
+async def thousand_nodes(x: Any) -> Any:
+    for _ in range(1_000):
+        x = wave(x)
+    return x
+
+
+def waves(x: Any) -> Any:
+    for _ in range(STEPS):
+        x = jnp.sin(x) * 1.5 + 0.5
+    return x
+
+
+async def with_penstock(service: Any, graph: Any, args: tuple[Any, ...], calls: int) -> float:
+    """Seconds of one call, of calls one after the other."""
+    began = time.perf_counter()
+    for _ in range(calls):
+        await service.run(graph(*args))
+    return (time.perf_counter() - began) / calls
+
+
+async def with_jax(function: Callable[..., Any], args: tuple[Any, ...], calls: int) -> float:
+    """The same of a function that was compiled by hand; it blocks the loop."""
+    began = time.perf_counter()
+    for _ in range(calls):
+        function(*args).block_until_ready()
+    return (time.perf_counter() - began) / calls
+
+
+@asynccontextmanager
+async def beside_jax(
+    graph: Any, function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], calls: int, quick: bool
+) -> AsyncIterator[Contenders]:
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    args = tuple([jax.random.uniform(key, shape) for key, shape in zip(keys, shapes, strict=True)])
+    calls = max(1, calls // 4) if quick else calls
+    async with engine.deploy(graph) as service:
+        yield {
+            "penstock": partial(with_penstock, service, graph, args, calls),
+            "jax": partial(with_jax, jax.jit(function), args, calls),
+        }
+
+
+@asynccontextmanager
+async def passes(quick: bool) -> AsyncIterator[Contenders]:
+    trace = engine.plan(thousand_nodes).trace
+
+    async def plan() -> float:
+        began = time.perf_counter()
+        make_plan(trace)
+        return 1_000 * (time.perf_counter() - began)
+
+    sample: Callable[[], Awaitable[float]] = plan
+    yield {"plan": sample}
+
+
+def ratio(name: str, title: str, limits: Limits | None, *args: Any) -> Workload:
+    """A workload whose row is time over JAX's."""
+    return Workload(
+        name=name,
+        contenders=partial(beside_jax, *args),
+        control="jax",
+        rows=(Row(title=f"{title} / jax.jit", subject="penstock", reference="jax", limits=limits),),
+    )
+
+
+WORKLOADS = (
+    ratio(
+        "ten_small", "ten elementwise nodes, 1,000 elements", None, ten_nodes, waves, ((1_000,),), 200
+    ),
+    ratio(
+        "ten", "ten elementwise nodes, 1M elements", Limits(must=1.5, aim=1.1), ten_nodes, waves, ((ELEMENTS,),), 10
+    ),
+    ratio(
+        "three_operands", "A B C of 1000 × 1000", AGAINST_JAX, three_operands, lambda a, b, c: a @ b @ c,
+        ((1_000, 1_000),) * 3, 4,
+    ),
+    ratio("reduction", "sum of 1M elements", AGAINST_JAX, reduction, jnp.sum, ((ELEMENTS,),), 40),
+    ratio(
+        "power", "A A v of size 500, by einsum / (A @ A) @ v by", None, squared_times, lambda a, v: (a @ a) @ v,
+        ((500, 500), (500,)), 40,
+    ),
+    Workload(
+        name="passes",
+        contenders=passes,
+        rows=(Row(title="passes over 1,000 device nodes", subject="plan", unit="ms", limits=Limits(must=100, aim=30)),),
+    ),
+)  # fmt: skip
+
+
+def arguments() -> argparse.Namespace:
+    names = [workload.name for workload in WORKLOADS]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.devices_regions", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter samples: a look, not a claim")
+    parser.add_argument("--only", metavar="NAME", action="append", choices=names, help=f"one of: {', '.join(names)}")
+    parser.add_argument("--loop", choices=[*loops.NAMES, "both"], default="both")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go (default: %(default)s)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Returns 1 if a limit that must be kept was not."""
+    chosen = arguments()
+    measured: list[Measured] = []
+    for loop in loops.NAMES if chosen.loop == "both" else (chosen.loop,):
+        for workload in WORKLOADS:
+            if chosen.only is None or workload.name in chosen.only:
+                print(f"{workload.name} on {loop} ...", file=sys.stderr, flush=True)
+                measured += loops.run(loop, harness.measure(workload, loop, quick=chosen.quick))
+    report.print_table(f"regions beside JAX on {jax.devices()[0]}", report.COLUMNS, map(report.cells, measured))
+    report.write_json(chosen.json, measured, quick=chosen.quick)
+    return 1 if any(row.verdict == "missed" for row in measured) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
