@@ -1,8 +1,8 @@
 """Device programs: what is compiled for one device node."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from ..actors.batch import Batch
@@ -12,6 +12,9 @@ from .compile_statistics import CompileStatistics
 if TYPE_CHECKING:
     from .compiling import Program
     from .placement import Placement
+
+# From the arguments that come from resources, by parameter, to the other arguments of items like those that will come.
+Samples: TypeAlias = Callable[[Mapping[str, Any]], tuple[tuple[Any, ...], ...]]
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,11 @@ class DevicePrograms:
         name: of the node.
         fn: its function.
         options: how it runs.
+        samples: gives the arguments of items to compile it for, where these come from resources; those of its options
+            unless told otherwise.
 
     Attributes:
+        samples: as given.
         log: what its own programs cost.
         fn: the function.
 
@@ -46,11 +52,14 @@ class DevicePrograms:
         TypeError: the function cannot be compiled as asked.
     """
 
-    def __init__(self, name: str, fn: Callable[..., Any], options: DeviceOptions) -> None:
+    def __init__(
+        self, name: str, fn: Callable[..., Any], options: DeviceOptions, samples: Samples | None = None
+    ) -> None:
         from .compile_log import CompileLog
 
         self.name = name
         self.options = options
+        self.samples: Samples = samples or (lambda resources: options.sample_input)
         self.log = CompileLog()
         self.fn = fn
         # A region belongs to the plans that have it.

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, groupby
 from typing import Any, Final
@@ -16,7 +16,7 @@ from ..engine.tracing.tracer import Step
 from .contraction import Contraction
 from .device_executor import DeviceExecutor
 from .device_node import DeviceNode
-from .device_programs import DevicePrograms
+from .device_programs import DevicePrograms, Samples
 from .untyped_jax import jax
 
 _SCALARS: Final[tuple[type[Any], ...]] = (bool, int, float, complex, type(None))
@@ -69,6 +69,7 @@ class _Member:
         location: "file:line" of the call.
         fn: the function.
         call: calls it with one argument for each parameter.
+        programs: of its node.
         names: of its parameters.
         static: positions of its static arguments.
         templates: of its arguments.
@@ -79,6 +80,7 @@ class _Member:
     location: str
     fn: Callable[..., Any]
     call: Callable[[tuple[Any, ...]], Any]
+    programs: DevicePrograms
     names: tuple[str, ...]
     static: tuple[int, ...]
     templates: tuple[Template, ...]
@@ -103,7 +105,7 @@ def _member(step: Step) -> _Member:
     # What is not passed has its default.
     templates = tuple([one if isinstance(one, Constant | Read | Container) else Constant(one) for one in bound])
     return _Member(
-        step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values),
+        step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values), programs,
         arguments.names, arguments.static, templates,
     )  # fmt: skip
 
@@ -205,12 +207,49 @@ class _Inputs:
 def _make(
     name: str, programs: Sequence[DevicePrograms], members: Sequence[_Member], inputs: _Inputs
 ) -> "DeviceNode[..., Any]":
-    options = dataclasses.replace(programs[0].options, static=tuple(inputs.static))
+    options = dataclasses.replace(programs[0].options, static=tuple(inputs.static), sample_input=())
     fn = _composed(members, inputs.names)
-    own = DevicePrograms(name, fn, options)
+    own = DevicePrograms(name, fn, options, _samples(members, inputs))
     for one in programs:
         one.share(own)
     return DeviceNode(fn, Policy(pure=True), name=name, executor=DeviceExecutor(own))
+
+
+def _samples(members: Sequence[_Member], inputs: _Inputs) -> Samples:
+    """Return what puts samples of a region together out of those of its members."""
+    constants = {-1 - index: one.value for index, one in enumerate(inputs.templates) if isinstance(one, Constant)}
+    passed = {-1 - index: name for index, name in enumerate(inputs.names)}
+
+    def samples(resources: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
+        known = {source: resources[name] for source, name in passed.items() if name in resources}
+        wanted = [source for source in passed if source not in known]
+        most = max([len(member.programs.options.sample_input) for member in members], default=0)
+        found: list[tuple[Any, ...]] = []
+        for number in range(most):
+            values = dict(constants)
+            for member in members:
+                values.update(_sample_of(member, number, known))
+            if any(source not in values for source in wanted):
+                return ()
+            found.append(tuple([values[source] for source in wanted]))
+        return tuple(found)
+
+    return samples
+
+
+def _sample_of(member: _Member, number: int, known: Mapping[int, Any]) -> dict[int, Any]:
+    """Return what a sample of a member says of the values from outside that it takes."""
+    given = member.programs.options.sample_input
+    if not given:
+        return {}
+    outside = {
+        name: template.source
+        for name, template in zip(member.names, member.templates, strict=True)
+        if isinstance(template, Read) and template.source < 0
+    }
+    own = {name: known[source] for name, source in outside.items() if source in known}
+    merged = member.programs.arguments(frozenset(own)).merge(given[min(number, len(given) - 1)], own)
+    return {outside[name]: value for name, value in zip(member.names, merged, strict=True) if name in outside}
 
 
 def _composed(members: Sequence[_Member], names: Sequence[str]) -> Callable[..., Any]:

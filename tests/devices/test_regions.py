@@ -238,6 +238,38 @@ async def test_a_resource_is_one_parameter_that_is_shared_by_a_batch() -> None:
     assert layer.compile_statistics() == last.compile_statistics()
 
 
+async def test_a_region_is_compiled_for_what_the_samples_of_its_nodes_say() -> None:
+    @ps.resource
+    async def weights() -> AsyncIterator[Any]:
+        yield np.ones(3, np.float32)
+
+    row = np.zeros(3, np.float32)
+
+    @ps.device_node(sample_input=[(row,), (row[:1],)])
+    def first(w: Any, x: Any) -> Any:
+        return w * x
+
+    @ps.device_node(sample_input=(row, row))
+    def last(x: Any, y: Any) -> Any:
+        return x + y
+
+    @ps.graph
+    async def model(x: Any, y: Any) -> Any:
+        return last(first(await weights(), x), y)
+
+    @ps.graph
+    async def unknown(x: Any) -> Any:
+        return increment(first(await weights(), double(x)))
+
+    async with engine.deploy(model, warmup=True) as service:
+        assert first.compile_statistics().programs == last.compile_statistics().programs == 2
+        assert (await service.run(model(row + 1, row + 2))).tolist() == [3, 3, 3]
+        assert first.compile_statistics().programs == 2
+    with pytest.raises(ps.PlanError, match="double → first → increment"):
+        async with engine.deploy(unknown, warmup=True):
+            pass
+
+
 async def test_errors_name_all_nodes_and_the_one_that_failed() -> None:
     @ps.device_node
     def wrong(x: Any) -> Any:

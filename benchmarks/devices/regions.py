@@ -1,12 +1,9 @@
-"""`python -m benchmarks.devices_regions`: regions and einsums against plain JAX on the same device."""
+"""Regions and einsums against plain JAX on the same device."""
 
-import argparse
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,11 +13,9 @@ import penstock as ps
 from penstock import devices, engine
 from penstock.engine.planning import make_plan
 
-from . import harness, loops, report
-from .harness import Contenders, Measured, Row, Workload
-from .summary import Limits
+from ..harness import Contenders, Row, Workload
+from ..summary import Limits
 
-RESULTS = Path(__file__).parent / "results" / "devices_regions.json"
 AGAINST_JAX = Limits(must=1.1, aim=1.02)
 STEPS = 10
 ELEMENTS = 1_000_000
@@ -155,11 +150,11 @@ TEN = Limits(must=1.5, aim=1.1)
 LINE = (ELEMENTS,)
 SQUARE = (1_000, 1_000)
 
-WORKLOADS = (
+REGIONS: tuple[Workload, ...] = (
     beside("ten", "ten elementwise nodes over 1M / jax.jit", TEN, ten_nodes, waves, (LINE,), 10),
     beside("reduction", "sum of 1M / jax.jit", AGAINST_JAX, reduction, jnp.sum, (LINE,), 40),
     beside(
-        "chain", "A B C of 1000 / jax.jit", AGAINST_JAX, three_operands, lambda a, b, c: a @ b @ c, (SQUARE,) * 3, 4
+        "matrices", "A B C of 1000 / jax.jit", AGAINST_JAX, three_operands, lambda a, b, c: a @ b @ c, (SQUARE,) * 3, 4
     ),
     beside(
         "power",
@@ -171,36 +166,8 @@ WORKLOADS = (
         40,
     ),
     Workload(
-        name="passes",
+        name="device_passes",
         contenders=passes,
         rows=(Row(title="passes over 1,000 device nodes", subject="plan", unit="ms", limits=Limits(must=100, aim=30)),),
     ),
 )
-
-
-def arguments() -> argparse.Namespace:
-    names = [workload.name for workload in WORKLOADS]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.devices_regions", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter samples: a look, not a claim")
-    parser.add_argument("--only", metavar="NAME", action="append", choices=names, help=f"one of: {', '.join(names)}")
-    parser.add_argument("--loop", choices=[*loops.NAMES, "both"], default="both")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go (default: %(default)s)")
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Returns 1 if a limit that must be kept was not."""
-    chosen = arguments()
-    measured: list[Measured] = []
-    for loop in loops.NAMES if chosen.loop == "both" else (chosen.loop,):
-        for workload in WORKLOADS:
-            if chosen.only is None or workload.name in chosen.only:
-                print(f"{workload.name} on {loop} ...", file=sys.stderr, flush=True)
-                measured += loops.run(loop, harness.measure(workload, loop, quick=chosen.quick))
-    report.print_table(f"regions beside JAX on {jax.devices()[0]}", report.COLUMNS, map(report.cells, measured))
-    report.write_json(chosen.json, measured, quick=chosen.quick)
-    return 1 if any(row.verdict == "missed" for row in measured) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
