@@ -4,22 +4,20 @@ import dataclasses
 import inspect
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, count, groupby
-from typing import Any, Final
+from itertools import groupby
+from typing import Any
 from weakref import WeakValueDictionary
 
 from ..actors.policy import Policy
 from ..engine.node import Node
-from ..engine.tracing.template import Constant, Container, Read, Template, Values, arguments_builder, key, reads
+from ..engine.tracing.template import Constant, Container, Read, Template, Values, arguments_builder, reads
 from ..engine.tracing.tracer import Step
 from .contraction import Contraction
 from .device_executor import DeviceExecutor
 from .device_node import DeviceNode
 from .device_programs import DevicePrograms, Samples
+from .region_members import Inputs, Member
 from .untyped_jax import jax
-
-_SCALARS: Final[tuple[type[Any], ...]] = (bool, int, float, complex, type(None))
 
 # Graphs that are traced again, or have the same part, have the same regions, and their programs need no compiling.
 _known: "WeakValueDictionary[Hashable, DeviceNode[..., Any]]" = WeakValueDictionary()
@@ -44,7 +42,7 @@ def region_node(steps: Sequence[Step]) -> "tuple[DeviceNode[..., Any], tuple[Tem
         The node, and the templates of its arguments.
     """
     members = _with_contractions([_member(step) for step in steps])
-    inputs = _Inputs(members)
+    inputs = Inputs(members)
     for member in members:
         member.templates = inputs.localised(member)
     programs = [_programs(step) for step in steps]
@@ -59,38 +57,6 @@ def region_node(steps: Sequence[Step]) -> "tuple[DeviceNode[..., Any], tuple[Tem
     return node, tuple(inputs.templates)
 
 
-@dataclass
-class _Member:
-    """One call inside of a region.
-
-    Attributes:
-        source: the number of its value.
-        name: of its node.
-        location: "file:line" of the call.
-        fn: the function.
-        call: calls it with one argument for each parameter.
-        programs: of its node.
-        names: of its parameters.
-        static: positions of its static arguments.
-        templates: of its arguments.
-    """
-
-    source: int
-    name: str
-    location: str
-    fn: Callable[..., Any]
-    call: Callable[[tuple[Any, ...]], Any]
-    programs: DevicePrograms
-    names: tuple[str, ...]
-    static: tuple[int, ...]
-    templates: tuple[Template, ...]
-
-    @property
-    def identity(self) -> Hashable:
-        """What members of equal regions have in common."""
-        return self.name, self.location, self.fn, tuple(map(key, self.templates))
-
-
 def _programs(step: Step) -> DevicePrograms:
     callee = step.callee
     assert isinstance(callee, Node)
@@ -98,22 +64,22 @@ def _programs(step: Step) -> DevicePrograms:
     return callee.executor.programs
 
 
-def _member(step: Step) -> _Member:
+def _member(step: Step) -> Member:
     programs = _programs(step)
     fn, arguments = programs.fn, programs.arguments(frozenset())
     bound = arguments.bind(step.args, dict(step.kwargs))
     # What is not passed has its default.
     templates = tuple([one if isinstance(one, Constant | Read | Container) else Constant(one) for one in bound])
-    return _Member(
+    return Member(
         step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values), programs,
         arguments.names, arguments.static, templates,
     )  # fmt: skip
 
 
-def _with_contractions(members: list[_Member]) -> list[_Member]:
+def _with_contractions(members: list[Member]) -> list[Member]:
     """Return the members with each einsum that only another one reads as a part of that."""
     readers = Counter(read.source for member in members for read in reads(*member.templates))
-    open_ones: dict[int, _Member] = {}
+    open_ones: dict[int, Member] = {}
     absorbed: set[int] = set()
     for member in members:
         if not isinstance(member.fn, Contraction):
@@ -127,11 +93,11 @@ def _with_contractions(members: list[_Member]) -> list[_Member]:
     return [member for member in members if member.source not in absorbed]
 
 
-def _whole(template: Template, members: dict[int, _Member]) -> _Member | None:
+def _whole(template: Template, members: dict[int, Member]) -> Member | None:
     return members.get(template.source) if isinstance(template, Read) and not template.path else None
 
 
-def _absorb(member: _Member, contraction: Contraction, inner: Sequence[_Member | None]) -> None:
+def _absorb(member: Member, contraction: Contraction, inner: Sequence[Member | None]) -> None:
     names: list[str] = []
     templates: list[Template] = []
     for name, template, one in zip(member.names, member.templates, inner, strict=True):
@@ -145,67 +111,8 @@ def _absorb(member: _Member, contraction: Contraction, inner: Sequence[_Member |
     member.names, member.templates = tuple(names), tuple(templates)
 
 
-class _Inputs:
-    """What a region takes from outside: equal values once.
-
-    Inside of it, the values of members are numbered from 0, and those from outside from -1 downwards.
-
-    Attributes:
-        templates: of the values, outside.
-        names: of the parameters.
-        static: those that are static.
-    """
-
-    def __init__(self, members: Sequence[_Member]) -> None:
-        self.templates: list[Template] = []
-        self.names: list[str] = []
-        self.static: list[str] = []
-        self._members = {member.source: index for index, member in enumerate(members)}
-        self._found: dict[Hashable, int] = {}
-
-    def localised(self, member: _Member) -> tuple[Template, ...]:
-        """Return the templates of a member's arguments, with the numbers that the values have inside."""
-        return tuple([
-            self._whole(template, name, is_static=position in member.static)
-            for position, (template, name) in enumerate(zip(member.templates, member.names, strict=True))
-        ])  # fmt: skip
-
-    def _whole(self, template: Template, name: str, *, is_static: bool) -> Template:
-        if any(read.source in self._members for read in reads(template)):
-            return self._part(template, name)
-        # Numbers are a part of the program, as if they were written in the function.
-        if isinstance(template, Constant) and (is_static or type(template.value) in _SCALARS):
-            return template
-        return self._input(template, name, is_static=is_static)
-
-    def _part(self, template: Template, name: str) -> Template:
-        if isinstance(template, Container):
-            return dataclasses.replace(
-                template, children=tuple([self._part(child, name) for child in template.children])
-            )
-        if isinstance(template, Read) and template.source in self._members:
-            return Read(self._members[template.source], template.path)
-        return self._whole(template, name, is_static=False)
-
-    def _input(self, template: Template, name: str, *, is_static: bool) -> Read:
-        identity = key(template), is_static
-        try:
-            index = self._found.setdefault(identity, len(self.templates))
-        except TypeError:  # unhashable, so nobody can say whether it is equal to another
-            index = len(self.templates)
-        if index == len(self.templates):
-            self.templates.append(template)
-            self.names.append(self._free(name))
-            self.static += [self.names[-1]] * is_static
-        return Read(-1 - index)
-
-    def _free(self, name: str) -> str:
-        numbered = (f"{name}_{number}" for number in count(2))
-        return next(one for one in chain([name], numbered) if one not in self.names)
-
-
 def _make(
-    name: str, programs: Sequence[DevicePrograms], members: Sequence[_Member], inputs: _Inputs
+    name: str, programs: Sequence[DevicePrograms], members: Sequence[Member], inputs: Inputs
 ) -> "DeviceNode[..., Any]":
     options = dataclasses.replace(programs[0].options, static=tuple(inputs.static), sample_input=())
     fn = _composed(members, inputs.names)
@@ -215,7 +122,7 @@ def _make(
     return DeviceNode(fn, Policy(pure=True), name=name, executor=DeviceExecutor(own))
 
 
-def _samples(members: Sequence[_Member], inputs: _Inputs) -> Samples:
+def _samples(members: Sequence[Member], inputs: Inputs) -> Samples:
     """Return what puts samples of a region together out of those of its members."""
     constants = {-1 - index: one.value for index, one in enumerate(inputs.templates) if isinstance(one, Constant)}
     passed = {-1 - index: name for index, name in enumerate(inputs.names)}
@@ -237,7 +144,7 @@ def _samples(members: Sequence[_Member], inputs: _Inputs) -> Samples:
     return samples
 
 
-def _sample_of(member: _Member, number: int, known: Mapping[int, Any]) -> dict[int, Any]:
+def _sample_of(member: Member, number: int, known: Mapping[int, Any]) -> dict[int, Any]:
     """Return what a sample of a member says of the values from outside that it takes."""
     given = member.programs.options.sample_input
     if not given:
@@ -252,7 +159,7 @@ def _sample_of(member: _Member, number: int, known: Mapping[int, Any]) -> dict[i
     return {outside[name]: value for name, value in zip(member.names, merged, strict=True) if name in outside}
 
 
-def _composed(members: Sequence[_Member], names: Sequence[str]) -> Callable[..., Any]:
+def _composed(members: Sequence[Member], names: Sequence[str]) -> Callable[..., Any]:
     """Return the function that does what the members do one after the other."""
     count_of_members = len(members)
     slots = {index: index for index in range(count_of_members)}
