@@ -115,8 +115,11 @@ class Contraction:
             if len(term) != len(shape):
                 problem = f"operand {number} has {len(shape)} axes, and {term!r} names {len(term)}"
                 break
+            own: dict[str, int] = {}
             for index, size in zip(term, shape, strict=True):
                 sizes.setdefault(index, set()).add(size)
+                if own.setdefault(index, size) != size:  # of a diagonal; JAX would broadcast an axis of length 1
+                    problem = f"index {index!r} has the lengths {own[index]} and {size} in operand {number}"
         for index, found in sizes.items():
             if len(found - {1}) > 1:
                 problem = problem or f"index {index!r} has the lengths {' and '.join(map(str, sorted(found)))}"

@@ -148,6 +148,15 @@ def test_what_would_not_be_the_same_sum_is_computed_as_written() -> None:
     assert bool(jnp.all(outer(small, small, small[0]) == np.einsum("ij,j->i", wrapped, small[0])))
 
 
+def test_the_diagonal_of_a_broadcast_array_is_that_of_numpy() -> None:
+    scaled = Contraction(Subscripts.parse("ij,i->ij", 2), (None, None))
+    trace = Contraction(Subscripts.parse("ii->", 1), (scaled,))
+    row, weights = np.array([[1, 2, 3]], np.float32), np.array([1, 10, 100], np.float32)
+    assert float(trace(row, weights)) == np.trace(row * weights[:, None])
+    with pytest.raises(ValueError, match="index 'i' has the lengths 1 and 3 in operand 1"):
+        Contraction(Subscripts.parse("ii->", 1), (None,))(row)
+
+
 def test_an_ellipsis_is_computed_by_itself() -> None:
     inner = Contraction(Subscripts.parse("...i,i->...", 2), (None, None))
     outer = Contraction(Subscripts.parse("ab->a", 1), (inner,))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import engine
 from penstock.devices.regions import MAX_NODES
+from penstock.engine.tracing.template import reads
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -83,6 +84,13 @@ async def test_who_reads_between_divides() -> None:
         return increment(between), on_host(between), between
 
     assert sorted(names(divided)) == ["double", "increment", "on_host"]
+
+    @ps.graph
+    async def returned(x: Any) -> Any:
+        between = double(x)
+        return increment(between), between
+
+    assert sorted(names(returned)) == ["double", "increment"]
 
     @ps.graph
     async def two_regions(x: Any) -> Any:
@@ -204,6 +212,23 @@ def test_what_a_program_is_compiled_for_is_not_computed_inside_it() -> None:
         return repeat(x, increment(double(x)))
 
     assert names(computed) == ["double → increment", "repeat"]
+
+
+async def test_what_one_node_gives_is_an_array_for_the_next_as_between_programs() -> None:
+    @ps.device_node
+    def of_numpy(x: Any) -> Any:
+        return np.zeros(3, np.float32), 2
+
+    @ps.device_node
+    def changed(x: Any) -> Any:
+        return x[0].at[1].set(x[1].astype(np.float32))
+
+    @ps.graph
+    async def chain(x: Any) -> Any:
+        return changed(of_numpy(x))
+
+    assert names(chain) == ["of_numpy → changed"]
+    assert (await engine.run(chain(np.float32(0)))).tolist() == [0, 2, 0]
 
 
 async def test_a_resource_is_one_parameter_that_is_shared_by_a_batch() -> None:
@@ -381,6 +406,7 @@ def test_regions_of_random_graphs_make_no_cycle_and_count_what_changed(seed: int
     for step in plan.steps:  # in an order in which everything is there when it is read: so there is no cycle
         assert {read.source for read in step.head.reads()} <= known
         known.add(step.source)
+    assert {read.source for read in reads(plan.result)} <= known
     report = next(report for report in plan.reports if report.name == "regions")
     fused = next(report for report in plan.reports if report.name == "inline chains")
     assert report.before == fused.after
