@@ -6,5 +6,6 @@ from .compilations import COMPILATIONS
 from .lag import COMPILE_LAG, KERNEL_LAG
 from .latency import LATENCY
 from .overlap import OVERLAP
+from .regions import REGIONS
 
-WORKLOADS: tuple[Workload, ...] = (LATENCY, KERNEL_LAG, COMPILE_LAG, BATCHING, COMPILATIONS, OVERLAP)
+WORKLOADS: tuple[Workload, ...] = (LATENCY, KERNEL_LAG, COMPILE_LAG, BATCHING, COMPILATIONS, OVERLAP, *REGIONS)

@@ -7,6 +7,7 @@ from .cgroups import CgroupLimits as CgroupLimits
 from .compile_statistics import CompileStatistics as CompileStatistics
 from .compile_statistics import Recompilation as Recompilation
 from .device_mesh import DeviceMesh as DeviceMesh
+from .einsum import einsum as einsum
 from .jax_types import Device as Device
 from .machine import CpuStatus as CpuStatus
 from .machine import SlurmAllocation as SlurmAllocation

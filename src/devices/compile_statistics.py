@@ -1,5 +1,6 @@
 """What the programs of a node have cost, and why there is more than one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -33,6 +34,8 @@ class Recompilation:
 class CompileStatistics:
     """What the programs of a node have cost.
 
+    A program that a node shares with others, because the planner made one region of them, counts for each of them.
+
     Attributes:
         programs: compiled programs held now.
         hits: calls whose program was there.
@@ -50,3 +53,16 @@ class CompileStatistics:
     evictions: int
     transfers: int
     recompilations: tuple[Recompilation, ...]
+
+    @classmethod
+    def total(cls, parts: "Sequence[CompileStatistics]") -> "CompileStatistics":
+        """Return the sum of several."""
+        return cls(
+            programs=sum(part.programs for part in parts),
+            hits=sum(part.hits for part in parts),
+            misses=sum(part.misses for part in parts),
+            seconds=sum(part.seconds for part in parts),
+            evictions=sum(part.evictions for part in parts),
+            transfers=sum(part.transfers for part in parts),
+            recompilations=tuple(one for part in parts for one in part.recompilations),
+        )

@@ -36,7 +36,9 @@ class DeviceExecutor:
     @property
     def passes(self) -> "tuple[Pass, ...]":
         """Those of device nodes."""
-        return ()
+        from .regions import fuse_regions  # it knows executors
+
+        return (fuse_regions,)
 
     def check_reload(self, old: Any, new: Any) -> None:
         """Refuse parameters that would need another program.
@@ -52,13 +54,13 @@ class DeviceExecutor:
         Raises:
             PlanError: it has none.
         """
-        options = self.programs.options
-        if not options.sample_input:
+        samples = self.programs.samples(resources)
+        if not samples:
             raise PlanError(
                 f"warmup=True: device node {site.label!r} has no sample_input=, so nobody knows what to compile it "
                 "for; give it the arguments of one item, as a tuple"
             )
-        for sample in options.sample_input:
+        for sample in samples:
             await self.compile(pools, site.resources, sample, resources)
 
     async def compile(

@@ -115,7 +115,7 @@ class DeviceNode(Node[P, R]):
 
     def compile_statistics(self) -> CompileStatistics:
         """Return what its programs have cost, and why there is more than one."""
-        return self._device_executor.programs.log.statistics()
+        return self._device_executor.programs.statistics()
 
     async def warmup(self, *sample: Any, resources: Mapping[str, Any] | None = None) -> None:
         """Compile what calls like a sample need, before the first of them; for a batched node, batches of every size.

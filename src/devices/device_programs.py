@@ -1,15 +1,20 @@
 """Device programs: what is compiled for one device node."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakSet
 
 from ..actors.batch import Batch
 from .arguments import Arguments
+from .compile_statistics import CompileStatistics
 
 if TYPE_CHECKING:
     from .compiling import Program
     from .placement import Placement
+
+# From the arguments that come from resources, by parameter, to the other arguments of items like those that will come.
+Samples: TypeAlias = Callable[[Mapping[str, Any]], tuple[tuple[Any, ...], ...]]
 
 
 @dataclass(frozen=True)
@@ -35,33 +40,48 @@ class DevicePrograms:
         name: of the node.
         fn: its function.
         options: how it runs.
+        samples: gives the arguments of items to compile it for, where these come from resources; those of its options
+            unless told otherwise.
 
     Attributes:
-        log: what its programs cost.
+        samples: as given.
+        log: what its own programs cost.
+        fn: the function.
 
     Raises:
         TypeError: the function cannot be compiled as asked.
     """
 
-    def __init__(self, name: str, fn: Callable[..., Any], options: DeviceOptions) -> None:
+    def __init__(
+        self, name: str, fn: Callable[..., Any], options: DeviceOptions, samples: Samples | None = None
+    ) -> None:
         from .compile_log import CompileLog
 
         self.name = name
         self.options = options
+        self.samples: Samples = samples or (lambda resources: options.sample_input)
         self.log = CompileLog()
-        self._fn = fn
+        self.fn = fn
+        # A region belongs to the plans that have it.
+        self._shared: WeakSet[DevicePrograms] = WeakSet()
         self._arguments: dict[frozenset[str], Arguments] = {}
         self._programs: dict[tuple[Placement, frozenset[str]], Program] = {}
         self.arguments(frozenset())
+
+    def share(self, region: "DevicePrograms") -> None:
+        """Note that the node is a part of a region, which has programs of its own."""
+        self._shared.add(region)
+
+    def statistics(self) -> CompileStatistics:
+        """Return what the programs cost that the node has, or is a part of."""
+        return CompileStatistics.total([self.log.statistics(), *[region.statistics() for region in self._shared]])
 
     def arguments(self, resources: frozenset[str]) -> Arguments:
         """Return how calls become arguments, where these parameters come from resources."""
         found = self._arguments.get(resources)
         if found is None:
             options = self.options
-            found = self._arguments[resources] = Arguments(
-                self.name, self._fn, options.static, resources, options.batch
-            )
+            found = self._arguments[resources] = Arguments(self.name, self.fn, options.static, resources, options.batch)
         return found
 
     def program(self, placement: "Placement", resources: frozenset[str]) -> "Program":
@@ -76,7 +96,7 @@ class DevicePrograms:
 
         options = self.options
         return Program(
-            _vectorised(self._fn, arguments) if options.batch is not None else _in_order(self._fn, arguments),
+            _vectorised(self.fn, arguments) if options.batch is not None else _in_order(self.fn, arguments),
             self.name,
             (*arguments.names, *arguments.masks),
             placement,

@@ -47,12 +47,14 @@ class PassReport:
         before: steps before it; for fusion, actors.
         after: steps after it; for fusion, actors.
         changes: a line for each change.
+        notes: what it did not change although one could expect it, and why.
     """
 
     name: str
     before: int
     after: int
     changes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 Pass: TypeAlias = Callable[[Draft], tuple[Draft, PassReport]]

@@ -127,9 +127,10 @@ class Plan:
             if report.name == "validate":
                 changed = f"{report.before} argument types checked"
             lines.append(f"  {report.name}: {changed}")
-            lines.extend(f"    {change}" for change in report.changes[:20])
-            if len(report.changes) > 20:
-                lines.append(f"    and {len(report.changes) - 20} more")
+            for told in (report.changes, report.notes):
+                lines.extend(f"    {line}" for line in told[:20])
+                if len(told) > 20:
+                    lines.append(f"    and {len(told) - 20} more")
         lines.append(f"  {self.scheduler_reason}")
         return "\n".join(lines)
 

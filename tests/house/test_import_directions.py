@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # What the package may import from outside: its three dependencies. JAX is an extra, for devices alone. Of rich,
 # telemetry has one module that only rich itself makes it load: tests/engine/test_statistics_tables.py.
 DEPENDENCIES = {"anyio", "structlog", "opentelemetry"}
-EXTRAS: dict[str, set[str]] = {"devices": {"jax", "jaxlib", "numpy"}, "telemetry": {"rich"}}
+EXTRAS: dict[str, set[str]] = {"devices": {"jax", "jaxlib", "numpy", "opt_einsum"}, "telemetry": {"rich"}}
 
 FILES = sorted(SOURCE.rglob("*.py"))
 

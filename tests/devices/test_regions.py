@@ -1,0 +1,415 @@
+"""Adjacent device nodes that nobody else reads between become one program, and everything else stays as it was."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock import engine
+from penstock.devices.regions import MAX_NODES
+from penstock.engine.tracing.template import reads
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_warnings_of_dead_nodes() -> Iterator[None]:
+    with structlog.testing.capture_logs():
+        yield
+
+
+@ps.device_node
+def double(x: Any) -> Any:
+    return x * 2
+
+
+@ps.device_node
+def add(x: Any, y: Any) -> Any:
+    return x + y
+
+
+@ps.device_node
+def increment(x: Any) -> Any:
+    return x + 1
+
+
+@ps.node
+def on_host(x: Any) -> Any:
+    return np.asarray(x)
+
+
+def names(graph: Any) -> list[str]:
+    return [step.head.callee.name for step in engine.plan(graph).steps]
+
+
+def report_of(graph: Any) -> Any:
+    return next(report for report in engine.plan(graph).reports if report.name == "regions")
+
+
+async def test_a_chain_is_one_program() -> None:
+    @ps.graph
+    async def chain(x: Any) -> Any:
+        return increment(double(increment(x)))
+
+    assert names(chain) == ["increment → double → increment"]
+    assert float(await engine.run(chain(np.float32(3)))) == 9
+    assert increment.compile_statistics().programs >= 1
+
+
+async def test_regions_cross_the_borders_of_graphs_and_join_diamonds() -> None:
+    @ps.graph
+    async def inner(x: Any) -> Any:
+        shared = double(x)
+        return add(increment(shared), shared)
+
+    @ps.graph
+    async def outer(x: Any, y: Any) -> Any:
+        return add(await inner(x), await inner(y))
+
+    assert names(outer) == ["double → increment → add → double → increment → add ×2"]
+    assert float(await engine.run(outer(np.float32(1), np.float32(2)))) == 5 + 9
+
+
+async def test_who_reads_between_divides() -> None:
+    @ps.graph
+    async def divided(x: Any) -> Any:
+        between = double(x)
+        return increment(between), on_host(between), between
+
+    assert sorted(names(divided)) == ["double", "increment", "on_host"]
+
+    @ps.graph
+    async def returned(x: Any) -> Any:
+        between = double(x)
+        return increment(between), between
+
+    assert sorted(names(returned)) == ["double", "increment"]
+
+    @ps.graph
+    async def two_regions(x: Any) -> Any:
+        shared = double(double(x))
+        return on_host(increment(increment(shared))), on_host(increment(double(shared)))
+
+    # `shared` is read by two regions, and belongs to none of them.
+    assert names(two_regions)[0] == "double ×2"
+    assert len(engine.plan(two_regions).steps) == 5
+    first, second = await engine.run(two_regions(np.float32(1)))
+    assert (float(first), float(second)) == (6, 9)
+
+
+async def test_a_node_is_not_made_to_wait_for_more_than_it_reads() -> None:
+    @ps.graph
+    async def waits(x: Any, y: Any) -> Any:
+        return add(double(x), on_host(y))
+
+    assert sorted(names(waits)) == ["add", "double", "on_host"]
+    assert report_of(waits).notes == ("double is not in one program with add, which waits for more: it runs meanwhile",)
+
+    @ps.graph
+    async def waits_anyway(x: Any) -> Any:
+        found = on_host(x)
+        return add(double(found), increment(found))
+
+    assert names(waits_anyway) == ["on_host", "double → increment → add"]
+
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "timeout": {"timeout_seconds": 9.0},
+    "retry": {"retry": ps.Retry(2)},
+    "fallback": {"fallback": lambda error: 0},
+    "concurrency": {"concurrency": 2},
+    "pure=False": {"pure": False},
+    "donate": {"donate": True},
+    "out_specs": {"out_specs": jax.sharding.PartitionSpec()},
+}
+
+
+@pytest.mark.parametrize("word", POLICIES)
+def test_what_has_rules_of_its_own_stays_alone_and_the_plan_says_why(word: str) -> None:
+    special = ps.device_node(name="special", **POLICIES[word])(lambda x: x)
+
+    @ps.graph
+    async def around(x: Any) -> Any:
+        return double(double(special(increment(increment(x)))))
+
+    assert names(around) == ["increment ×2", "special", "double ×2"]
+    note = next(note for note in report_of(around).notes if note.startswith("special stays a program of its own"))
+    assert word.partition("=")[0] in note
+    assert note in str(engine.plan(around))
+
+
+def test_only_one_place_makes_a_region() -> None:
+    elsewhere = ps.device_node(name="elsewhere", device="cpu:1")(lambda x: x)
+    batched = ps.device_node(name="batched", batch=ps.Batch(4))(lambda x: x)
+    masked = ps.device_node(name="masked", batch=ps.Batch(4, pad_axes={"x": 0}))(lambda x, mask=None: x)
+
+    @ps.graph
+    async def places(x: Any) -> Any:
+        return masked(masked(batched(batched(elsewhere(elsewhere(double(double(x))))))))
+
+    assert names(places) == ["double ×2", "elsewhere ×2", "batched ×2", "masked", "masked"]
+    assert any("pad_axes" in note for note in report_of(places).notes)
+
+
+async def test_a_fake_is_no_part_of_a_region() -> None:
+    @ps.graph
+    async def chain(x: Any) -> Any:
+        return increment(double(increment(x)))
+
+    assert len(names(chain)) == 1
+    with ps.testing.replace(double, lambda x: np.float32(100)):
+        assert names(chain) == ["increment", "double", "increment"]
+        assert float(await engine.run(chain(np.float32(3)))) == 101
+    assert len(names(chain)) == 1
+
+
+async def test_static_arguments_keywords_defaults_and_containers_are_kept() -> None:
+    seen: list[object] = []
+
+    @ps.device_node(static=("times",))
+    def repeat(x: Any, times: int = 2, *, offset: Any = 0.5) -> Any:
+        seen.append(type(times))
+        return {"all": [x] * times, "offset": offset}
+
+    @ps.device_node(static=("axis",))
+    def total(values: Any, axis: Any = None) -> Any:
+        return jnp.sum(jnp.stack(values["all"]), axis) + values["offset"]
+
+    @ps.device_node
+    def gathered(values: Any) -> Any:
+        return values["first"][0] + values["first"][1] * values["second"]
+
+    table = np.arange(3, dtype=np.float32)
+
+    @ps.graph
+    async def containers(x: Any, times: int) -> Any:
+        found = repeat(double(x), times)
+        again = repeat(x, offset=table)
+        return gathered({"first": (total(found, axis=0), found["all"][1]), "second": total(again)})
+
+    (step,) = engine.plan(containers).steps
+    x = np.ones(3, np.float32)
+    result = await engine.run(containers(x, 3))
+    np.testing.assert_allclose(result, (6 + 0.5) + 2 * (6 + table), rtol=1e-6)
+    assert set(seen) == {int}
+    assert list(step.head.callee.parameters) == ["x", "times", "offset"]
+
+
+def test_what_a_program_is_compiled_for_is_not_computed_inside_it() -> None:
+    @ps.device_node(static=("times",))
+    def repeat(x: Any, times: int) -> Any:
+        return jnp.tile(x, times)
+
+    @ps.graph
+    async def computed(x: Any) -> Any:
+        return repeat(x, increment(double(x)))
+
+    assert names(computed) == ["double → increment", "repeat"]
+
+
+async def test_what_one_node_gives_is_an_array_for_the_next_as_between_programs() -> None:
+    @ps.device_node
+    def of_numpy(x: Any) -> Any:
+        return np.zeros(3, np.float32), 2
+
+    @ps.device_node
+    def changed(x: Any) -> Any:
+        return x[0].at[1].set(x[1].astype(np.float32))
+
+    @ps.graph
+    async def chain(x: Any) -> Any:
+        return changed(of_numpy(x))
+
+    assert names(chain) == ["of_numpy → changed"]
+    assert (await engine.run(chain(np.float32(0)))).tolist() == [0, 2, 0]
+
+
+async def test_a_resource_is_one_parameter_that_is_shared_by_a_batch() -> None:
+    @ps.resource
+    async def weights() -> AsyncIterator[Any]:
+        yield {"w": np.full((3,), 2, np.float32)}
+
+    batch = ps.Batch(4)
+    shapes: list[Any] = []
+
+    @ps.device_node(batch=batch)
+    def layer(w: Any, x: Any) -> Any:
+        shapes.append(w["w"].shape)
+        return w["w"] * x
+
+    @ps.device_node(batch=batch)
+    def last(x: Any, w: Any) -> Any:
+        return x + w["w"]
+
+    @ps.graph
+    async def model(x: Any) -> Any:
+        w = await weights()
+        return last(layer(w, layer(w, x)), w)
+
+    (step,) = engine.plan(model).steps
+    assert list(step.head.callee.parameters) == ["w", "x"]
+    async with engine.deploy(model) as service:
+        results = await asyncio.gather(*[service.run(model(np.full(3, i, np.float32))) for i in range(6)])
+    for i, result in enumerate(results):
+        np.testing.assert_array_equal(result, np.full(3, 4 * i + 2, np.float32))
+    assert set(shapes) == {(3,)}
+    assert layer.compile_statistics() == last.compile_statistics()
+
+
+async def test_a_region_is_compiled_for_what_the_samples_of_its_nodes_say() -> None:
+    @ps.resource
+    async def weights() -> AsyncIterator[Any]:
+        yield np.ones(3, np.float32)
+
+    row = np.zeros(3, np.float32)
+
+    @ps.device_node(sample_input=[(row,), (row[:1],)])
+    def first(w: Any, x: Any) -> Any:
+        return w * x
+
+    @ps.device_node(sample_input=(row, row))
+    def last(x: Any, y: Any) -> Any:
+        return x + y
+
+    @ps.graph
+    async def model(x: Any, y: Any) -> Any:
+        return last(first(await weights(), x), y)
+
+    @ps.graph
+    async def unknown(x: Any) -> Any:
+        return increment(first(await weights(), double(x)))
+
+    async with engine.deploy(model, warmup=True) as service:
+        assert first.compile_statistics().programs == last.compile_statistics().programs == 2
+        assert (await service.run(model(row + 1, row + 2))).tolist() == [3, 3, 3]
+        assert first.compile_statistics().programs == 2
+    with pytest.raises(ps.PlanError, match="double → first → increment"):
+        async with engine.deploy(unknown, warmup=True):
+            pass
+
+
+async def test_errors_name_all_nodes_and_the_one_that_failed() -> None:
+    @ps.device_node
+    def wrong(x: Any) -> Any:
+        return x @ jnp.ones((7, 7))
+
+    @ps.graph
+    async def failing(x: Any) -> Any:
+        return increment(wrong(double(x)))
+
+    with pytest.raises(TypeError) as caught:
+        await engine.run(failing(np.ones((2, 3), np.float32)))
+    notes = "\n".join(caught.value.__notes__)
+    assert "in node 'wrong', called at " in notes
+    assert "while compiling node 'double → wrong → increment'" in notes
+    assert "graph 'failing'" in notes
+
+
+async def test_a_graph_that_is_traced_again_compiles_nothing() -> None:
+    node = ps.device_node(name="counted")(lambda x: x + 1)
+
+    def make() -> Any:
+        @ps.graph
+        async def chain(x: Any) -> Any:
+            return node(node(x))
+
+        return chain
+
+    first, second = make(), make()
+    await engine.run(first(np.ones(3)))
+    await engine.run(second(np.ones(3)))
+    with ps.testing.replace(on_host, lambda x: x):
+        await engine.run(first(np.ones(3)))
+    assert node.compile_statistics().programs == 1
+
+
+async def test_bodies_have_regions_too() -> None:
+    @ps.graph
+    async def mapped(xs: Any, y: Any) -> Any:
+        async def body(x: Any) -> Any:
+            return add(double(increment(x)), y)
+
+        return await ps.map_each(body, xs)
+
+    (step,) = engine.plan(mapped).steps
+    assert [inner.head.callee.name for inner in step.bodies[0].steps] == ["increment → double → add"]
+    assert [float(one) for one in await engine.run(mapped([1, 2], 10))] == [14, 16]
+
+
+def test_drawings_of_the_graph_stay_the_users() -> None:
+    @ps.graph
+    async def chain(x: Any) -> Any:
+        return increment(double(x))
+
+    for drawing in (str(chain), chain.to_mermaid(), chain.to_dot(), str(engine.plan(chain)).partition("plan of")[0]):
+        assert "double" in drawing
+        assert "→" not in drawing
+    assert "regions: 2 → 1\n    one program for double → increment: 1 calls of the device less" in str(
+        engine.plan(chain)
+    )
+
+
+def test_regions_are_cut_where_compiling_would_take_long() -> None:
+    @ps.graph
+    async def long(x: Any) -> Any:
+        for _ in range(2 * MAX_NODES + 5):
+            x = increment(x)
+        return x
+
+    sizes = sorted(names(long))
+    assert sizes == ["increment ×5", f"increment ×{MAX_NODES}", f"increment ×{MAX_NODES}"]
+    assert report_of(long).after == 3
+
+
+def test_ten_thousand_nodes_are_planned() -> None:
+    @ps.graph
+    async def long(x: Any) -> Any:
+        for _ in range(10_000):
+            x = increment(x)
+        return x
+
+    assert len(engine.plan(long).steps) == 10_000 // MAX_NODES
+
+
+def random_graph(seed: int, size: int) -> Any:
+    choose = random.Random(seed)
+    nodes: list[Callable[..., Any]] = [add, add, add, on_host, ELSEWHERE]
+    lines = [(choose.choice(nodes), choose.randrange(99), choose.randrange(99)) for _ in range(size)]
+    ends = [choose.randrange(99) for _ in range(choose.randint(1, 3))]
+
+    @ps.graph
+    async def dag(x: Any, y: Any) -> Any:
+        values = [x, y]
+        for node, first, second in lines:
+            recent = values[-6:]
+            a, b = recent[first % len(recent)], recent[second % len(recent)]
+            values.append(add(a, b) if node is add else node(a))
+        return [values[end % len(values)] for end in ends] + [double(values[-1])]
+
+    return dag
+
+
+ELSEWHERE: Any = ps.device_node(name="elsewhere", device="cpu:1")(lambda x: x)
+
+
+@given(seed=st.integers(0, 10**6), size=st.integers(1, 60))
+def test_regions_of_random_graphs_make_no_cycle_and_count_what_changed(seed: int, size: int) -> None:
+    plan = engine.plan(random_graph(seed, size))
+    known = set(plan.trace.parameter_sources)
+    for step in plan.steps:  # in an order in which everything is there when it is read: so there is no cycle
+        assert {read.source for read in step.head.reads()} <= known
+        known.add(step.source)
+    assert {read.source for read in reads(plan.result)} <= known
+    report = next(report for report in plan.reports if report.name == "regions")
+    fused = next(report for report in plan.reports if report.name == "inline chains")
+    assert report.before == fused.after
+    assert report.after == len(plan.steps)
+    saved = sum(int(change.rpartition(": ")[2].split()[0]) for change in report.changes)
+    assert saved == report.before - report.after
