@@ -81,11 +81,14 @@ class Channel(Generic[T]):
         max_bytes: the most bytes it holds, for items whose size `size_of` knows. An item larger than that enters
             only an empty channel.
         size_of: the size of an item in bytes, 0 where unknown; needed with `max_bytes`.
+
+    Attributes:
+        count: items that it holds; `len` gives the same, and costs a call.
     """
 
     __slots__ = (
-        "_bytes", "_capacity", "_closed", "_count", "_get_wait", "_getters", "_lanes", "_line", "_max_bytes",
-        "_put_wait", "_putters", "_putting", "_reserved", "_size_of", "high_water", "puts",
+        "_bytes", "_capacity", "_closed", "_get_wait", "_getters", "_lanes", "_line", "_max_bytes",
+        "_put_wait", "_putters", "_putting", "_reserved", "_size_of", "count", "high_water", "puts",
     )  # fmt: skip
 
     def __init__(
@@ -104,7 +107,7 @@ class Channel(Generic[T]):
         self._capacity = sys.maxsize if capacity is None else capacity
         self._max_bytes = max_bytes
         self._size_of = size_of if max_bytes is not None else None
-        self._count = 0
+        self.count = 0
         self._bytes = 0
         # Items are in `_line` as long as all have priority 0 and no size counts, as nearly always; else in `_lanes`.
         self._line: deque[T] | None = None
@@ -119,7 +122,7 @@ class Channel(Generic[T]):
         self._get_wait = 0.0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     @property
     def closed(self) -> bool:
@@ -135,14 +138,14 @@ class Channel(Generic[T]):
         Raises:
             ChannelClosed: the channel is closed.
         """
-        count = self._count
+        count = self.count
         if priority or count >= self._capacity or self._lanes is not None or self._closed:
             return self._put_by_rule(item, priority)
         # The short way. Without sizes only a full channel has putters that wait, so nobody is overtaken here.
         if self._line is None:
             self._line = deque()
         self._line.append(item)
-        self._count = count + 1
+        self.count = count + 1
         self.puts += 1
         if count >= self.high_water:
             self.high_water = count + 1
@@ -184,15 +187,15 @@ class Channel(Generic[T]):
             anyio.WouldBlock: there is none, or those that are there are promised to getters that waited before.
             ChannelClosed: the channel is closed and drained.
         """
-        if self._count > self._reserved:
+        if self.count > self._reserved:
             return self._take()
-        if self._closed and not self._count:
+        if self._closed and not self.count:
             raise ChannelClosed("get from a closed and drained channel")
         raise anyio.WouldBlock
 
     def get_many_nowait(self, max_items: int) -> list[T]:
         """Take what is there, at most `max_items`, in one go; an empty list if there is nothing."""
-        number = min(max_items, self._count - self._reserved)
+        number = min(max_items, self.count - self._reserved)
         if number <= 0:
             return []
         if self._lanes is not None:
@@ -200,7 +203,7 @@ class Channel(Generic[T]):
         else:
             assert self._line is not None
             items = [self._line.popleft() for _ in range(number)]
-            self._count -= number
+            self.count -= number
         self._admit_putters()
         return items
 
@@ -210,16 +213,16 @@ class Channel(Generic[T]):
         Raises:
             ChannelClosed: the channel is closed and drained.
         """
-        if self._count > self._reserved:
+        if self.count > self._reserved:
             return self._take()
         if self._getters is None:
             self._getters = OrderedDict()
         began = perf_counter()
         woken_before = False
         try:
-            while not self._closed or self._count:
+            while not self._closed or self.count:
                 await self._wait_in_line(self._getters, first=woken_before)
-                if self._count:
+                if self.count:
                     item = self._take()
                     if self._closed:
                         self._wake_getters()
@@ -280,7 +283,7 @@ class Channel(Generic[T]):
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""
         return ChannelStatistics(
-            depth=self._count,
+            depth=self.count,
             capacity=None if self._capacity == sys.maxsize else self._capacity,
             high_water=self.high_water,
             bytes_held=self._bytes,
@@ -295,9 +298,9 @@ class Channel(Generic[T]):
         return 0 if self._size_of is None else self._size_of(item)
 
     def _fits(self, size_bytes: int) -> bool:
-        if self._count >= self._capacity:
+        if self.count >= self._capacity:
             return False
-        return self._max_bytes is None or not self._count or self._bytes + size_bytes <= self._max_bytes
+        return self._max_bytes is None or not self.count or self._bytes + size_bytes <= self._max_bytes
 
     def _put_by_rule(self, item: T, priority: int) -> bool:
         if self._closed:
@@ -316,7 +319,7 @@ class Channel(Generic[T]):
                 lanes = self._lanes = Lanes()
                 while self._line:
                     lanes.push(_Entry(self._line.popleft(), 0))
-        elif not priority and not self._count and self._size_of is None:
+        elif not priority and not self.count and self._size_of is None:
             lanes = self._lanes = None  # back to the short way, until the next item with a priority
         if lanes is not None:
             lanes.push(_Entry(item, size_bytes), priority)
@@ -325,10 +328,10 @@ class Channel(Generic[T]):
             if self._line is None:
                 self._line = deque()
             self._line.append(item)
-        self._count += 1
+        self.count += 1
         self.puts += 1
-        if self._count > self.high_water:
-            self.high_water = self._count
+        if self.count > self.high_water:
+            self.high_water = self.count
         if self._getters:
             self._wake_getters()
 
@@ -336,7 +339,7 @@ class Channel(Generic[T]):
         if self._lanes is None:
             assert self._line is not None
             item = self._line.popleft()
-            self._count -= 1
+            self.count -= 1
         else:
             item = self._pop(self._lanes)
         if self._putters is not None and self._putters.count:
@@ -345,7 +348,7 @@ class Channel(Generic[T]):
 
     def _pop(self, lanes: Lanes[_Entry[T]]) -> T:
         entry = lanes.pop()
-        self._count -= 1
+        self.count -= 1
         self._bytes -= entry.size_bytes
         return entry.item
 
@@ -362,7 +365,7 @@ class Channel(Generic[T]):
             if place is None or self._line is None:
                 return False
             del self._line[place]
-        self._count -= 1
+        self.count -= 1
         return True
 
     def _admit_putters(self) -> None:
@@ -382,7 +385,7 @@ class Channel(Generic[T]):
     def _wake_getters(self) -> None:
         """Wake as many as there are items for; all of them when none will come any more."""
         getters = self._getters
-        while getters and (self._count > self._reserved or (self._closed and not self._count)):
+        while getters and (self.count > self._reserved or (self._closed and not self.count)):
             getter, _ = getters.popitem(last=False)
             if not getter.done():
                 self._reserved += 1

@@ -163,11 +163,11 @@ class NodeActor:
 
     def withdraw(self, frame: "Frame") -> None:
         """Take a cancelled frame out of the inbox, and let the next one in."""
-        if frame.dequeued(self) and self.inbox.discard(frame, frame.priority) and not len(self.inbox):
+        if frame.dequeued(self) and self.inbox.discard(frame, frame.priority) and not self.inbox.count:
             self.places.waiting.remove(self)
 
     def _line_up(self) -> None:
-        if len(self.inbox) == 1:
+        if self.inbox.count == 1:
             self.places.waiting.append(self)
 
     def label(self, error: BaseException | None = None) -> str:

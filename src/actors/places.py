@@ -44,10 +44,12 @@ class Places:
         if not waiting or self.free < 0:
             self.free += 1
             return
-        actor = waiting.pop(0)
+        actor = waiting[0]
         frame = actor.inbox.get_nowait()
-        if len(actor.inbox):
-            waiting.append(actor)
+        if not actor.inbox.count:
+            del waiting[0]
+        elif len(waiting) > 1:
+            waiting.append(waiting.pop(0))
         frame.dequeued(actor)
         frame.crew.enqueue(actor, frame)
 
