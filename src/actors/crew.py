@@ -34,7 +34,7 @@ class Feed(Protocol):
         ...
 
     def wanted(self) -> int:
-        """Return how many workers would get an item now, as far as can be told; at least 1."""
+        """Return how many workers would get an item now, as far as can be told."""
         ...
 
 

@@ -131,12 +131,15 @@ class PulledSource:
                 return None
             if crew.ready:
                 return None
-        crew.feed = None
-        window.on_room = self._go_on
+        self._wait_for_room()
         return None
 
     def wanted(self) -> int:
         """Return how many workers would get an item now, if the next ones begin where the last one did."""
+        room = self._window.limit - self._window.submitted
+        if room <= 0:
+            self._wait_for_room()
+            return 0
         free = 1 if self._entry is None else self._entry.places.free
         if free <= 0:
             # What would only wait in an inbox is put there now, which takes no worker, and none has to be woken.
@@ -144,7 +147,7 @@ class PulledSource:
             if item is not None:
                 self._crew.ready.append(item)
             return 0 if self._crew.feed is None else 1
-        return min(free, self._window.limit - self._window.submitted)
+        return min(free, room)
 
     def _burst(self, call: Call[Any], wired: Wired, chain: NodeActor, position: Position) -> None:
         """Run items of a chain, one after the other, as long as they are short and there is room for more."""
@@ -197,6 +200,10 @@ class PulledSource:
             self._wired[call.graph] = await self._prepare(checked_call(call, self._window.submitted).graph)
         finally:
             self._window.reserved = 0
+
+    def _wait_for_room(self) -> None:
+        self._crew.feed = None
+        self._window.on_room = self._go_on
 
     def _go_on(self) -> None:
         self._crew.feed = self

@@ -41,7 +41,7 @@ HIDDEN = {
     "partial keyword": "functools.partial(double, x=v)",
     "bound method": "Box(v).method",
     "subclass of list": "ListOf([v])",
-    "mapping": "collections.OrderedDict(a=v)",
+    "mapping": "collections.UserDict(a=v)",
     "deque": "collections.deque([v])",
     "built-in method": "[v].append",
 }

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import functools
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -383,3 +384,25 @@ async def test_a_dataclass_that_lacks_a_field() -> None:
     assert made.a == 8
     assert not hasattr(made, "b")
     assert dataclasses.is_dataclass(made)
+
+
+async def test_ordered_and_default_dicts_hold_symbolic_values() -> None:
+    @ps.node
+    async def double(x: int) -> int:
+        return 2 * x
+
+    @ps.node
+    async def seen(value: dict[str, int]) -> tuple[type, dict[str, int], int]:
+        missing = value["missing"] if isinstance(value, defaultdict) else 0
+        return type(value), dict(value), missing
+
+    @ps.graph
+    async def both(x: int) -> list[Any]:
+        counts: defaultdict[str, int] = defaultdict(lambda: 7)
+        counts["a"] = await double(x)
+        return [await seen(OrderedDict(b=await double(x), a=x)), await seen(counts)]
+
+    assert await engine.run(both(3)) == [
+        (OrderedDict, {"b": 6, "a": 3}, 0),
+        (defaultdict, {"a": 6, "missing": 7}, 7),
+    ]

@@ -2,9 +2,11 @@
 
 import dataclasses
 import sys
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Container as Collection
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias, cast
 
@@ -69,7 +71,8 @@ def capture(value: Any, leaf: Callable[[Any], Template], outside: Collection[Any
 
 _Parts: TypeAlias = tuple[Iterable[Any], Callable[[list[Any]], Any], Hashable]
 _SCALARS: frozenset[type[Any]] = frozenset([int, float, complex, str, bytes, bool, type(None)])
-_MUTABLE: frozenset[type[Any]] = frozenset([list, dict, set])
+_DICTS: frozenset[type[Any]] = frozenset([dict, OrderedDict, defaultdict])
+_MUTABLE: frozenset[type[Any]] = frozenset([list, set, *_DICTS])
 
 
 def _take_apart(value: Any, kind: type[Any]) -> _Parts | None:
@@ -78,10 +81,11 @@ def _take_apart(value: Any, kind: type[Any]) -> _Parts | None:
         return list(value), kind, None
     if kind is tuple:
         return value, tuple, None
-    if kind is dict:
+    if kind in _DICTS:
         keys = tuple(value)
         shape = tuple([_exact(key) for key in keys])
-        return value.values(), lambda children: dict(zip(keys, children, strict=True)), shape
+        make_dict: Callable[..., Any] = partial(defaultdict, value.default_factory) if kind is defaultdict else kind
+        return value.values(), lambda children: make_dict(zip(keys, children, strict=True)), shape
     if tuple in kind.__mro__ and hasattr(kind, "_make"):
         make: Callable[[list[Any]], Any] = kind._make  # a NamedTuple
         return value, make, None
@@ -108,7 +112,7 @@ def _dataclass_parts(value: Any, kind: type[Any]) -> _Parts:
 def _pytree_parts(value: Any) -> _Parts | None:
     """Take a container apart that is registered with JAX, one level deep; JAX is used only if somebody loaded it."""
     jax: Any = sys.modules.get("jax")
-    if jax is None:
+    if jax is None or isinstance(value, Iterator):
         return None
 
     def is_inside(child: object) -> bool:
