@@ -104,7 +104,9 @@ def _build(program: Program, configuration: Configuration, signature: Signature)
 
     # JAX's caches are keyed on the function, weakly: one of our own takes all of them along when it goes.
     def call(*args: Any) -> Any:
-        return fn(*args)
+        result = fn(*args)
+        placement.shardings(program.out_specs, result, f"the result of node {program.name!r}")  # before JAX refuses it
+        return result
 
     call.__name__ = call.__qualname__ = program.name
     arguments = _abstract_arguments(program, signature)
@@ -120,7 +122,6 @@ def _build(program: Program, configuration: Configuration, signature: Signature)
         with jax.set_mesh(placement.mesh):  # so that the function may speak of its axes by PartitionSpec alone
             traced = jitted.trace(*arguments)
     _refuse_effects(program, traced.jaxpr)
-    placement.shardings(program.out_specs, traced.out_info, f"the result of node {program.name!r}")
     warn_of_constants(program.name, traced, program.log)
     compiled = traced.lower().compile()
     names: list[str] = []

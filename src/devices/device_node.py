@@ -149,8 +149,8 @@ def _check_replicas(label: str, device: Any, replicas: int, prefetch: int) -> No
             raise ValueError(f"device node {label!r}: {option} must be at least 1, got {value}")
     if replicas > 1 and not (isinstance(device, str) or is_device(device)):
         raise TypeError(
-            f"device node {label!r} has replicas={replicas} and runs on a mesh, which computes together: name one device "
-            "for copies that compute apart; or give the mesh an axis more, and split the batch over it with in_specs="
+            f"device node {label!r} has replicas={replicas}, and runs on a mesh, whose devices compute together: name "
+            "one device for copies that compute apart; or split the rows of batches over the mesh with in_specs="
         )
 
 

@@ -1,6 +1,7 @@
 """Dispatch: the one thread from which everything is enqueued on a device or mesh.
 
-One thread keeps the order of what is enqueued; see `enqueue_order` for what several of them share. Nothing of this happens on an event loop: a tiny kernel runs inline in the dispatch, and the 33rd computation in flight
+One thread keeps the order of what is enqueued; what meshes that overlap have to keep besides is in `enqueue_order`.
+Nothing of this happens on an event loop: a tiny kernel runs inline in the dispatch, and the 33rd computation in flight
 on a CPU blocks it. A second thread waits for the oldest computation, so that the transfers of the next one begin while
 the present one runs, also when the next one comes late.
 """

@@ -20,8 +20,8 @@ class Executable:
     """
 
     __slots__ = (
-        "__weakref__", "_compiled", "_is_flat", "_locks", "_names", "_shardings", "_static_argnums", "hits", "transfers",
-        "used",
+        "__weakref__", "_compiled", "_is_flat", "_locks", "_names", "_shardings", "_static_argnums", "hits",
+        "transfers", "used",
     )  # fmt: skip
 
     def __init__(

@@ -1,12 +1,12 @@
 """Resharding: moves an array from one device or mesh to another, without waiting until it is computed.
 
 `jax.device_put` between meshes is right, and waits for the array on the calling thread where the parts do not happen to
-be the same (measured with JAX 0.10.1 on CPU; a compiled program does not wait). So the array is first laid out as it has
-to be on the devices where it is, by a compiled identity, and then each part is copied to the device that takes it.
+be the same (measured with JAX 0.10.1 on CPU; a compiled program does not wait). So the array is first laid out as it
+has to be on the devices where it is, by a compiled identity, and then each part is copied to the device that takes it.
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from jax.sharding import Mesh, NamedSharding, Sharding
 
@@ -50,6 +50,6 @@ def _laid_out(sharding: NamedSharding) -> Any:
 def describe(sharding: Any) -> str:
     """Return where an array lies: "cpu:0", or "mesh(data=4) P('data', None)"."""
     if isinstance(sharding, NamedSharding) and len(sharding.device_set) > 1:
-        return f"{mesh_name(sharding.mesh)} {spec_text(sharding.spec)}"
+        return f"{mesh_name(cast('Mesh', sharding.mesh))} {spec_text(sharding.spec)}"
     names = sorted([(device.platform, device.id) for device in sharding.device_set])
     return ", ".join([f"{platform}:{number}" for platform, number in names])

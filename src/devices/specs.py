@@ -99,20 +99,17 @@ class Specs:
         if spec is None:
             return None
         if isinstance(spec, NamedSharding):
-            if spec.memory_kind is not None:
-                raise TypeError(
-                    f"{place} asks for the memory {spec.memory_kind!r}, which only JAX itself can choose here"
-                )
-            self._meshes.append(spec.mesh)  # pyright: ignore[reportArgumentType]
+            if spec.memory_kind != NamedSharding(spec.mesh, spec.spec).memory_kind:
+                raise TypeError(f"{place} asks for memory of the kind {spec.memory_kind!r}: take the default one")
+            self._meshes.append(cast("Mesh", spec.mesh))
             spec = spec.spec
         if not isinstance(spec, PartitionSpec):
             raise TypeError(f"{place} is {spec!r}: write jax.P(...) with names of axes of the mesh, or None for a copy")
         used: set[str] = set()
+        there = self._axes or {}
         for axis in (axis for entry in _entries(spec) for axis in axes_of(entry)):
-            if axis not in (self._axes or {}):
-                raise TypeError(
-                    f"{place} is {spec}, and the mesh has no axis {axis!r}; it has {', '.join(self._axes or {})}"
-                )
+            if axis not in there:
+                raise TypeError(f"{place} is {spec}, and the mesh has no axis {axis!r}; it has {', '.join(there)}")
             if axis in used:
                 raise TypeError(f"{place} is {spec}, which splits two axes over {axis!r}: a mesh axis splits one")
             used.add(axis)
