@@ -5,7 +5,7 @@ two devices, they would wait for each other for ever. What runs on one device on
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -33,7 +33,7 @@ class EnqueueOrder:
 
 
 @contextmanager
-def holding(locks: Locks) -> Iterator[None]:
+def holding(locks: Locks) -> Generator[None]:
     """Hold locks of `EnqueueOrder.locks`; never while others are held."""
     with ExitStack() as stack:
         for lock in locks:

@@ -105,7 +105,7 @@ def axes_of(entry: Any) -> tuple[str, ...]:
     """Return the axes of the mesh that an entry of a spec names."""
     if entry is None:
         return ()
-    return entry if isinstance(entry, tuple) else (entry,)
+    return cast("tuple[str, ...]", entry) if isinstance(entry, tuple) else (entry,)
 
 
 def _check_parts(shape: tuple[int, ...], spec: PartitionSpec, axes: Mapping[str, int], place: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from .enqueue_order import ENQUEUE_ORDER, holding
+from .jax_types import Device
 from .placement import REPLICATED, mesh_name, spec_text
 from .untyped_jax import jax
 
@@ -22,34 +23,43 @@ def reshard(array: Any, target: Sharding) -> Any:
         array: a `jax.Array`.
         target: the sharding to give it.
     """
-    source: Any = array.sharding
-    with holding(ENQUEUE_ORDER.locks(source.device_set | target.device_set)):
-        return _reshard(array, source, target)
+    devices = _devices(array.sharding), _devices(target)
+    with holding(ENQUEUE_ORDER.locks(devices[0] | devices[1])):
+        if isinstance(array.sharding, NamedSharding) and len(devices[0]) > 1:
+            array = _ready_to_copy(array, array.sharding, target)
+        return jax.device_put(array, target)
 
 
-def _reshard(array: Any, source: Any, target: Any) -> Any:
-    if isinstance(source, NamedSharding) and len(source.device_set) > 1:
-        if isinstance(target, NamedSharding) and len(target.device_set) == len(source.device_set):
-            # The same parts, on the devices where it is.
-            devices: Any = source.mesh.devices
-            mesh = Mesh(devices.reshape(target.mesh.devices.shape), target.mesh.axis_names, target.mesh.axis_types)
-            array = _laid_out(NamedSharding(mesh, target.spec))(array)
-        else:
-            whole = _laid_out(NamedSharding(source.mesh, REPLICATED))(array)
-            parts: list[Any] = whole.addressable_shards
-            array = next((part for part in parts if part.device in target.device_set), parts[0]).data
-    return jax.device_put(array, target)
+def _ready_to_copy(array: Any, source: NamedSharding, target: Sharding) -> Any:
+    """Return an array of a mesh so that each part of what `target` says is a part of it, or it is on one device."""
+    there = _devices(target)
+    if isinstance(target, NamedSharding) and len(there) == len(_devices(source)):
+        mesh, wanted = cast("Mesh", source.mesh), cast("Mesh", target.mesh)
+        devices, shape = cast("Any", mesh.devices), cast("Any", wanted.devices).shape
+        same_parts = Mesh(devices.reshape(shape), wanted.axis_names, wanted.axis_types)
+        return _laid_out(NamedSharding(same_parts, target.spec))(array)
+    whole: Any = _laid_out(NamedSharding(source.mesh, REPLICATED))(array)
+    copies: list[Any] = whole.addressable_shards
+    return next((copy for copy in copies if copy.device in there), copies[0]).data
 
 
 # One program per layout and shape. Sixty-four layouts are more than a process has, and each is small.
 @lru_cache(maxsize=64)
 def _laid_out(sharding: NamedSharding) -> Any:
-    return jax.jit(lambda x: x, out_shardings=sharding)
+    return jax.jit(_identity, out_shardings=sharding)
 
 
-def describe(sharding: Any) -> str:
+def _identity(array: Any) -> Any:
+    return array
+
+
+def describe(sharding: Sharding) -> str:
     """Return where an array lies: "cpu:0", or "mesh(data=4) P('data', None)"."""
-    if isinstance(sharding, NamedSharding) and len(sharding.device_set) > 1:
+    if isinstance(sharding, NamedSharding) and len(_devices(sharding)) > 1:
         return f"{mesh_name(cast('Mesh', sharding.mesh))} {spec_text(sharding.spec)}"
-    names = sorted([(device.platform, device.id) for device in sharding.device_set])
-    return ", ".join([f"{platform}:{number}" for platform, number in names])
+    devices = sorted(_devices(sharding), key=lambda device: (device.platform, device.id))
+    return ", ".join([f"{device.platform}:{device.id}" for device in devices])
+
+
+def _devices(sharding: Sharding) -> set[Device]:
+    return cast("set[Device]", cast("Any", sharding).device_set)

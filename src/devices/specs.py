@@ -92,7 +92,10 @@ class Specs:
         return dict.fromkeys(names, in_specs)
 
     def _specs(self, specs: Any, what: str) -> Any:
-        return jax.tree.map(lambda spec: self._spec(spec, what), specs, is_leaf=_is_spec)
+        def checked(spec: Any) -> PartitionSpec | None:
+            return self._spec(spec, what)
+
+        return jax.tree.map(checked, specs, is_leaf=_is_spec)
 
     def _spec(self, spec: Any, what: str) -> PartitionSpec | None:
         place = f"device node {self._node!r}, the spec of {what}"
