@@ -6,6 +6,7 @@ from .benchmarking import benchmark as benchmark
 from .cgroups import CgroupLimits as CgroupLimits
 from .compile_statistics import CompileStatistics as CompileStatistics
 from .compile_statistics import Recompilation as Recompilation
+from .compile_statistics import Transfer as Transfer
 from .device_mesh import DeviceMesh as DeviceMesh
 from .einsum import einsum as einsum
 from .jax_types import Device as Device

@@ -65,7 +65,7 @@ class DeviceActor:
         from .device_pool import DevicePool
 
         pool = default_engine()._runtime.pools.other(DevicePool, DevicePool)
-        station = pool.opened(self._device) or await pool.open(self._device)
+        (station,) = pool.opened(self._device) or await pool.open(self._device)
         program = _program(fn, station.placement, donate_argnums)
         return cast(R, await station.run(station.others, DeviceCall(station.loop, program, args, hands_on=not ready)))
 

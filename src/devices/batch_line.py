@@ -42,7 +42,7 @@ class BatchLine:
         *,
         repeats: bool,
     ) -> None:
-        self.lane = Lane(layout.name, self._start, batch, prefetch)
+        self.lane = Lane(layout.name, station.queue, self._start, batch, prefetch)
         self.padding = PaddingStatistics()
         self._station = station
         self._program = program

@@ -8,12 +8,18 @@ from ..actors.batch import Batch, Buckets
 SHORTEST_LENGTH = 8
 
 
-def batch_sizes(batch: Batch) -> tuple[int, ...]:
-    """Return the sizes that batches are padded to, in ascending order; the last one is `max_size`."""
+def batch_sizes(batch: Batch, multiple: int = 1) -> tuple[int, ...]:
+    """Return the sizes that batches are padded to, in ascending order; the last one holds `max_size` items.
+
+    Args:
+        batch: which sizes.
+        multiple: what each has to be a multiple of: the devices that share the rows of a batch.
+    """
     if isinstance(batch.buckets, tuple):
-        return tuple(sorted({*batch.buckets, batch.max_size}))
-    powers = [1 << exponent for exponent in range((batch.max_size - 1).bit_length())]
-    return (*powers, batch.max_size)
+        sizes = [*batch.buckets, batch.max_size]
+    else:
+        sizes = [*(1 << exponent for exponent in range((batch.max_size - 1).bit_length())), batch.max_size]
+    return tuple(sorted({-(-size // multiple) * multiple for size in sizes}))
 
 
 def batch_size(count: int, sizes: tuple[int, ...]) -> int:

@@ -1,12 +1,13 @@
 """Gathers what happens to the programs of one node: counts, seconds, and why each of them was needed."""
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from .compile_statistics import CompileStatistics, Recompilation
+from .compile_statistics import CompileStatistics, Recompilation, Transfer
 from .explanations import Compiled, explain, report
+from .resharding import describe
 
 if TYPE_CHECKING:
     from .compiling import Program
@@ -27,7 +28,7 @@ class CompileLog:
         self._executables: set[Executable] = set()
         self._programs = 0
         self._hits_of_dropped = 0
-        self._transfers_of_dropped = 0
+        self._transfers_of_dropped: Counter[tuple[str, Any, Any]] = Counter()
         self._misses = 0
         self._seconds = 0.0
         self._evictions = 0
@@ -39,13 +40,22 @@ class CompileLog:
     def statistics(self) -> CompileStatistics:
         """Return a snapshot."""
         with self._lock:
+            transfers = Counter(self._transfers_of_dropped)
+            for executable in self._executables:
+                transfers.update(dict(executable.transfers))  # a copy: devices' threads count on
             return CompileStatistics(
                 programs=len(self._executables),
                 hits=self._hits_of_dropped + sum(executable.hits for executable in self._executables),
                 misses=self._misses,
                 seconds=self._seconds,
                 evictions=self._evictions,
-                transfers=self._transfers_of_dropped + sum(executable.transfers for executable in self._executables),
+                transfers=transfers.total(),
+                directions=tuple(
+                    [
+                        Transfer(argument, describe(source), describe(destination), count)
+                        for (argument, source, destination), count in transfers.most_common()
+                    ]
+                ),
                 recompilations=tuple(self._reasons),
             )
 
@@ -93,4 +103,4 @@ class CompileLog:
                 self._executables.discard(executable)
                 self._evictions += 1
                 self._hits_of_dropped += executable.hits
-                self._transfers_of_dropped += executable.transfers
+                self._transfers_of_dropped.update(executable.transfers)

@@ -31,6 +31,26 @@ class Recompilation:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """Arguments that lay elsewhere and were moved for calls: what a mismatch between two nodes costs.
+
+    Attributes:
+        argument: name of the argument, with the path inside it.
+        source: where it lay: "cpu:0", or "mesh(data=4) P('data')".
+        destination: where the node takes it.
+        count: how often.
+    """
+
+    argument: str
+    source: str
+    destination: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.argument}: {self.source} -> {self.destination}, {self.count} times"
+
+
+@dataclass(frozen=True, slots=True)
 class CompileStatistics:
     """What the programs of a node have cost.
 
@@ -43,6 +63,7 @@ class CompileStatistics:
         seconds: time spent tracing, lowering and compiling.
         evictions: programs dropped because the process held too many.
         transfers: arguments that lay elsewhere, on another device or in another sharding, and were moved for a call.
+        directions: which those were, from where and to where; the most frequent first.
         recompilations: why there is more than one program, the last hundred or so reasons.
     """
 
@@ -52,6 +73,7 @@ class CompileStatistics:
     seconds: float
     evictions: int
     transfers: int
+    directions: tuple[Transfer, ...]
     recompilations: tuple[Recompilation, ...]
 
     @classmethod
@@ -64,5 +86,6 @@ class CompileStatistics:
             seconds=sum(part.seconds for part in parts),
             evictions=sum(part.evictions for part in parts),
             transfers=sum(part.transfers for part in parts),
+            directions=tuple(one for part in parts for one in part.directions),
             recompilations=tuple(one for part in parts for one in part.recompilations),
         )

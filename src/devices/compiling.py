@@ -10,6 +10,7 @@ from .._errors import OptionsError
 from .captured_constants import warn_of_constants
 from .compile_log import CompileLog
 from .configuration import Configuration
+from .enqueue_order import ENQUEUE_ORDER
 from .executable import Executable
 from .explanations import described
 from .placement import Placement
@@ -69,6 +70,15 @@ class Program:
         """Return the name of an argument."""
         return self.parameters[position] if position < len(self.parameters) else f"argument {position}"
 
+    def shardings(self, position: int, value: Any) -> Any:
+        """Return where each leaf of an argument belongs.
+
+        Raises:
+            ValueError: the specs do not fit its structure or its shapes; the message names node, parameter and remedy.
+        """
+        specs = None if self.in_specs is None else self.in_specs[position]
+        return self.placement.shardings(specs, value, f"node {self.name!r}, argument {self.parameter(position)!r}")
+
 
 def build(program: Program, configuration: Configuration, signature: Signature) -> Executable:
     """Trace, lower and compile: takes milliseconds to minutes.
@@ -94,7 +104,9 @@ def _build(program: Program, configuration: Configuration, signature: Signature)
 
     # JAX's caches are keyed on the function, weakly: one of our own takes all of them along when it goes.
     def call(*args: Any) -> Any:
-        return fn(*args)
+        result = fn(*args)
+        placement.shardings(program.out_specs, result, f"the result of node {program.name!r}")  # before JAX refuses it
+        return result
 
     call.__name__ = call.__qualname__ = program.name
     arguments = _abstract_arguments(program, signature)
@@ -112,9 +124,18 @@ def _build(program: Program, configuration: Configuration, signature: Signature)
     _refuse_effects(program, traced.jaxpr)
     warn_of_constants(program.name, traced, program.log)
     compiled = traced.lower().compile()
-    shardings = [leaf.sharding for leaf in jax.tree.leaves(dynamic)]
+    names: list[str] = []
+    shardings: list[Any] = []
+    for position, argument in enumerate(arguments):
+        if position not in program.static_argnums:
+            for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
+                names.append(program.parameter(position) + jax.tree_util.keystr(path))
+                shardings.append(leaf.sharding)
     is_flat = all(len(part) == 3 for position, part in enumerate(signature) if position not in program.static_argnums)
-    return Executable(compiled, tuple(shardings), program.static_argnums, is_flat)
+    return Executable(
+        compiled, tuple(names), tuple(shardings), program.static_argnums, is_flat,
+        ENQUEUE_ORDER.locks(placement.devices),
+    )  # fmt: skip
 
 
 def _abstract_arguments(program: Program, signature: Signature) -> list[Any]:
@@ -124,11 +145,10 @@ def _abstract_arguments(program: Program, signature: Signature) -> list[Any]:
         if position in program.static_argnums:
             arguments.append(part[1])
             continue
-        spec = program.in_specs[position] if program.in_specs is not None else None
         is_leaf = len(part) == 3
         tree: Any = part if is_leaf else jax.tree.unflatten(part[0], [_Described(leaf) for leaf in part[1]])
         shaped = _Described(part) if is_leaf else tree
-        shardings = program.placement.shardings(spec, shaped)
+        shardings = program.shardings(position, shaped)
         arguments.append(jax.tree.map(_Described.shaped, shaped, shardings))
     return arguments
 
@@ -142,6 +162,7 @@ class _Described:
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
+        self.shape = leaf[0]
 
     def shaped(self, sharding: Any) -> Any:
         shape, dtype, weak_type = self.leaf

@@ -74,23 +74,25 @@ class DeviceExecutor:
             sample: the other arguments, in order.
             resources: those arguments.
         """
-        pool = pools.other(DevicePool, DevicePool)
-        device = self.programs.options.device
-        station = pool.opened(device) or await pool.open(device)
+        pool, options = pools.other(DevicePool, DevicePool), self.programs.options
+        stations = pool.opened(options.device, options.replicas) or await pool.open(options.device, options.replicas)
         values = self.programs.arguments(names).merge(sample, resources)
-        await station.use(self.programs, names).compile(values)
+        await stations[0].use(self.programs, names, stations).compile(values)
 
     def body(self, site: "CallSite", pools: "Pools") -> "Body":
         """Return what runs one item on the device."""
-        programs, device = self.programs, self.programs.options.device
+        programs, options = self.programs, self.programs.options
         arguments = programs.arguments(site.resources)
 
         async def run_on_device(
             worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
             pool = pools.other(DevicePool, DevicePool)
-            station = pool.opened(device) or await pool.open(device)
-            use = station.use(programs, site.resources)
+            stations = pool.opened(options.device, options.replicas)
+            if stations is None:
+                stations = await pool.open(options.device, options.replicas)
+            station = stations[0]
+            use = station.use(programs, site.resources, stations)
             call = use.call(arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=site.is_handed_on)
             worker.outside_call = call
             return await station.run(use.lane, call)

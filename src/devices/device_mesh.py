@@ -1,8 +1,8 @@
 """The short spelling of a mesh: so many devices, in this shape, with these names."""
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from .._errors import DeviceError
 from .inventory import AUTO, available, devices_of
@@ -31,6 +31,8 @@ class DeviceMesh:
     shape: tuple[int, ...]
     axis_names: tuple[str, ...]
     device: str = AUTO
+    _whole: "DeviceMesh | None" = field(default=None, repr=False)
+    _positions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         # Lists are taken, too: what is written in a configuration file.
@@ -54,6 +56,32 @@ class DeviceMesh:
         """How many devices it has."""
         return math.prod(self.shape)
 
+    def split(self, axis_name: str) -> "tuple[DeviceMesh, ...]":
+        """Cut the mesh into one mesh for each position along an axis: the stages of a pipeline.
+
+        The axis stays, with length 1, so that the same specs fit the whole mesh and its parts.
+
+        Args:
+            axis_name: which axis.
+
+        Raises:
+            ValueError: there is no such axis.
+        """
+        if axis_name not in self.axis_names:
+            raise ValueError(f"the mesh has no axis {axis_name!r}; it has {', '.join(self.axis_names)}")
+        axis = self.axis_names.index(axis_name)
+        inner = math.prod(self.shape[axis + 1 :])
+        positions = self._positions or tuple(range(self.size))
+        return tuple([
+            replace(
+                self,
+                shape=(*self.shape[:axis], 1, *self.shape[axis + 1 :]),
+                _whole=self._whole or self,
+                _positions=tuple([one for i, one in enumerate(positions) if i // inner % self.shape[axis] == index]),
+            )
+            for index in range(self.shape[axis])
+        ])  # fmt: skip
+
     def resolve(self) -> "jax.sharding.Mesh":
         """Return the mesh as JAX has it, of the first devices; equal ones for equal calls.
 
@@ -61,6 +89,8 @@ class DeviceMesh:
             DeviceError: there are fewer devices; the message lists them, and says how to simulate some.
             MissingExtraError: JAX is not installed.
         """
+        if self._whole is not None:
+            return self._part_of(self._whole.resolve())
         devices = devices_of(self.device)
         if len(devices) < self.size:
             raise DeviceError(self._too_large(len(devices), devices[0].platform))
@@ -71,6 +101,13 @@ class DeviceMesh:
         return jax.make_mesh(  # pyright: ignore[reportUnknownMemberType]
             self.shape, self.axis_names, axis_types=types, devices=devices[: self.size]
         )
+
+    def _part_of(self, mesh: "jax.sharding.Mesh") -> "jax.sharding.Mesh":
+        from jax.sharding import Mesh
+
+        devices: Any = mesh.devices
+        part = devices.flatten()[list(self._positions)].reshape(self.shape)
+        return Mesh(part, mesh.axis_names, mesh.axis_types)
 
     def _too_large(self, found: int, platform: str) -> str:
         there_are = "there is 1" if found == 1 else f"there are {found}"

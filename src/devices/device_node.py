@@ -10,6 +10,7 @@ from ..engine.engine import default_engine
 from ..engine.node import Node, is_async, is_generator
 from .compile_statistics import CompileStatistics
 from .jax_import import require_jax
+from .jax_types import is_device
 
 if TYPE_CHECKING:
     from .device_executor import DeviceExecutor
@@ -73,9 +74,12 @@ def device_node(
         donate: the result may take the memory of arguments that nobody else reads.
         pure: the function does nothing but compute its result: equal calls are merged, a batch that failed is tried
             again in parts, and neighbours become one program.
-        in_specs: for a mesh: how each argument is split over it, a `PartitionSpec` or None for each parameter.
-        out_specs: for a mesh: how the result is split over it.
-        replicas: how many devices have a copy, of those that follow `device`; the next free one takes the next call.
+        in_specs: for a mesh: how each argument is split over it. A tuple with a `PartitionSpec` for each parameter, a
+            dictionary by their names, or one for all; None is a copy on every device. A prefix of the argument's
+            pytree serves, and a `NamedSharding` over the same mesh. With `batch=`, the first axis is that of the batch.
+        out_specs: for a mesh: how the result is split over it; default: as the compiler likes.
+        replicas: how many devices have a copy: `device`, and those of its platform that follow. The next free one takes
+            the next call.
         prefetch: jobs that a device holds: one runs while the next is transferred.
         sample_input: arguments of one item, without those that come from resources, or a list of several: what
             `deploy(..., warmup=True)` compiles before the first call.
@@ -103,6 +107,7 @@ def device_node(
         )  # fmt: skip
         label = name or str(getattr(target, "__name__", type(target).__name__))
         _check_function(target, label)
+        _check_replicas(label, device, replicas, prefetch)
         samples = tuple(sample_input) if isinstance(sample_input, list) else (sample_input,) if sample_input else ()
         options = DeviceOptions(device, batch, static, donate, pure, in_specs, out_specs, replicas, prefetch, samples)
         return DeviceNode(target, policy, name=label, executor=DeviceExecutor(DevicePrograms(label, target, options)))
@@ -136,6 +141,17 @@ class DeviceNode(Node[P, R]):
     @property
     def _device_executor(self) -> "DeviceExecutor":
         return cast("DeviceExecutor", self.executor)
+
+
+def _check_replicas(label: str, device: Any, replicas: int, prefetch: int) -> None:
+    for option, value in (("replicas", replicas), ("prefetch", prefetch)):
+        if value < 1:
+            raise ValueError(f"device node {label!r}: {option} must be at least 1, got {value}")
+    if replicas > 1 and not (isinstance(device, str) or is_device(device)):
+        raise TypeError(
+            f"device node {label!r} has replicas={replicas}, and runs on a mesh, whose devices compute together: name "
+            "one device for copies that compute apart; or split the rows of batches over the mesh with in_specs="
+        )
 
 
 def _check_function(target: object, label: str) -> None:

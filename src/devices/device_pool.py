@@ -12,7 +12,7 @@ from .compile_cache import CACHE
 from .jax_import import start_backends
 from .jax_types import is_device
 from .placement import Placement
-from .selection import select
+from .selection import following, select
 from .station import Station
 
 R = TypeVar("R")
@@ -25,33 +25,37 @@ class DevicePool:
         self._loop = asyncio.get_running_loop()
         self._mailbox = LoopMailbox(self._loop)
         self._stations: dict[Placement, Station] = {}
-        self._by_name: dict[Hashable, Station] = {}
+        self._by_name: dict[tuple[Hashable, int], tuple[Station, ...]] = {}
         self._opening: set[asyncio.Future[Any]] = set()
         self._closed = False
         CACHE.acquire()
 
-    def opened(self, device: Hashable) -> Station | None:
-        """Return a device that was opened before by this name; None if it was not."""
-        return self._by_name.get(device)
+    def opened(self, device: Hashable, replicas: int = 1) -> "tuple[Station, ...] | None":
+        """Return devices that were opened before by this name and number; None if they were not."""
+        return self._by_name.get((device, replicas))
 
-    async def open(self, device: Hashable) -> Station:
-        """Return a device, as `select` names it.
+    async def open(self, device: Hashable, replicas: int = 1) -> "tuple[Station, ...]":
+        """Return a device, as `select` names it, and those that follow it.
+
+        Args:
+            device: the first one.
+            replicas: how many.
 
         Raises:
-            DeviceError: there is no such device.
+            DeviceError: there is no such device, or there are fewer.
             EngineClosedError: the Engine was closed.
         """
-        found = self._by_name.get(device)
-        if found is not None:
-            return found
         # The first use of JAX takes seconds: it is loaded, and looks for devices.
-        placement = await self._off_the_loop(lambda: _placement_of(device))
+        placements = await self._off_the_loop(lambda: _placements_of(device, replicas))
         if self._closed:
             raise EngineClosedError(f"device {device} was not opened: its Engine was closed")
+        stations = self._by_name[device, replicas] = tuple(map(self._station, placements))
+        return stations
+
+    def _station(self, placement: Placement) -> Station:
         station = self._stations.get(placement)
         if station is None:
             station = self._stations[placement] = Station(placement, self._mailbox, self._loop)
-        self._by_name[device] = station
         return station
 
     async def aclose(self) -> None:
@@ -91,7 +95,9 @@ class DevicePool:
         return done.result()
 
 
-def _placement_of(device: Any) -> Placement:
+def _placements_of(device: Any, replicas: int) -> list[Placement]:
     start_backends()
     found = cast("Any", select(device))
-    return Placement.of_device(found) if is_device(found) else Placement.of_mesh(found)
+    if not is_device(found):
+        return [Placement.of_mesh(found)]
+    return [Placement.of_device(one) for one in following(found, replicas)]

@@ -7,6 +7,7 @@ from weakref import WeakSet
 
 from ..actors.batch import Batch
 from .arguments import Arguments
+from .buckets import batch_sizes
 from .compile_statistics import CompileStatistics
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class DevicePrograms:
         self, name: str, fn: Callable[..., Any], options: DeviceOptions, samples: Samples | None = None
     ) -> None:
         from .compile_log import CompileLog
+        from .specs import Specs
 
         self.name = name
         self.options = options
@@ -66,7 +68,9 @@ class DevicePrograms:
         self._shared: WeakSet[DevicePrograms] = WeakSet()
         self._arguments: dict[frozenset[str], Arguments] = {}
         self._programs: dict[tuple[Placement, frozenset[str]], Program] = {}
-        self.arguments(frozenset())
+        self._specs = Specs(
+            name, options.device, self.arguments(frozenset()).names, options.in_specs, options.out_specs
+        )
 
     def share(self, region: "DevicePrograms") -> None:
         """Note that the node is a part of a region, which has programs of its own."""
@@ -91,18 +95,27 @@ class DevicePrograms:
             self._programs[key] = self._make(placement, self.arguments(resources))
         return self._programs[key]
 
+    def batch_sizes(self, batch: Batch, resources: frozenset[str]) -> tuple[int, ...]:
+        """Return the sizes that batches are padded to: their rows are independent, and split over the mesh evenly."""
+        arguments = self.arguments(resources)
+        return batch_sizes(batch, self._specs.row_multiple(arguments.names[i] for i in arguments.stacked))
+
     def _make(self, placement: "Placement", arguments: Arguments) -> "Program":
         from .compiling import Program
 
-        options = self.options
+        options, specs = self.options, self._specs
+        specs.check(placement)
+        in_specs = [specs.of(name) for name in arguments.names]
+        if arguments.stacker is not None:
+            in_specs += [specs.of_mask(name) for name in arguments.stacker.padded]
         return Program(
             _vectorised(self.fn, arguments) if options.batch is not None else _in_order(self.fn, arguments),
             self.name,
             (*arguments.names, *arguments.masks),
             placement,
             static_argnums=arguments.static,
-            in_specs=options.in_specs,
-            out_specs=options.out_specs,
+            in_specs=tuple(in_specs),
+            out_specs=specs.result,
             pure=options.pure,
             bucketed=options.batch is not None,
             log=self.log,

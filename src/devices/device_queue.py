@@ -1,6 +1,7 @@
 """Device queue: what waits for a device on one event loop, and what is handed to it next."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 from .._errors import EngineClosedError, Overloaded
@@ -26,19 +27,39 @@ class Lane:
 
     Args:
         name: name of the node, for errors.
+        queue: of the device.
         start: has the device run some of them together.
         batch: how many those are; None for one by one.
         limit: the most jobs of this node that the device holds.
     """
 
-    def __init__(self, name: str, start: Start, batch: Batch | None, limit: int) -> None:
+    def __init__(self, name: str, queue: "DeviceQueue", start: Start, batch: Batch | None, limit: int) -> None:
         self.name = name
+        self.queue = queue
         self.start = start
         self.waiting: Gathering[DeviceCall] = Gathering(batch or _ONE_BY_ONE)
         self.gathers = batch is not None
         self.free = limit
         self.largest: int | None = None  # more calls together than these did not fit the device
         self.served = 0.0
+        self.replicas: tuple[Lane, ...] = (self,)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the device would take more of it."""
+        return self.free > 0 and self.queue.has_room
+
+    @property
+    def is_next(self) -> bool:
+        """Whether no other device that has a copy of the node, and room, is less busy."""
+        return all(self.queue.running <= one.queue.running for one in self.replicas if one.has_room)
+
+
+def share(lanes: Sequence[Lane]) -> None:
+    """Have several devices take the calls of one node, each when it is the next free one."""
+    for lane in lanes:
+        lane.waiting = lanes[0].waiting
+        lane.replicas = tuple(lanes)
 
 
 _ONE_BY_ONE = Batch(1)
@@ -54,6 +75,9 @@ class DeviceQueue:
         name: of the device.
         loop: the event loop.
         window: the most jobs that the device holds.
+
+    Attributes:
+        running: jobs that it holds.
     """
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop, window: int = DEFAULT_WINDOW) -> None:
@@ -61,7 +85,7 @@ class DeviceQueue:
         self._loop = loop
         self._window = window
         self._busy: dict[Lane, None] = {}  # those with calls that wait
-        self._running = 0
+        self.running = 0
         self._look_armed = False
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -83,31 +107,27 @@ class DeviceQueue:
                     f"node {lane.name!r} refuses an item: {lane.waiting.count} wait already, as many as one batch and "
                     "max_queue= of its Batch"
                 )
-        if not lane.waiting.count:
-            # One that was idle does not catch up on what the others had meanwhile.
-            lane.served = max(lane.served, min((other.served for other in self._busy), default=0.0))
-            self._busy[lane] = None
         lane.waiting.add(call)
-        if lane.gathers:
-            self._look_soon()  # after what else comes in this turn of the loop
+        if len(lane.replicas) == 1:
+            self._offer(lane)
         else:
-            self._look()
+            for one in sorted(lane.replicas, key=lambda one: one.queue.running):
+                one.queue._offer(one)
 
     def withdraw(self, lane: Lane, call: DeviceCall) -> None:
         """Nobody waits for a call any more: free its place at once, unless it runs."""
         if not call.started and not call.returned:
             lane.waiting.discard(call)
-            if not lane.waiting.count:
-                self._busy.pop(lane, None)
+            _forget_if_empty(lane)
             call.drop()
 
     def returned(self, lane: Lane) -> None:
         """The device is done with a job."""
-        self._running -= 1
+        self.running -= 1
         lane.free += 1
         if self._busy:
             self._look()
-        if not self._running:
+        if not self.running:
             self._idle.notify_all()
 
     async def close(self) -> None:
@@ -120,7 +140,23 @@ class DeviceQueue:
                 lane.waiting.discard(call)
                 call.fail(EngineClosedError("the Engine was closed while this call waited for a device"))
         self._busy.clear()
-        await self._idle.wait_for(lambda: not self._running)
+        await self._idle.wait_for(lambda: not self.running)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes more jobs."""
+        return self.running < self._window and not self._closed
+
+    def _offer(self, lane: Lane) -> None:
+        """Take from a lane, as soon as it is its turn."""
+        if lane not in self._busy:
+            # One that was idle does not catch up on what the others had meanwhile.
+            lane.served = max(lane.served, min((other.served for other in self._busy), default=0.0))
+            self._busy[lane] = None
+        if lane.gathers:
+            self._look_soon()  # after what else comes in this turn of the loop
+        else:
+            self._look()
 
     def _look_soon(self) -> None:
         if not self._look_armed:
@@ -133,21 +169,30 @@ class DeviceQueue:
         if self._closed:
             return
         now = max(self._loop.time(), due)  # a timer may run a clock's tick too early
-        while self._running < self._window and (found := self._next(now)) is not None:
+        before = self.running
+        while self.running < self._window and (found := self._next(now)) is not None:
             lane, calls = found
             lane.free -= 1
             lane.served += len(calls)
-            self._running += 1
+            self.running += 1
             for call in calls:
                 call.started = True
             lane.start(calls)
+        if self.running != before:
+            self._tell_replicas()
         self._arm_timer(now)
+
+    def _tell_replicas(self) -> None:
+        """Have other devices look, which may be the next free ones now."""
+        for lane in self._busy:
+            for one in lane.replicas:
+                if one is not lane and one.has_room:
+                    one.queue._look_soon()
 
     def _next(self, now: float) -> tuple[Lane, list[DeviceCall]] | None:
         for lane in sorted(self._busy, key=lambda lane: lane.served) if len(self._busy) > 1 else list(self._busy):
-            while lane.free and (taken := lane.waiting.take(now, lane.largest)):
-                if not lane.waiting.count:
-                    self._busy.pop(lane, None)
+            while lane.free and lane.is_next and (taken := lane.waiting.take(now, lane.largest)):
+                _forget_if_empty(lane)
                 wanted = [call for call in taken if self._is_wanted(call, now)]
                 if wanted:
                     return lane, wanted
@@ -170,8 +215,14 @@ class DeviceQueue:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._running >= self._window:
+        if self.running >= self._window:
             return
         times = [due for lane in self._busy if lane.free and (due := lane.waiting.due_at()) is not None]
         if times and min(times) > now:
             self._timer = self._loop.call_at(min(times), self._look, min(times))
+
+
+def _forget_if_empty(lane: Lane) -> None:
+    if not lane.waiting.count:
+        for one in lane.replicas:
+            one.queue._busy.pop(one, None)

@@ -1,26 +1,26 @@
-"""Device use: one node on one device, for call sites that have the same parameters from resources."""
+"""Device use: one node on its devices, for call sites that have the same parameters from resources."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
 from .batch_job import BatchLayout
 from .batch_line import BatchLine
-from .buckets import batch_sizes
 from .device_call import DeviceCall
+from .device_queue import Lane, share
 from .single_line import AHEAD, SingleLine
 from .stacking import on_host
 
 if TYPE_CHECKING:
-    from .device_programs import DevicePrograms
-    from .device_queue import Lane
+    from .compiling import Program
+    from .device_programs import DeviceOptions, DevicePrograms
     from .station import Station
 
 
 class DeviceUse:
-    """One node on one device.
+    """One node on one device, or on several that each have a copy: the next free one takes the next call.
 
     Args:
-        station: the device.
+        stations: the devices.
         programs: what is compiled for the node.
         resources: parameters whose arguments come from resources.
 
@@ -28,24 +28,25 @@ class DeviceUse:
         lane: what waits there.
     """
 
-    def __init__(self, station: "Station", programs: "DevicePrograms", resources: frozenset[str]) -> None:
+    def __init__(self, stations: "tuple[Station, ...]", programs: "DevicePrograms", resources: frozenset[str]) -> None:
         options = programs.options
-        self._loop = station.loop
+        self._loop = stations[0].loop
+        self._stations = stations
+        self._programs = [programs.program(station.placement, resources) for station in stations]
         self._arguments = arguments = programs.arguments(resources)
-        self._program = program = programs.program(station.placement, resources)
-        self._station = station
         self._layout: BatchLayout | None = None
-        line: SingleLine | BatchLine
-        if options.batch is None:
-            line = SingleLine(station, programs.name, arguments.parameters, max(AHEAD, options.prefetch))
-        else:
+        if options.batch is not None:
             assert arguments.stacker is not None
-            self._layout = layout = BatchLayout(
+            self._layout = BatchLayout(
                 programs.name, arguments.stacker, arguments.stacked, arguments.shared, arguments.parameters,
-                batch_sizes(options.batch),
+                programs.batch_sizes(options.batch, resources),
             )  # fmt: skip
-            line = BatchLine(station, program, layout, options.batch, options.prefetch, repeats=options.pure)
-        self.lane: Lane = line.lane
+        lanes = [
+            self._lane(station, program, options) for station, program in zip(stations, self._programs, strict=True)
+        ]
+        if len(lanes) > 1:
+            share(lanes)
+        self.lane = lanes[0]
 
     async def compile(self, values: tuple[Any, ...]) -> None:
         """Compile what calls with such arguments need; for a batched node, batches of every size.
@@ -59,7 +60,11 @@ class DeviceUse:
             one, _ = self._arguments.item(values)
             stacks = [layout.stacker.stack([on_host(one.item)], size) for size in layout.sizes]
             variants = [layout.arguments(stacked, one.shared) for stacked in stacks]
-        compiled = [self._station.compile(self._program, args) for args in variants]
+        compiled = [
+            station.compile(program, args)
+            for station, program in zip(self._stations, self._programs, strict=True)
+            for args in variants
+        ]
         await asyncio.wait(compiled)
         for future in compiled:
             future.result()
@@ -75,7 +80,14 @@ class DeviceUse:
         """
         if self._layout is None:
             return DeviceCall(
-                self._loop, self._program, values, hands_on=hands_on, priority=priority, deadline=deadline
+                self._loop, self._programs[0], values, hands_on=hands_on, priority=priority, deadline=deadline
             )
         item, group = self._arguments.item(values)
-        return DeviceCall(self._loop, self._program, (item,), priority=priority, deadline=deadline, group=group)
+        return DeviceCall(self._loop, self._programs[0], (item,), priority=priority, deadline=deadline, group=group)
+
+    def _lane(self, station: "Station", program: "Program", options: "DeviceOptions") -> Lane:
+        if self._layout is None or options.batch is None:
+            # What a device holds ahead, no other one can take when it is free.
+            limit = max(AHEAD, options.prefetch) if options.replicas == 1 else options.prefetch
+            return SingleLine(station, program.name, program, self._arguments.parameters, limit).lane
+        return BatchLine(station, program, self._layout, options.batch, options.prefetch, repeats=options.pure).lane

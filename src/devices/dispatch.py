@@ -1,6 +1,6 @@
 """Dispatch: the one thread from which everything is enqueued on a device or mesh.
 
-One thread keeps the order of what is enqueued, which is what keeps collectives of a mesh from waiting for each other.
+One thread keeps the order of what is enqueued; what meshes that overlap have to keep besides is in `enqueue_order`.
 Nothing of this happens on an event loop: a tiny kernel runs inline in the dispatch, and the 33rd computation in flight
 on a CPU blocks it. A second thread waits for the oldest computation, so that the transfers of the next one begin while
 the present one runs, also when the next one comes late.
@@ -8,7 +8,6 @@ the present one runs, also when the next one comes late.
 
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
@@ -54,19 +53,11 @@ class DispatchThread:
     Args:
         name: of the device or mesh.
         check: called first, on the thread; what it raises is what every job fails with.
-        locks: held, in this order, while a job is enqueued: those of the devices of a mesh, which others may share.
         depth: the most computations in flight.
     """
 
-    def __init__(
-        self,
-        name: str,
-        check: Callable[[], None],
-        locks: Iterable[threading.Lock] = (),
-        depth: int = DEFAULT_DEPTH,
-    ) -> None:
+    def __init__(self, name: str, check: Callable[[], None], depth: int = DEFAULT_DEPTH) -> None:
         self._check = check
-        self._locks = tuple(locks)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._in_flight: SimpleQueue[_InFlight | None] = SimpleQueue()
         self._room = threading.Semaphore(depth)
@@ -119,10 +110,7 @@ class DispatchThread:
         arrays: list[Any] | None = None
         try:
             if job.begin():
-                with ExitStack() as stack:
-                    for lock in self._locks:
-                        stack.enter_context(lock)
-                    arrays = job.dispatch()
+                arrays = job.dispatch()
         except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller, not to this thread
             job.failed(self._failed.cause_of(error, job.inputs()))
         if arrays is None:

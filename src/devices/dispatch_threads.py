@@ -9,16 +9,11 @@ from .self_check import self_check
 
 
 class DispatchThreads:
-    """Shares one dispatch thread per device or mesh between all Engines and event loops of the process.
-
-    Were there two, they would enqueue the collectives of a mesh in different orders, and these would wait for each
-    other for ever.
-    """
+    """Shares one dispatch thread per device or mesh between all Engines and event loops of the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: dict[Placement, tuple[DispatchThread, int]] = {}
-        self._device_locks: dict[object, threading.Lock] = {}
 
     def acquire(self, placement: Placement) -> DispatchThread:
         """Return the thread of a device or mesh; it goes on until `release`."""
@@ -44,12 +39,7 @@ class DispatchThreads:
             thread.end(on_ended)
 
     def _start(self, placement: Placement) -> DispatchThread:
-        # What runs on one device only waits for nothing, and may overtake the collectives of a mesh.
-        locks: list[threading.Lock] = []
-        if len(placement.devices) > 1:
-            keys = sorted((device.platform, device.id) for device in placement.devices)
-            locks = [self._device_locks.setdefault(key, threading.Lock()) for key in keys]
-        return DispatchThread(placement.name, lambda: self_check().verify(placement.devices[0]), locks)
+        return DispatchThread(placement.name, lambda: self_check().verify(placement.devices[0]))
 
 
 # One for the process, as the devices are.

@@ -1,7 +1,10 @@
 """A compiled program for one signature, ready to be called on the thread of its device."""
 
+from collections import Counter
 from typing import Any
 
+from .enqueue_order import Locks, holding
+from .resharding import reshard
 from .signature import is_device_array
 from .untyped_jax import jax
 
@@ -11,29 +14,43 @@ class Executable:
 
     Attributes:
         hits: how often it was found in the cache.
-        transfers: how many arguments lay elsewhere and were moved for a call.
+        transfers: how often an argument lay elsewhere and was moved for a call, by its name and the shardings that it
+            had and got.
         used: when it was found last, as a number that grows.
     """
 
-    __slots__ = ("__weakref__", "_compiled", "_is_flat", "_shardings", "_static_argnums", "hits", "transfers", "used")
+    __slots__ = (
+        "__weakref__", "_compiled", "_is_flat", "_locks", "_names", "_shardings", "_static_argnums", "hits",
+        "transfers", "used",
+    )  # fmt: skip
 
     def __init__(
-        self, compiled: Any, shardings: tuple[Any, ...], static_argnums: tuple[int, ...], is_flat: bool
+        self,
+        compiled: Any,
+        names: tuple[str, ...],
+        shardings: tuple[Any, ...],
+        static_argnums: tuple[int, ...],
+        is_flat: bool,
+        locks: Locks,
     ) -> None:
         """Wrap what XLA has made.
 
         Args:
             compiled: JAX's compiled object.
-            shardings: where each leaf of the arguments belongs.
+            names: of each leaf of the arguments.
+            shardings: where each of them belongs.
             static_argnums: positions of the arguments that are compiled in.
             is_flat: each of the others is an array, none a pytree.
+            locks: to hold while it is enqueued.
         """
         self._compiled = compiled
         self._is_flat = is_flat
+        self._locks = locks
+        self._names = names
         self._shardings = shardings
         self._static_argnums = static_argnums
         self.hits = 0
-        self.transfers = 0
+        self.transfers: Counter[tuple[str, Any, Any]] = Counter()
         self.used = 0
 
     def __call__(self, *args: Any) -> Any:
@@ -54,15 +71,19 @@ class Executable:
             if is_device_array(leaf) and not _lies(leaf, sharding):
                 args = self._moved(args)
                 break
-        return self._compiled(*args)
+        if not self._locks:
+            return self._compiled(*args)
+        with holding(self._locks):
+            return self._compiled(*args)
 
     def _moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments with every array where it belongs."""
         leaves, tree = jax.tree.flatten(args)
         for index, sharding in enumerate(self._shardings):
-            if is_device_array(leaves[index]) and not _lies(leaves[index], sharding):
-                leaves[index] = jax.device_put(leaves[index], sharding)
-                self.transfers += 1
+            leaf = leaves[index]
+            if is_device_array(leaf) and not _lies(leaf, sharding):
+                leaves[index] = reshard(leaf, sharding)
+                self.transfers[self._names[index], leaf.sharding, sharding] += 1
         moved: tuple[Any, ...] = jax.tree.unflatten(tree, leaves)
         return moved
 

@@ -153,6 +153,7 @@ class SingleJob(Job):
     """Runs a program for one call.
 
     Args:
+        program: it.
         route: its way.
         call: the call.
         on_over: called on the loop when it is over.
@@ -160,9 +161,14 @@ class SingleJob(Job):
     """
 
     def __init__(
-        self, route: Route, call: DeviceCall, on_over: "Callable[[Job], None]", parameters: tuple[int, ...] = ()
+        self,
+        program: "Program",
+        route: Route,
+        call: DeviceCall,
+        on_over: "Callable[[Job], None]",
+        parameters: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(call.program, route, [call], on_over)
+        super().__init__(program, route, [call], on_over)
         self._call_args = call.args
         self._parameters = parameters
         self._hands_on = call.hands_on

@@ -1,10 +1,14 @@
 """Parameters: pytrees that come from resources, placed on a device once and not with every call."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._errors import DeviceError
-from .placement import Placement
+from .resharding import reshard
+from .signature import is_device_array
 from .untyped_jax import jax
+
+if TYPE_CHECKING:
+    from .compiling import Program
 
 
 class PlacedParameters:
@@ -12,34 +16,30 @@ class PlacedParameters:
 
     Every argument that is a parameter keeps its present value placed; one that was reloaded is let go with the last
     call that uses it. Arguments of several nodes that are the same object share a placed copy.
-
-    Args:
-        placement: where they are placed.
     """
 
-    def __init__(self, placement: Placement) -> None:
-        self._placement = placement
-        self._present: dict[object, _Placed] = {}
+    def __init__(self) -> None:
+        self._present: dict[tuple[Program, int], _Placed] = {}
 
-    def place(self, user: object, value: Any) -> Any:
+    def place(self, user: "tuple[Program, int]", value: Any) -> Any:
         """Return a parameter as it lies on the device; on the dispatch thread, and it may still be on its way.
 
         Args:
-            user: tells arguments apart; while it uses a value, that stays placed.
+            user: the program and the position of the argument; while it uses a value, that stays placed.
             value: the parameter, told apart from others by identity.
         """
         present = self._present.get(user)
         if present is None or present.value is not value:
-            shared = next((one for one in self._present.values() if one.value is value), None)
-            present = self._present[user] = shared or _Placed(value, self._put(value))
+            program, position = user
+            specs = None if program.in_specs is None else program.in_specs[position]
+            same = (one for one in self._present.values() if one.value is value and one.specs == specs)
+            present = next(same, None) or _Placed(value, specs, _put(value, program.shardings(position, value)))
+            self._present[user] = present
         return present.placed
 
-    def forget(self, user: object) -> None:
+    def forget(self, user: "tuple[Program, int]") -> None:
         """Let go of what an argument used."""
         self._present.pop(user, None)
-
-    def _put(self, value: Any) -> Any:
-        return jax.device_put(value, self._placement.sharding())
 
 
 def check_same_shapes(old: Any, new: Any) -> None:
@@ -66,9 +66,17 @@ def _kind(leaf: Any) -> str:
     return f"{shaped.dtype}{list(shaped.shape)}"
 
 
-class _Placed:
-    __slots__ = ("placed", "value")
+def _put(value: Any, shardings: Any) -> Any:
+    def put(leaf: Any, sharding: Any) -> Any:
+        return reshard(leaf, sharding) if is_device_array(leaf) else jax.device_put(leaf, sharding)
 
-    def __init__(self, value: Any, placed: Any) -> None:
+    return jax.tree.map(put, value, shardings)
+
+
+class _Placed:
+    __slots__ = ("placed", "specs", "value")
+
+    def __init__(self, value: Any, specs: Any, placed: Any) -> None:
         self.value = value
+        self.specs = specs
         self.placed = placed

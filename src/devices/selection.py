@@ -49,6 +49,24 @@ def select(device: "str | Device | DeviceMesh | jax.sharding.Mesh" = AUTO) -> "D
     raise TypeError(f"select({device!r}): the name of a device, a jax.Device, a jax.sharding.Mesh or a DeviceMesh")
 
 
+def following(device: Device, count: int) -> list[Device]:
+    """Return so many devices of a platform, beginning with this one.
+
+    Raises:
+        DeviceError: there are fewer; the message lists them.
+    """
+    if count == 1:
+        return [device]
+    devices = devices_of(device.platform)
+    start = devices.index(device) if device in devices else len(devices)
+    if start + count > len(devices):
+        raise DeviceError(
+            f"replicas={count} needs {count} devices from {device.platform}:{device.id} on, and there "
+            f"{'is 1' if len(devices) - start == 1 else f'are {len(devices) - start}'}: {available()}"
+        )
+    return devices[start : start + count]
+
+
 def _named(name: str) -> Device:
     start_backends()
     platform, colon, number = name.partition(":")

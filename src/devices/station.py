@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from .device_programs import DevicePrograms
 
 
-if TYPE_CHECKING:
-    pass
-
-
 class Station:
     """One device or mesh, as one Engine uses it: a queue, and a lease on the device's thread.
 
@@ -30,35 +26,42 @@ class Station:
         placement: which it is.
         loop: where its results go.
         route: the way of jobs to it and back.
+        queue: what waits for it.
         others: what waits there beside nodes: functions of `devices.actor`.
     """
 
     def __init__(self, placement: Placement, mailbox: LoopMailbox, loop: asyncio.AbstractEventLoop) -> None:
         self.placement = placement
         self.loop = loop
-        self.route = Route(THREADS.acquire(placement), CACHE, mailbox, PlacedParameters(placement))
-        self._queue = DeviceQueue(placement.name, loop)
+        self.route = Route(THREADS.acquire(placement), CACHE, mailbox, PlacedParameters())
+        self.queue = DeviceQueue(placement.name, loop)
         self._uses: dict[tuple[DevicePrograms, frozenset[str]], DeviceUse] = {}
         self.others = SingleLine(self, "devices.actor").lane
 
-    def use(self, programs: "DevicePrograms", resources: frozenset[str]) -> DeviceUse:
-        """Return a node on this device, where these parameters come from resources."""
+    def use(self, programs: "DevicePrograms", resources: frozenset[str], replicas: "tuple[Station, ...]") -> DeviceUse:
+        """Return a node on this device, where these parameters come from resources.
+
+        Args:
+            programs: of the node.
+            resources: the parameters.
+            replicas: the devices that have a copy of the node; this is the first.
+        """
         key = programs, resources
         if key not in self._uses:
-            self._uses[key] = DeviceUse(self, programs, resources)
+            self._uses[key] = DeviceUse(replicas, programs, resources)
         return self._uses[key]
 
     def returned(self, lane: Lane) -> None:
         """The device is done with what a lane has started."""
-        self._queue.returned(lane)
+        self.queue.returned(lane)
 
     def submit(self, lane: Lane, call: DeviceCall) -> None:
         """Have a call run; see `DeviceQueue.submit`."""
-        self._queue.submit(lane, call)
+        self.queue.submit(lane, call)
 
     def withdraw(self, lane: Lane, call: DeviceCall) -> None:
         """Nobody waits for a call any more: free its place at once, unless it runs."""
-        self._queue.withdraw(lane, call)
+        self.queue.withdraw(lane, call)
 
     def compile(self, program: "Program", args: tuple[Any, ...]) -> "asyncio.Future[None]":
         """Have a program compiled for such arguments; the future tells when it is, or why it could not be."""
@@ -77,7 +80,7 @@ class Station:
 
     async def close(self) -> None:
         """Wait for what runs, and give the lease back."""
-        await self._queue.close()
+        await self.queue.close()
         ended = asyncio.Event()
         THREADS.release(self.placement, lambda: self.route.mailbox.post(ended.set))
         await ended.wait()

@@ -1,6 +1,7 @@
 """Gates: computations on a device that wait until a test lets them go on."""
 
 import asyncio
+import math
 import threading
 from typing import Any
 
@@ -12,7 +13,8 @@ class Gate:
     """A computation that stands still inside a program, in a thread of JAX."""
 
     def __init__(self) -> None:
-        self._open = threading.Event()
+        self._condition = threading.Condition()
+        self._passes = 0.0
         self._loop = asyncio.get_running_loop()
         self._entered = asyncio.Semaphore(0)
         self.values: list[Any] = []
@@ -26,8 +28,10 @@ class Gate:
     def _wait(self, x: Any) -> Any:
         self.values.append(np.asarray(x).tolist())
         self._loop.call_soon_threadsafe(self._entered.release)
-        if not self._open.wait(30):
-            raise TimeoutError("nobody opened the gate")
+        with self._condition:
+            if not self._condition.wait_for(lambda: self._passes > 0, 30):
+                raise TimeoutError("nobody opened the gate")
+            self._passes -= 1
         return np.asarray(x)
 
     async def entered(self, times: int = 1) -> None:
@@ -37,4 +41,17 @@ class Gate:
 
     def open(self) -> None:
         """Let computations pass, from now on."""
-        self._open.set()
+        self._let(math.inf)
+
+    def close(self) -> None:
+        """Have computations wait again, from now on."""
+        self._let(0)
+
+    def let_one_pass(self) -> None:
+        """Let one computation pass that waits, or the next one."""
+        self._let(self._passes + 1)
+
+    def _let(self, passes: float) -> None:
+        with self._condition:
+            self._passes = passes
+            self._condition.notify_all()

@@ -127,7 +127,10 @@ POLICIES: dict[str, dict[str, Any]] = {
     "concurrency": {"concurrency": 2},
     "pure=False": {"pure": False},
     "donate": {"donate": True},
-    "out_specs": {"out_specs": jax.sharding.PartitionSpec()},
+    "out_specs": {
+        "device": ps.devices.DeviceMesh(shape=(2,), axis_names=("data",), device="cpu"),
+        "out_specs": jax.sharding.PartitionSpec(),
+    },
 }
 
 

@@ -1,0 +1,136 @@
+"""The order on a mesh: programs with collectives from many graphs, loops and meshes never wait for each other."""
+
+import asyncio
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import devices, engine
+from penstock.devices.enqueue_order import ENQUEUE_ORDER, holding
+
+P = jax.P
+MESH = devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
+HALF = MESH.split("model")[1]
+ROW = devices.DeviceMesh(shape=(4,), axis_names=("data",), device="cpu")
+X = np.arange(64, dtype=np.float32).reshape(8, 8)
+WIDTH = 32
+
+
+def summed_by_hand(device: devices.DeviceMesh) -> Any:
+    """Returns a graph whose node adds up its parts with a collective that it names itself."""
+
+    @ps.device_node(device=device, in_specs=P("data"), pure=False)
+    def by_hand(x: jax.Array) -> jax.Array:
+        return jax.shard_map(lambda part: jax.lax.psum(part.sum(0), "data"), in_specs=P("data"), out_specs=P())(x)
+
+    @ps.graph
+    async def graph(x: Any) -> Any:
+        return by_hand(x)
+
+    return graph
+
+
+def summed_by_the_compiler(device: devices.DeviceMesh) -> Any:
+    """Returns a graph whose node reduces over an axis that is split."""
+
+    @ps.device_node(device=device, in_specs=P(None, "data"), out_specs=P("data"), pure=False)
+    def by_compiler(x: jax.Array) -> jax.Array:
+        return (x @ jnp.ones_like(x)).sum(0) / 8 + x.sum()
+
+    @ps.graph
+    async def graph(x: Any) -> Any:
+        return by_compiler(x)
+
+    return graph
+
+
+def expected(graph: int, x: Any) -> Any:
+    return x.sum(0) if graph == 0 else np.full(8, x.sum() / 8 + x.sum())
+
+
+async def interleaved(graphs: list[Any], runs: int) -> None:
+    """Runs calls of graphs in turns, many at a time, and compares each result."""
+    async with engine.Engine() as own, own.deploy(*graphs, max_in_flight=WIDTH) as service:
+
+        async def client(number: int) -> None:
+            for turn in range(number, runs, WIDTH):
+                which = turn % len(graphs)
+                result = await service.run(graphs[which](X + turn % 7))
+                np.testing.assert_allclose(np.asarray(result), expected(which % 2, X + turn % 7), rtol=1e-5)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(WIDTH):
+                tasks.create_task(client(number))
+
+
+async def test_two_graphs_share_a_mesh(effort: int) -> None:
+    await interleaved([summed_by_hand(MESH), summed_by_the_compiler(MESH)], 250 * effort)
+
+
+async def test_meshes_may_overlap(effort: int) -> None:
+    graphs = [
+        summed_by_hand(MESH), summed_by_the_compiler(HALF), summed_by_hand(ROW), summed_by_the_compiler(MESH)
+    ]  # fmt: skip
+    await interleaved(graphs, 250 * effort)
+
+
+async def test_results_go_from_mesh_to_mesh_while_others_compute_there(effort: int) -> None:
+    @ps.device_node(device=ROW, in_specs=P("data"), out_specs=P(None, "data"), pure=False)
+    def there(x: jax.Array) -> jax.Array:
+        return x - x.mean(0)
+
+    @ps.device_node(device=HALF, in_specs=P("data"), out_specs=P(None, "data"), pure=False)
+    def back(x: jax.Array) -> jax.Array:
+        return x - x.mean(1, keepdims=True)
+
+    @ps.graph
+    async def forth(x: Any) -> Any:
+        return back(there(x))
+
+    @ps.graph
+    async def reverse(x: Any) -> Any:
+        return there(back(x))
+
+    async with engine.deploy(forth, reverse, max_in_flight=16) as service, asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(service.run((forth, reverse)[turn % 2](X * turn))) for turn in range(100 * effort)]
+    for turn, call in enumerate(calls):
+        x = X * turn
+        np.testing.assert_allclose(
+            np.asarray(call.result()), x - x.mean(0) - x.mean(1, keepdims=True) + x.mean(), atol=1e-2
+        )
+
+
+@pytest.mark.parametrize("meshes", [(MESH, MESH), (HALF, ROW)], ids=["one mesh", "two that overlap"])
+def test_two_engines_on_two_event_loops_share_devices(
+    meshes: tuple[devices.DeviceMesh, devices.DeviceMesh], effort: int
+) -> None:
+    errors: list[BaseException] = []
+
+    def work(mesh: devices.DeviceMesh) -> None:
+        try:
+            asyncio.run(interleaved([summed_by_hand(mesh), summed_by_the_compiler(mesh)], 100 * effort))
+        except BaseException as error:  # noqa: BLE001 - it belongs to the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(mesh,)) for mesh in meshes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_locks_are_taken_in_one_order_and_a_single_device_needs_none() -> None:
+    cpu: list[Any] = jax.devices("cpu")
+    assert ENQUEUE_ORDER.locks(cpu[:1]) == ()
+    forwards, backwards = ENQUEUE_ORDER.locks(cpu[:3]), ENQUEUE_ORDER.locks(cpu[2::-1])
+    assert forwards == backwards
+    assert ENQUEUE_ORDER.locks(cpu[1:4])[:2] == forwards[1:]
+    with holding(forwards):
+        assert all(lock.locked() for lock in forwards)
+    assert not any(lock.locked() for lock in forwards)

@@ -1,0 +1,163 @@
+"""Replicas: copies of a node on several devices behind one inbox, the next free one first."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import devices, engine
+
+from .gates import Gate
+
+
+def graph_of(node: Any) -> Any:
+    @ps.graph
+    async def graph(x: Any) -> Any:
+        return node(x)
+
+    return graph
+
+
+async def test_calls_of_a_node_run_on_all_its_devices_at_once() -> None:
+    gate = Gate()
+
+    @ps.device_node(device="cpu:1", replicas=4, prefetch=1, pure=False)
+    def node(x: jax.Array) -> jax.Array:
+        return gate.pass_through(x) * 2
+
+    async with engine.deploy(graph_of(node), max_in_flight=16) as service, asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(service(np.full(2, number, np.float32))) for number in range(8)]
+        await gate.entered(4)
+        assert sorted(value[0] for value in gate.values) == [0, 1, 2, 3]  # the others wait for whoever is free next
+        gate.open()
+    results = [call.result() for call in calls]
+    assert [float(result[0]) for result in results] == [2.0 * number for number in range(8)]
+    assert {device.id for result in results for device in result.devices()} == {1, 2, 3, 4}
+
+
+async def test_a_call_goes_to_the_device_that_is_free_and_waits_behind_none_that_is_not() -> None:
+    gate = Gate()
+
+    @ps.device_node(device="cpu", replicas=2, prefetch=1, pure=False)
+    def node(x: jax.Array) -> jax.Array:
+        return jax.lax.cond(x[0] < 0, gate.pass_through, lambda x: x, x)
+
+    async with engine.deploy(graph_of(node), max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
+        slow = tasks.create_task(service(np.full(2, -1, np.float32)))
+        await gate.entered()
+        results = [await service(np.full(2, number, np.float32)) for number in range(5)]
+        results += await asyncio.gather(*(service(np.full(2, number, np.float32)) for number in range(5, 20)))
+        assert not slow.done()
+        gate.open()
+    (busy,) = slow.result().devices()
+    assert [float(result[0]) for result in results] == list(range(20))
+    assert all(busy not in result.devices() for result in results)
+
+
+async def test_each_replica_takes_batches_of_its_own() -> None:
+    gate = Gate()
+
+    @ps.device_node(device="cpu", replicas=3, prefetch=1, batch=ps.Batch(4))
+    def node(x: jax.Array) -> jax.Array:
+        return gate.pass_through(x) + 1
+
+    async with engine.deploy(graph_of(node), max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(service(np.float32(number))) for number in range(16)]
+        await gate.entered(3)
+        assert sorted(gate.values) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        gate.open()
+    assert [float(call.result()) for call in calls] == [number + 1 for number in range(16)]
+
+
+async def test_with_room_for_more_each_device_gets_one_before_any_gets_two() -> None:
+    gate = Gate()
+
+    @ps.device_node(device="cpu", replicas=4, prefetch=2, batch=ps.Batch(2))
+    def node(x: jax.Array) -> jax.Array:
+        return gate.pass_through(x) + 1
+
+    async with engine.deploy(graph_of(node), max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(service(np.float32(number))) for number in range(8)]
+        await gate.entered(4)
+        gate.open()
+    assert [float(call.result()) for call in calls] == [number + 1 for number in range(8)]
+
+
+async def test_parameters_are_placed_on_each_device_and_reloaded_there() -> None:
+    version = 1.0
+
+    @ps.resource
+    async def weights() -> AsyncIterator[dict[str, Any]]:
+        yield {"w": np.full(3, version, np.float32)}
+
+    @ps.device_node(device="cpu:2", replicas=3)
+    def scaled(parameters: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return parameters["w"] * x
+
+    @ps.graph
+    async def graph(x: Any) -> Any:
+        return scaled(await weights(), x)
+
+    async with engine.deploy(graph) as service:
+        results = await asyncio.gather(*(service(np.float32(number)) for number in range(12)))
+        assert [float(result[0]) for result in results] == list(range(12))
+        version = 5.0
+        await service.reload(weights)
+        results = await asyncio.gather(*(service(np.float32(number)) for number in range(12)))
+        assert [float(result[0]) for result in results] == [5.0 * number for number in range(12)]
+    statistics = scaled.compile_statistics()
+    assert (statistics.programs, statistics.transfers, statistics.recompilations) == (3, 0, ())
+
+
+@pytest.mark.parametrize("batch", [None, ps.Batch(4), ps.Batch(4, max_wait_seconds=0.002)])
+async def test_many_calls_and_cancels_leave_nothing_behind(batch: ps.Batch | None) -> None:
+    @ps.device_node(device="cpu", replicas=4, batch=batch)
+    def node(x: jax.Array) -> jax.Array:
+        return jnp.sin(x).sum()
+
+    @ps.device_node(device="cpu:1", pure=False)
+    def neighbour(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    graphs = [graph_of(neighbour), graph_of(node)]
+    async with engine.deploy(*graphs, max_in_flight=256) as service, asyncio.TaskGroup() as tasks:
+        calls = [
+            tasks.create_task(service.run(graphs[min(number % 3, 1)](np.full(3, number, np.float32))))
+            for number in range(300)
+        ]
+        for call in calls[::7]:
+            call.cancel()
+    for number, call in enumerate(calls):
+        if not call.cancelled():
+            expected = np.full(3, number + 1) if number % 3 == 0 else np.sin(np.float32(number)) * 3
+            np.testing.assert_allclose(np.asarray(call.result()), expected, rtol=1e-4)
+
+
+async def test_more_replicas_than_devices_are_an_error_that_lists_these() -> None:
+    node = ps.device_node(device="cpu:5", replicas=4)(lambda x: x)
+    with pytest.raises(ps.DeviceError, match=r"replicas=4 needs 4 devices from cpu:5 on, and there are 3: .*\"cpu:7\""):
+        await engine.run(graph_of(node)(np.zeros(1)))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"replicas": 0}, ValueError, "replicas must be at least 1, got 0"),
+        ({"prefetch": 0}, ValueError, "prefetch must be at least 1, got 0"),
+        (
+            {"replicas": 2, "device": devices.DeviceMesh(shape=(2,), axis_names=("x",))},
+            TypeError,
+            "has replicas=2, and runs on a mesh, whose devices compute together",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_when_the_node_is_decorated(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ps.device_node(**options)(lambda x: x)
