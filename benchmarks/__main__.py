@@ -37,12 +37,10 @@ def main() -> int:
 def _all(*, devices: bool) -> tuple[Workload, ...]:
     # Loaded here, so that what needs no device is measured without JAX in the process.
     if devices:
-        from .devices import WORKLOADS as on_devices
-
-        return on_devices
-    from .workloads import WORKLOADS
-
-    return WORKLOADS
+        from . import devices as chosen
+    else:
+        from . import workloads as chosen
+    return chosen.WORKLOADS
 
 
 def _chosen(workloads: tuple[Workload, ...], names: list[str] | None) -> list[Workload]:

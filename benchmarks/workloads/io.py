@@ -15,7 +15,7 @@ IN_FLIGHT = 64
 LIMITS = Limits(must=0.95, aim=0.98, at_least=True)
 
 
-# The same function as by hand, and not one around it: a further coroutine in every wait would be counted as the engine's.
+# The same function as by hand, and not one around it, whose coroutine would be counted as the engine's.
 wait_for_io = ps.node(concurrency=IN_FLIGHT)(pools.wait_for_io)
 
 
