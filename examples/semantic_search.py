@@ -51,14 +51,12 @@ if TYPE_CHECKING:
     from examples.semantic_index import Answer
 
 SAMPLE_QUERIES = (
-    "a folder that vanishes when I am done with it",
-    "how alike are two pieces of text",
     "which values occur most often",
-    "remember the results of earlier calls",
-    "send a mail",
-    "break a command into its arguments",
-    "do several things at the same time",
-    "insert into a sorted list",
+    "delete a folder and all that is in it",
+    "how long does a piece of code take",
+    "a temporary folder that is removed in the end",
+    "make text safe to put into a web page",
+    "wait until several tasks are done",
 )
 CALLERS = 64
 
