@@ -10,32 +10,40 @@ an index; `ask` answers a query from the same index.
 
 import signal
 import sys
+from pathlib import Path
 
-if __name__ == "__main__":  # until `main` handles Ctrl-C, it ends the program without a traceback
-    signal.signal(signal.SIGINT, lambda _signal, _frame: sys.exit(130))
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda _signal, _frame: sys.exit(130))  # until `main` handles Ctrl-C: no traceback
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # there is this file's folder, and not the one of `examples`
 
 import argparse
 import ast
 import asyncio
-import gc
 import importlib
 import linecache
-import os
 import re
-import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Self, overload
 
-import anyio
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import penstock as ps
+from examples.search_job import (
+    Job,
+    begin,
+    compare,
+    console,
+    follow,
+    inboxes,
+    line,
+    prompt,
+    questions,
+    read_options,
+    reporting_interrupts,
+    show_found,
+)
 from penstock import engine, telemetry
 
 SAMPLE_QUERIES = (
@@ -44,10 +52,8 @@ SAMPLE_QUERIES = (
     "insert into a sorted list",
     "split a command line like a shell",
 )
-HITS, SKIPPED = 3, 5  # shown for a query, and of the files that were skipped
+HITS = 3  # shown for a query
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\W\d_a-zA-Z]+")
-
-console = Console(highlight=False)
 
 
 class Definition(NamedTuple):
@@ -55,7 +61,8 @@ class Definition(NamedTuple):
 
     path: Path
     line: int
-    summary: str
+    signature: str  # Cache.evict(self, count)
+    summary: str  # the first paragraph of its docstring, as one line
     words: list[str]
 
 
@@ -168,11 +175,25 @@ def definitions(path: Path, tree: ast.AST) -> Iterator[Definition]:
         parent, prefix = parents.pop()
         for child in ast.iter_child_nodes(parent):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                name, text = f"{prefix}{child.name}.", ast.get_docstring(child) or ""
-                yield Definition(path, child.lineno, text.partition("\n")[0], split(f"{path.stem} {name} {text}"))
-                parents.append((child, name))
+                name, text = prefix + child.name, ast.get_docstring(child) or ""
+                summary = " ".join(text.partition("\n\n")[0].split())
+                words = split(f"{path.stem} {name} {text}")
+                yield Definition(path, child.lineno, name + parameters(child), summary, words)
+                parents.append((child, f"{name}."))
             elif not isinstance(child, ast.expr):  # expressions define nothing, and are most of a tree
                 parents.append((child, prefix))
+
+
+def parameters(definition: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
+    """Return the names of a function's parameters, in parentheses; of a class, nothing."""
+    if isinstance(definition, ast.ClassDef):
+        return ""
+    declared = definition.args
+    names = [each.arg for each in (*declared.posonlyargs, *declared.args)]
+    names += [f"*{declared.vararg.arg}"] if declared.vararg else []
+    names += [each.arg for each in declared.kwonlyargs]
+    names += [f"**{declared.kwarg.arg}"] if declared.kwarg else []
+    return f"({', '.join(names)})"
 
 
 def split(text: str) -> list[str]:
@@ -183,53 +204,13 @@ def split(text: str) -> list[str]:
 # --- The job ---
 
 
-@dataclass
-class Job:
-    """What is to be done, and what has been."""
-
-    root: Path
-    paths: list[Path] = field(default_factory=list[Path])
-    files: int = 0
-    found: int = 0
-    skipped: list[tuple[Path, Exception]] = field(default_factory=list[tuple[Path, Exception]])
-    began: float = field(default_factory=perf_counter)
-    seconds: float = 0.0  # until everything was found and ranked
-
-    def count(self, path: Path, found: int | None, error: Exception | None = None) -> None:
-        self.files += 1
-        self.found += found or 0
-        if error is not None:
-            self.skipped.append((path, error))
-
-    def short(self, path: Path) -> str:
-        return escape(str(path.relative_to(self.root)))
-
-
-def look_for_files(root: Path, limit: int | None) -> list[Path]:
-    """Return the Python files of a folder, at most `limit`, and report folders that cannot be read."""
-    paths: list[Path] = []
-    for folder, subfolders, files in os.walk(root, onerror=lambda error: show_left_out(root, error)):
-        subfolders[:] = sorted(name for name in subfolders if name not in ("site-packages", "__pycache__"))
-        paths += sorted(Path(folder, name) for name in files if name.endswith(".py"))
-        if limit is not None and len(paths) >= limit:
-            break
-    return paths[:limit]
-
-
 async def serve(job: Job, queries: Sequence[str]) -> None:
     """Fill the index, then answer: the queries, or without any those of the person at the prompt."""
     async with engine.deploy(ask, fill) as service:
         job.began = perf_counter()
         with telemetry.profile() as profile:
             async with service.stream((fill(path) for path in job.paths), ordered=False) as filling:
-                columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[now]}")
-                with Progress(*columns, console=console) as bar:
-                    task = bar.add_task("", total=len(job.paths), now="worker processes start ...")
-                    async for outcome in filling.outcomes():
-                        job.count(job.paths[outcome.index], outcome.value, outcome.error)
-                        rate = job.files / (perf_counter() - job.began)
-                        now = f"{rate:.0f} files/s  in line: {inboxes(filling.statistics())}"
-                        bar.update(task, completed=job.files, now=now)
+                await follow(job, filling, lambda: inboxes(filling.statistics(), fill.name))
         await service("")  # the first query ranks everything
         job.seconds = perf_counter() - job.began
         show_found(job, profile.verdict)
@@ -239,6 +220,15 @@ async def serve(job: Job, queries: Sequence[str]) -> None:
         while not queries and (query := await prompt()):
             show_hits(job, await service(query))
         console.print("", service.statistics())
+
+
+def show_hits(job: Job, hits: Sequence[Hit]) -> None:
+    for found, code in hits:
+        line(f"  [cyan]{job.short(found.path)}:{found.line}[/]  {escape(code)}")
+        if found.summary:
+            line(f"      [dim]{escape(found.summary)}[/]")
+    if not hits:
+        console.print("  [dim]nothing fits[/]")
 
 
 def run_plain_loop(job: Job) -> None:
@@ -260,100 +250,16 @@ def run_plain_loop(job: Job) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Search Python code: a pipeline fills an index, and you ask it.")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(sysconfig.get_path("stdlib")))
-    parser.add_argument("--query", action="append", help="answer this instead of prompting; repeatable")
-    parser.add_argument("--limit", type=int, metavar="N", help="stop after the first N files")
-    parser.add_argument("--compare", action="store_true", help="run the same job as a plain loop as well")
-    options = parser.parse_args()
-    if not options.folder.is_dir():
-        parser.error(f"{options.folder} is not a folder")
-    if options.limit is not None and options.limit < 1:
-        parser.error("--limit must be at least 1")
-    interactive = sys.stdin and sys.stdin.isatty() and console.is_terminal and not options.compare
-    job = Job(options.folder)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        job.paths = look_for_files(options.folder, options.limit)
-        console.print(f"[bold]{len(job.paths):,} Python files[/] in {escape(str(job.root))}")
-        if not job.paths:
-            console.print("[red]There is nothing to search.[/]")
+    options = read_options(parser)
+    jobs = [Job(options.folder)]
+    with reporting_interrupts(jobs):
+        if not begin(jobs[0], options.limit):
             return 1
         console.print(f"\n{fill}\n\n{ask}\n", markup=False)
-        asyncio.run(serve(job, options.query or (() if interactive else SAMPLE_QUERIES)))
+        asyncio.run(serve(jobs[0], questions(options, SAMPLE_QUERIES)))
         if options.compare:
-            gc.collect()  # what the pipeline has left is not to be paid for by the loop
-            console.print("\nNow the same as a plain loop, whose files are in the page cache already ...")
-            pipeline, job = job, Job(job.root, job.paths)
-            run_plain_loop(job)
-            show_comparison(pipeline, job)
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the report is left
-        show_interrupted(job)
-        return 130
+            compare(jobs, run_plain_loop)
     return 0
-
-
-# --- The display: all of its numbers are those that streams and deployments keep anyway ---
-
-
-async def prompt() -> str:
-    console.print("\n[bold cyan]search ❯[/] ", end="")
-    await anyio.wait_readable(sys.stdin)  # a terminal hands over whole lines, so this holds up nobody
-    return sys.stdin.readline().strip()
-
-
-def line(text: str) -> None:
-    console.print(text, no_wrap=True, overflow="ellipsis")
-
-
-def show_left_out(root: Path, error: OSError) -> None:
-    line(f"[yellow]A folder is left out:[/] {escape(f'{os.path.relpath(error.filename, root)}: {error.strerror}')}")
-
-
-def show_found(job: Job, verdict: telemetry.Verdict) -> None:
-    console.print(f"[bold]{job.found:,} functions and classes[/] found and ranked in {job.seconds:.1f} s")
-    console.print(f"{verdict}.")
-    if job.skipped:
-        console.print(f"[yellow]{counted(len(job.skipped), 'file')} skipped:[/]")
-    for path, error in job.skipped[:SKIPPED]:
-        line(f"  {job.short(path)}  [dim]{escape(f'{type(error).__name__}: {error}')}[/]")
-    if len(job.skipped) > SKIPPED:
-        console.print(f"  [dim]and {len(job.skipped) - SKIPPED} more[/]")
-
-
-def show_hits(job: Job, hits: Sequence[Hit]) -> None:
-    for found, code in hits:
-        line(f"  [cyan]{job.short(found.path)}:{found.line}[/]  {escape(code)}")
-        if found.summary:
-            line(f"      [dim]{escape(found.summary)}[/]")
-    if not hits:
-        console.print("  [dim]nothing fits[/]")
-
-
-def inboxes(filled: engine.StreamStatistics) -> str:
-    """Show how many items wait for each node, red where there is no room for more."""
-    shown = [(node.node, node.inbox.depth, node.inbox.capacity) for node in filled.actors if node.graph == fill.name]
-    return "  ".join(f"{name} [{'red' if held == room else 'green'}]{held:2}/{room}[/]" for name, held, room in shown)
-
-
-def show_comparison(pipeline: Job, plain: Job) -> None:
-    console.print(
-        f"Pipeline [bold]{pipeline.seconds:.1f} s[/], plain loop [bold]{plain.seconds:.1f} s[/]: "
-        f"{pipeline.seconds / plain.seconds:.2f} times as long, on {os.cpu_count()} cores."
-    )
-    same = (plain.found, len(plain.skipped)) == (pipeline.found, len(pipeline.skipped))
-    console.print("Both found the same." if same else "[red]They did not find the same.[/]")
-
-
-def show_interrupted(job: Job) -> None:
-    console.print(
-        f"\n[yellow]Interrupted[/] after {perf_counter() - job.began:.1f} s: {job.files:,} of "
-        f"{counted(len(job.paths), 'file')} done, {job.found:,} functions and classes found, {len(job.skipped)} skipped"
-    )
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun} was" if number == 1 else f"{number:,} {noun}s were"
 
 
 if __name__ == "__main__":

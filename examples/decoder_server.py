@@ -7,8 +7,12 @@ The decoder is an actor that owns its loop. Between two steps it gives free slot
 waits for others to finish, only for a slot. A client that does not read loses its slot, one that leaves or whose
 deadline passes gives it up, and the next request has it at the very next step.
 
-The model is a toy in NumPy; what is around it is what a real one needs.
+The cache of all slots stays on the device: each step takes its memory for the next one. The model is a toy; what is
+around it is what a real one needs.
 """
+
+# The types of JAX leave parameters of some functions open.
+# pyright: reportUnknownMemberType=false
 
 import argparse
 import asyncio
@@ -16,15 +20,18 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 import penstock as ps
-from penstock import engine
+from penstock import devices, engine
 
-Tokens = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
 
 END = 0
+MAX_PROMPT = 64  # all prompts are padded to it, so that one program is enough
 STATES = 251  # a prime, so that every state comes to END
 
 
@@ -48,15 +55,15 @@ class History:
         return sum(used) / len(used) if used else 0.0
 
 
-def prefill(cache: Tokens, slot: int, prompt: Tokens) -> None:
-    """Put a prompt into a slot of the cache."""
-    cache[slot] = prompt.sum() % (STATES - 1) + 1
+def prefill(cache: jax.Array, slot: int, prompt: Tokens) -> jax.Array:
+    """Put a prompt into a slot of the cache, int32 [slots]; padding is 0."""
+    return cache.at[slot].set(prompt.sum() % (STATES - 1) + 1)
 
 
-def step(cache: Tokens) -> Tokens:
-    """Decode one token for every slot; returns the cache, which holds them."""
-    following: Tokens = (cache + 7) % STATES
-    return following
+def step(cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Decode one token for every slot; returns the new cache and the tokens, int32 [slots] each."""
+    following = (cache + 7) % STATES
+    return following, following
 
 
 @ps.node
@@ -70,20 +77,21 @@ class Decoder(ps.StreamActor[Prompt, int]):
 
     async def loop(self, inbox: ps.Inbox[ps.StreamWork[Prompt, int]], /) -> None:
         """Fill free slots, decode one token for each, give them out; until no more work comes."""
-        cache: Tokens = np.zeros(self.slots, np.int64)
+        device = devices.actor("auto")
+        cache = jnp.zeros(self.slots, jnp.int32)
         active: dict[int, ps.StreamWork[Prompt, int]] = {}
         while True:
             free = [slot for slot in range(self.slots) if slot not in active]
             fresh = [] if active else [await inbox.get()]
             fresh += inbox.get_nowait(len(free) - len(fresh))
             for slot, work in zip(free, fresh, strict=False):
-                prefill(cache, slot, work.value.tokens)
+                cache = await device.run(prefill, cache, slot, work.value.tokens, donate_argnums=(0,), ready=False)
                 active[slot] = work
             self.record(active, len(inbox))
-            await asyncio.sleep(self.step_seconds)  # the time of a device, while which others run
-            cache = step(cache)
+            await asyncio.sleep(self.step_seconds)  # the time that a larger model takes
+            cache, tokens = await device.run(step, cache, donate_argnums=(0,))
             for slot, work in list(active.items()):
-                token = int(cache[slot])
+                token = int(tokens[slot])
                 if work.cancelled or token == END:
                     work.finish()
                 elif work.put_nowait(token):
@@ -102,7 +110,8 @@ class Decoder(ps.StreamActor[Prompt, int]):
 @ps.node
 def tokenize(client: str, text: str) -> Prompt:
     """Make tokens of a text."""
-    return Prompt(client, np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64))
+    tokens = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
+    return Prompt(client, np.pad(tokens[:MAX_PROMPT], (0, max(MAX_PROMPT - len(tokens), 0))))
 
 
 @ps.node

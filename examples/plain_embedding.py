@@ -6,6 +6,7 @@ Nothing here uses Penstock: it is what the graph in `semantic_search.py` is meas
 # The types of JAX leave parameters of some functions open.
 # pyright: reportUnknownMemberType=false
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -16,10 +17,12 @@ from tokenizers import Tokenizer
 
 from examples.minilm import DIMENSIONS, Array, Parameters, encode
 
-# Lengths 2, 4 and 8 would be up to 18 programs more, at half a second each. They would save a text of 2 tokens 0.4 of
-# its time when it is alone, and texts of 8 tokens half of it in a batch of 32 (on CPU), but few texts are that short.
-MIN_LENGTH = 16
-MAX_BATCH = 32
+# What texts and batches are padded to: ten programs, at half a second each. Few texts are shorter than 16 tokens, and
+# most batches are full, or the query of one person. On two cores, batches of more than 16 gave no more texts a second,
+# and whoever interrupts waits for the one that runs.
+LENGTHS = (16, 32, 64, 128, 256)
+BATCH_SIZES = (1, 16)
+MAX_BATCH = BATCH_SIZES[-1]
 
 encode_batch: Callable[[Parameters, Array, Array], jax.Array] = jax.jit(jax.vmap(encode, in_axes=(None, 0, 0)))
 
@@ -27,8 +30,8 @@ encode_batch: Callable[[Parameters, Array, Array], jax.Array] = jax.jit(jax.vmap
 def embed_plain(parameters: Parameters, tokenizer: Tokenizer, texts: Sequence[str]) -> npt.NDArray[np.float32]:
     """Return the vectors of texts, in their order.
 
-    Texts are batched with those of about their length. Lengths and sizes of batches are rounded up to powers of two,
-    so there are at most 30 programs to compile, whatever the texts.
+    Texts are batched with those of about their length. Lengths and sizes of batches are rounded up to one of a few, so
+    there are at most ten programs to compile, whatever the texts.
 
     Args:
         parameters: From `load_parameters`; placed on a device, which takes no time if they are there already.
@@ -42,7 +45,7 @@ def embed_plain(parameters: Parameters, tokenizer: Tokenizer, texts: Sequence[st
     tokens = [np.array(encoding.ids, np.int32) for encoding in tokenizer.encode_batch(list(texts))]
     numbers_by_length: defaultdict[int, list[int]] = defaultdict(list)
     for number, each in enumerate(tokens):
-        numbers_by_length[max(MIN_LENGTH, round_up(len(each)))].append(number)
+        numbers_by_length[round_up(len(each), LENGTHS)].append(number)
     vectors = np.empty((len(texts), DIMENSIONS), np.float32)
     for length, numbers in numbers_by_length.items():
         for start in range(0, len(numbers), MAX_BATCH):
@@ -53,12 +56,12 @@ def embed_plain(parameters: Parameters, tokenizer: Tokenizer, texts: Sequence[st
 
 
 def pad(tokens: Sequence[npt.NDArray[np.int32]], length: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """Stack texts of at most `length` tokens, and as many empty ones as round the batch up to a power of two.
+    """Stack texts of at most `length` tokens, and as many empty ones as round the batch up.
 
     Returns:
         The tokens, int32 [batch, length], and where they are no padding, bool [batch, length].
     """
-    shape = (round_up(len(tokens)), length)
+    shape = (round_up(len(tokens), BATCH_SIZES), length)
     padded, mask = np.zeros(shape, np.int32), np.zeros(shape, np.bool_)
     for row, each in enumerate(tokens):
         padded[row, : len(each)] = each
@@ -66,6 +69,6 @@ def pad(tokens: Sequence[npt.NDArray[np.int32]], length: int) -> tuple[npt.NDArr
     return padded, mask
 
 
-def round_up(size: int) -> int:
-    """Return the power of two that is not below a size of at least 1."""
-    return 1 << (size - 1).bit_length()
+def round_up(size: int, sizes: Sequence[int]) -> int:
+    """Return the first of some ascending sizes that is not below a size; there is one."""
+    return sizes[bisect_left(sizes, size)]

@@ -1,22 +1,182 @@
-"""Embed sentences with all-MiniLM-L6-v2: vectors whose scalar product says how close two sentences are in meaning.
+"""Search Python code by meaning: the standard library of this interpreter, or any folder.
 
-python examples/semantic_search.py --embed sentences.json --out vectors.npy
+    python examples/semantic_search.py                                 fill two indexes, then ask them at a prompt
+    python examples/semantic_search.py ~/project --query "try again later"
+    python examples/semantic_search.py --embed sentences.json --out vectors.npy
+
+Files are read in threads and parsed in processes; what they define is embedded on a device, in batches; one index ranks
+by meaning and one by keywords, side by side. Then a deployment answers many callers at once.
 """
 
+import signal
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # then the path has this file's folder, and not the one in which `examples` is
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda _signal, _frame: sys.exit(130))  # until `main` handles Ctrl-C: no traceback
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # there is this file's folder, and not the one of `examples`
 
+# Every worker process imports this file, so JAX is imported where it is used.
 import argparse
+import asyncio
 import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from itertools import cycle, islice
+from time import perf_counter
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
+from rich.markup import escape
+from rich.table import Table
+
+from examples.search_job import (
+    Job,
+    begin,
+    compare,
+    console,
+    follow,
+    inboxes,
+    prompt,
+    questions,
+    read_options,
+    reporting_interrupts,
+    show_found,
+)
+from penstock import engine, telemetry
+
+if TYPE_CHECKING:
+    from examples.code_search import Definition
+    from examples.semantic_index import Answer
+
+SAMPLE_QUERIES = (
+    "which values occur most often",
+    "delete a folder and all that is in it",
+    "how long does a piece of code take",
+    "a temporary folder that is removed in the end",
+    "make text safe to put into a web page",
+    "wait until several tasks are done",
+)
+CALLERS = 64
+
+
+# --- Search ---
+
+
+async def serve(job: Job, queries: Sequence[str], *, everything: bool) -> None:
+    """Fill the indexes, then answer: the queries, or without any those of the person at the prompt."""
+    from examples.embedding import encode
+    from examples.semantic_index import ask, fill
+
+    console.print("The weights of the model are read ...")
+    async with engine.deploy(ask, fill, max_in_flight=CALLERS) as service:
+        job.began = perf_counter()
+        calls = (fill(path, everything) for path in job.paths)
+        with telemetry.profile() as profile:
+            async with service.stream(calls, ordered=False, max_in_flight=CALLERS) as filling:
+
+                def now() -> str:
+                    statistics = filling.statistics()
+                    texts = sum(node.completed for node in statistics.actors if node.node == encode.name)
+                    rate, programs = texts / (perf_counter() - job.began), encode.compile_statistics().programs
+                    embedded = f"{texts:,} texts embedded, {rate:.0f}/s, by {programs} compiled programs"
+                    return f"{embedded}\n{inboxes(statistics, fill.name)}"
+
+                await follow(job, filling, now)
+        await service("")  # the first query ranks everything
+        job.seconds = perf_counter() - job.began
+        show_found(job, profile.verdict)
+        answers = await ask_at_once(service, queries or SAMPLE_QUERIES)
+        for query in queries:
+            show_answer(job, query, answers[query])
+        while not queries and (query := await prompt()):
+            show_answer(job, query, await service(query))
+        console.print("", service.statistics())
+
+
+async def ask_at_once(service: "engine.Service[[str], Answer]", queries: Sequence[str]) -> "dict[str, Answer]":
+    """Ask for so many callers at a time, and return the answers."""
+    asked = list(islice(cycle(queries), CALLERS))
+    began = perf_counter()
+    answers = await asyncio.gather(*map(service, asked))
+    seconds = perf_counter() - began
+    console.print(f"[bold]{CALLERS} callers at once[/] had their answers after {seconds:.2f} s")
+    return dict(zip(asked, answers, strict=True))
+
+
+def run_plain_loop(job: Job, *, everything: bool) -> None:
+    """Do the same without an engine: a node that is called outside of a graph is just its function."""
+    from examples import minilm
+    from examples.code_search import Definition, Index, parse, read
+    from examples.plain_embedding import embed_plain
+    from examples.semantic_index import Meanings, choose, describe
+
+    job.began = perf_counter()
+    model = minilm.find_model()
+    chosen: list[Definition] = []
+    for path in job.paths:
+        try:
+            found = choose(parse(path, read(path)), everything)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one file, the others are indexed
+            job.count(path, None, error)
+        else:
+            job.count(path, len(found))
+            chosen += found
+    vectors = embed_plain(
+        minilm.load_parameters(model), minilm.load_tokenizer(model), [describe(each) for each in chosen]
+    )
+    keywords, meanings = Index(), Meanings()
+    keywords(chosen)
+    meanings(chosen, list(vectors))
+    keywords("")
+    job.seconds = perf_counter() - job.began
+
+
+def is_public(path: Path) -> bool:
+    """Whether a module is one that others use: no test, and none whose name begins with an underscore."""
+    return not any(
+        part in ("test", "tests") or part.startswith("test_") or (part.startswith("_") and part != "__init__.py")
+        for part in path.parts
+    )
+
+
+def search(options: argparse.Namespace) -> int:
+    jobs = [Job(options.folder)]
+    everything: bool = options.all
+    with reporting_interrupts(jobs):
+        if not begin(jobs[0], options.limit, (lambda _path: True) if everything else is_public):
+            return 1
+        if not everything:
+            console.print("Searched are public functions and classes with a docstring; --all searches everything.")
+        console.print("JAX is imported ...")
+        from examples.semantic_index import ask, fill
+
+        console.print(f"\n{fill}\n\n{ask}\n", markup=False, soft_wrap=True)
+        asyncio.run(serve(jobs[0], questions(options, SAMPLE_QUERIES), everything=everything))
+        if options.compare:
+            compare(jobs, lambda job: run_plain_loop(job, everything=everything))
+    return 0
+
+
+def show_answer(job: Job, query: str, answer: "Answer") -> None:
+    by_meaning, by_keyword = answer
+    table = Table(title=f"\n{escape(query)}", title_justify="left", title_style="bold", box=None, expand=True)
+    for title in ("by meaning", "by keyword"):
+        table.add_column(title, ratio=1, no_wrap=True, overflow="ellipsis", header_style="dim", justify="left")
+    left = [shown(job, found, f"{closeness:.2f} ") for found, closeness in by_meaning] or ["[dim]nothing fits[/]"]
+    right = [shown(job, found) for found in by_keyword] or ["[dim]nothing fits[/]"]
+    for row in range(max(len(left), len(right))):
+        table.add_row(*("".join(column[row : row + 1]) for column in (left, right)))
+    console.print(table)
+
+
+def shown(job: Job, found: "Definition", before: str = "") -> str:
+    where = f"{before}[cyan]{job.short(found.path)}:{found.line}[/]  {escape(found.signature)}"
+    return f"{where}\n[dim]{' ' * len(before)}{escape(found.summary)}[/]"
+
+
+# --- Embed a file of sentences ---
 
 
 def read_sentences(path: Path) -> list[str]:
@@ -43,16 +203,10 @@ def read_sentences(path: Path) -> list[str]:
 
 
 def embed(sentences: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Return the vectors of sentences: float32 [sentences, 384], each of length 1, in their order.
+    """Return the vectors of sentences: float32 [sentences, 384], each of length 1, in their order."""
+    from examples.embedding import embed_all
 
-    Raises:
-        ModuleNotFoundError: The weights are not installed.
-    """
-    # Not at the top of the file: whoever mistypes a name need not wait for JAX.
-    from examples import minilm, plain_embedding
-
-    model = minilm.find_model()
-    return plain_embedding.embed_plain(minilm.load_parameters(model), minilm.load_tokenizer(model), sentences)
+    return asyncio.run(embed_all(sentences))
 
 
 @contextmanager
@@ -66,24 +220,31 @@ def refusing(parser: argparse.ArgumentParser, attempt: str) -> Generator[None]:
         parser.error(f"cannot {attempt}: {error}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Embed sentences by their meaning.")
-    parser.add_argument("--embed", type=Path, required=True, metavar="FILE", help="a JSON list of strings")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the vectors go, as .npy")
-    options = parser.parse_args(arguments)
-    with refusing(parser, f"embed {options.embed}"):
-        sentences = read_sentences(options.embed)
+def embed_file(parser: argparse.ArgumentParser, source: Path, target: Path) -> int:
+    with refusing(parser, f"embed {source}"):
+        sentences = read_sentences(source)
     # At once, and not after all the work; whatever is in the file stays there until then.
-    with refusing(parser, f"write {options.out}"), options.out.open("ab"):
+    with refusing(parser, f"write {target}"), target.open("ab"):
         pass
-    try:
-        vectors = embed(sentences)
-    except ModuleNotFoundError as error:
-        parser.error(str(error))
+    vectors = embed(sentences)
     # Given a path, `np.save` would add .npy to one that ends in something else.
-    with refusing(parser, f"write {options.out}"), options.out.open("wb") as file:
+    with refusing(parser, f"write {target}"), target.open("wb") as file:
         np.save(file, vectors)
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Search Python code by meaning, or embed sentences.")
+    parser.add_argument("--all", action="store_true", help="also what is private, nested, or has no docstring")
+    parser.add_argument("--embed", type=Path, metavar="FILE", help="embed a JSON list of strings instead")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where their vectors go, as .npy")
+    options = read_options(parser, arguments)
+    if (options.embed is None) != (options.out is None):
+        parser.error("--embed and --out need each other")
+    try:
+        return search(options) if options.embed is None else embed_file(parser, options.embed, options.out)
+    except ModuleNotFoundError as error:  # JAX, or the weights of the model
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

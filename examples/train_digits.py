@@ -1,7 +1,10 @@
-"""Train a small network on scikit-learn's handwritten digits.
+"""Train a small network on scikit-learn's handwritten digits, in a graph.
 
-python examples/train_digits.py                reaches over 95% on digits that it has never seen
-python examples/train_digits.py --epochs 5
+    python examples/train_digits.py                reaches over 95% on digits that it has never seen
+    python examples/train_digits.py --epochs 5
+
+An async generator makes batches, threads augment them some steps ahead, and a stateful node trains: it owns parameters
+and the optimizer's state, which stay on the device. Two graphs share that node: `learn` trains, `judge` asks it.
 """
 
 # The types of JAX, optax and scikit-learn leave parameters of some functions open, or are missing.
@@ -12,23 +15,30 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import optax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from sklearn.datasets import load_digits
+
+import penstock as ps
+from penstock import devices, engine
 
 SIDE, CLASSES = 8, 10
 HIDDEN = 128
 BATCH_SIZE = 64
+PREFETCH = 4  # batches that are ready before they are needed
 HELD_OUT = 0.2
 SEED = 0
 
 Images = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int32]
+Array = jax.Array | npt.NDArray[Any]  # what a device takes
 
 
 class Digits(NamedTuple):
@@ -55,23 +65,40 @@ def take(digits: Digits, numbers: npt.NDArray[np.int64]) -> Digits:
 # --- What feeds the training ---
 
 
-def augment(image: Images, random: np.random.Generator) -> Images:
+class Batch(NamedTuple):
+    """Some digits to learn from, and how many batches came before."""
+
+    number: int
+    digits: Digits
+
+
+@ps.node
+async def batches(digits: Digits, epochs: int) -> AsyncIterator[Batch]:
+    """Yield all digits in batches of one size, for each epoch in a new order; those that fill none are left out."""
+    random = np.random.default_rng(SEED)
+    number = 0
+    for _ in range(epochs):
+        order = random.permutation(len(digits.labels))
+        for start in range(0, len(order) - BATCH_SIZE + 1, BATCH_SIZE):
+            yield Batch(number, take(digits, order[start : start + BATCH_SIZE]))
+            number += 1
+
+
+@ps.node(runs_on="thread", concurrency=2)
+def augment(batch: Batch) -> Digits:
+    """Move digits; which ones and where to depends on the number of the batch, and not on which thread is first."""
+    random = np.random.default_rng((SEED, batch.number))
+    images, labels = batch.digits
+    return Digits(np.stack([moved(image, random) for image in images]), labels)
+
+
+def moved(image: Images, random: np.random.Generator) -> Images:
     """Return an image, every second one moved by up to one pixel each way: the same digit, and yet another one."""
     if random.random() < 0.5:  # a pixel is much of eight: moved all the time, fewer are right in the end
         return image
     down, right = random.integers(0, 3, 2)
-    moved: Images = np.pad(image, 1)[down : down + SIDE, right : right + SIDE]
-    return moved
-
-
-async def batches(digits: Digits, epochs: int) -> AsyncIterator[Digits]:
-    """Yield all digits in batches of one size, for each epoch in a new order; those that fill none are left out."""
-    random = np.random.default_rng(SEED)
-    for _ in range(epochs):
-        order = random.permutation(len(digits.labels))
-        for start in range(0, len(order) - BATCH_SIZE + 1, BATCH_SIZE):
-            images, labels = take(digits, order[start : start + BATCH_SIZE])
-            yield Digits(np.stack([augment(image, random) for image in images]), labels)
+    cut: Images = np.pad(image, 1)[down : down + SIDE, right : right + SIDE]
+    return cut
 
 
 # --- The model ---
@@ -98,17 +125,17 @@ def create_parameters() -> Parameters:
     ]
 
 
-def classify(parameters: Parameters, images: jax.Array) -> jax.Array:
+def classify(parameters: Parameters, images: Array) -> jax.Array:
     """Return a score for each class: [images, 8, 8] gives [images, 10]."""
     *hidden, last = parameters
-    values = images.reshape(len(images), SIDE * SIDE)
+    values = jnp.reshape(images, (-1, SIDE * SIDE))
     for layer in hidden:
         values = jax.nn.relu(values @ layer.kernel + layer.bias)
     return values @ last.kernel + last.bias
 
 
 def train_step(
-    parameters: Parameters, optimizer_state: Any, images: jax.Array, labels: jax.Array
+    parameters: Parameters, optimizer_state: Any, images: Array, labels: Array
 ) -> tuple[Parameters, Any, jax.Array]:
     """Learn from one batch.
 
@@ -133,37 +160,73 @@ def train_step(
     return updated, optimizer_state, loss
 
 
-def count_right(parameters: Parameters, images: jax.Array, labels: jax.Array) -> jax.Array:
+def count_right(parameters: Parameters, images: Array, labels: Array) -> jax.Array:
     """Return how many images are classified as what they show."""
     return (classify(parameters, images).argmax(axis=1) == labels).sum()
 
 
-# --- The job ---
+# --- The graphs ---
 
 
-async def train(feed: AsyncIterator[Digits], report: Callable[[int, float], None]) -> Parameters:
-    """Learn from every batch of a feed; `report` hears the number of each and its loss."""
-    step: Any = jax.jit(train_step, donate_argnums=(0, 1))
-    parameters = create_parameters()
-    state = optimizer.init(parameters)
-    number = 0
-    async for images, labels in feed:
-        parameters, state, loss = step(parameters, state, images, labels)
-        number += 1
-        report(number, float(loss))
-    return parameters
+@ps.node
+class Trainer:
+    """Learns from batches, one at a time. Parameters and the optimizer's state are here alone, so they are donated."""
+
+    async def __aenter__(self) -> Self:
+        self._device = devices.actor("auto")
+        self._parameters: Parameters = await self._device.run(create_parameters)
+        self._state: Any = await self._device.run(optimizer.init, self._parameters)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        del self._parameters, self._state
+
+    async def __call__(self, digits: Digits, judging: bool = False) -> jax.Array:
+        """Return the loss of a batch to learn from, or how many digits are classified as what they show."""
+        if judging:
+            return await self._device.run(count_right, self._parameters, *digits)
+        self._parameters, self._state, loss = await self._device.run(
+            # Not ready: the next step is under way before the loss of this one has been read.
+            train_step, self._parameters, self._state, *digits, donate_argnums=(0, 1), ready=False
+        )  # fmt: skip
+        return loss
 
 
-def evaluate(parameters: Parameters, digits: Digits) -> float:
-    """Return the share of digits that are classified as what they show."""
-    right: jax.Array = jax.jit(count_right)(parameters, digits.images, digits.labels)
-    share: float = right.item() / len(digits.labels)
-    return share
+@ps.node(runs_on="thread")
+def read_number(value: jax.Array) -> float:
+    """Wait for a number of the device."""
+    return float(value)
 
 
-def show(number: int, loss: float) -> None:
-    if number % 50 == 0:
-        print(f"step {number:4}  loss {loss:.3f}")
+trainer = Trainer()
+
+
+@ps.graph
+async def learn(digits: Digits, epochs: int) -> AsyncIterator[float]:
+    """Learn from all digits in each epoch; gives the loss of each batch."""
+    feed = ps.map_each(augment, batches(digits, epochs), concurrency=PREFETCH)
+    return ps.map_each(read_number, ps.map_each(trainer, feed, concurrency=PREFETCH))
+
+
+@ps.graph
+async def judge(digits: Digits) -> float:
+    """Return how many digits are classified as what they show."""
+    return read_number(await trainer(digits, judging=True))
+
+
+async def train(digits: Digits, held_out: Digits, epochs: int, report: Callable[[int, float], None]) -> float:
+    """Learn from digits; `report` hears the number of each step and its loss.
+
+    Returns:
+        The share of held out digits that are then classified as what they show.
+    """
+    async with engine.deploy(learn, judge) as service:
+        async with service.stream(learn(digits, epochs)) as losses:
+            number = 0
+            async for loss in losses:
+                number += 1
+                report(number, loss)
+        return await service.run(judge(held_out)) / len(held_out.labels)
 
 
 def main() -> int:
@@ -173,12 +236,24 @@ def main() -> int:
     if options.epochs < 1:
         parser.error("--epochs must be at least 1")
     digits, held_out = read_digits()
+    console = Console(highlight=False)
+    console.print(f"{learn}\n\n{judge}\n", markup=False, soft_wrap=True)
     began = perf_counter()
-    parameters = asyncio.run(train(batches(digits, options.epochs), show))
+    columns = BarColumn(20), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}")
+    with Progress(*columns, console=console) as bar:
+        steps = options.epochs * (len(digits.labels) // BATCH_SIZE)
+        task = bar.add_task("", total=steps, loss=float("nan"))
+
+        def show(number: int, loss: float) -> None:
+            bar.update(task, completed=number, loss=loss)
+            if number % 50 == 0:
+                bar.console.print(f"step {number:4}  loss {loss:.3f}")
+
+        share = asyncio.run(train(digits, held_out, options.epochs, show))
     seconds = perf_counter() - began
-    share = evaluate(parameters, held_out)
-    print(
-        f"{share:.1%} of {len(held_out.labels)} digits that were held out are right, after {seconds:.1f} s of training"
+    console.print(
+        f"{share:.1%} of {len(held_out.labels)} digits that were held out are right, after {seconds:.1f} s of training",
+        soft_wrap=True,
     )
     return 0
 

@@ -1,15 +1,18 @@
 """The decoder server: every patient client gets its answer, and a slot that is given up is in use at the next step."""
 
+import asyncio
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from examples import decoder_server
 from examples.decoder_server import END, STATES, serve
-from penstock import testing
+from penstock import devices, testing
 
 PROGRAM = Path(decoder_server.__file__)
 
@@ -23,6 +26,19 @@ def answer_to(text: str) -> str:
     return "".join(letters)
 
 
+class NoTimeDevice:
+    """Runs functions at once, so that nothing but virtual time passes: the clock does not know what a device does."""
+
+    async def run(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        return fn(*args)
+
+
+@pytest.fixture
+def no_time_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "actor", lambda _device: NoTimeDevice())
+
+
+@pytest.mark.usefixtures("no_time_device")
 @pytest.mark.parametrize("slots", [1, 8])
 def test_64_clients_of_which_three_misbehave(slots: int) -> None:
     server, (left_at, sleeper, hasty) = testing.run_virtual(lambda: serve(slots, 0.01), timeout_seconds=3600)
@@ -44,6 +60,7 @@ def test_64_clients_of_which_three_misbehave(slots: int) -> None:
     assert 10 < sum("sleeper" in clients for clients in clients_at) < 60
 
 
+@pytest.mark.usefixtures("no_time_device")
 def test_higher_priorities_get_a_slot_first() -> None:
     server, _ = testing.run_virtual(lambda: serve(8, 0.01), timeout_seconds=3600)
     first_step: dict[str, int] = {}
@@ -59,6 +76,16 @@ def test_higher_priorities_get_a_slot_first() -> None:
     favoured = [step for number, step in later.items() if number % 2]
     others = [step for number, step in later.items() if not number % 2]
     assert max(favoured) <= min(others)
+
+
+def test_on_a_device_all_get_the_same_answers_and_no_slot_is_empty_while_somebody_waits() -> None:
+    server, (left_at, sleeper, _) = asyncio.run(serve(8, 0.0005))
+    history = server.history
+    assert server.answers == {f"client {number}": answer_to(f"prompt {number}") for number in range(61)}
+    assert sleeper == "the client is too slow"
+    assert all(None not in slots for slots, waiting in zip(history.steps, history.waiting, strict=True) if waiting)
+    # It leaves while a step is under way, which may be one later than the one it saw: a device takes its time.
+    assert not any("leaver" in slots for slots in history.steps[left_at + 1 :])
 
 
 def test_the_program_says_how_it_went() -> None:

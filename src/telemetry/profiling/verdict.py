@@ -115,7 +115,7 @@ def find_verdict(evidence: Evidence) -> Verdict:
 
 def _places(sums: Sums) -> Iterator[_Candidate]:
     for group in sums.groups.values():
-        if group.busy:
+        if any(group.busy.values()):  # whoever was never busy limits nothing
             yield _Candidate(round(group.utilisation, 2), 2 if group.is_pool else 1, _of_places(sums, group))
 
 

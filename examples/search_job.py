@@ -1,0 +1,195 @@
+"""What the two search programs have in common: files to search, options, progress, Ctrl-C, and reports.
+
+All numbers shown are those that streams and deployments keep anyway.
+"""
+
+import argparse
+import asyncio
+import gc
+import os
+import signal
+import sys
+import sysconfig
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import anyio
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from penstock import engine, telemetry
+
+SKIPPED = 5  # shown of the files that were skipped
+
+console = Console(highlight=False)
+
+
+@dataclass
+class Job:
+    """What is to be done, and what has been."""
+
+    root: Path
+    paths: list[Path] = field(default_factory=list[Path])
+    files: int = 0
+    found: int = 0
+    skipped: list[tuple[Path, Exception]] = field(default_factory=list[tuple[Path, Exception]])
+    began: float = field(default_factory=perf_counter)
+    seconds: float = 0.0  # until everything was found and ranked
+
+    def count(self, path: Path, found: int | None, error: Exception | None = None) -> None:
+        self.files += 1
+        self.found += found or 0
+        if error is not None:
+            self.skipped.append((path, error))
+
+    def short(self, path: Path) -> str:
+        return escape(str(path.relative_to(self.root)))
+
+
+def look_for_files(root: Path, limit: int | None, is_wanted: Callable[[Path], bool]) -> list[Path]:
+    """Return the Python files of a folder that are wanted, at most `limit`; report folders that cannot be read."""
+    paths: list[Path] = []
+    for folder, subfolders, files in os.walk(root, onerror=lambda error: show_left_out(root, error)):
+        subfolders[:] = sorted(name for name in subfolders if name not in ("site-packages", "__pycache__"))
+        found = sorted(Path(folder, name) for name in files if name.endswith(".py"))
+        paths += [path for path in found if is_wanted(path.relative_to(root))]
+        if limit is not None and len(paths) >= limit:
+            break
+    return paths[:limit]
+
+
+async def follow(job: Job, filling: engine.Stream[int], now: Callable[[], str]) -> None:
+    """Count what a stream has done, and show how it gets on."""
+    columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[now]}")
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=len(job.paths), now="worker processes start ...")
+
+        def show() -> None:
+            rate = job.files / (perf_counter() - job.began)
+            bar.update(task, completed=job.files, now=f"{rate:.0f} files/s  {now()}")
+
+        async def keep_showing() -> None:  # also while nothing is done
+            while True:
+                await asyncio.sleep(0.25)
+                show()
+
+        showing = asyncio.create_task(keep_showing())
+        try:
+            async for outcome in filling.outcomes():
+                job.count(job.paths[outcome.index], outcome.value, outcome.error)
+                show()
+        finally:
+            showing.cancel()
+
+
+# --- The program ---
+
+
+def read_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(sysconfig.get_path("stdlib")))
+    parser.add_argument("--query", action="append", help="answer this instead of prompting; repeatable")
+    parser.add_argument("--limit", type=int, metavar="N", help="stop after the first N files")
+    parser.add_argument("--compare", action="store_true", help="run the same job as a plain loop as well")
+    options = parser.parse_args(arguments)
+    if not options.folder.is_dir():
+        parser.error(f"{options.folder} is not a folder")
+    if options.limit is not None and options.limit < 1:
+        parser.error("--limit must be at least 1")
+    return options
+
+
+def questions(options: argparse.Namespace, samples: Sequence[str]) -> Sequence[str]:
+    """Return what to answer; nothing if there is somebody to ask for it."""
+    is_interactive = sys.stdin and sys.stdin.isatty() and console.is_terminal and not options.compare
+    return options.query or (() if is_interactive else samples)
+
+
+@contextmanager
+def reporting_interrupts(jobs: Sequence[Job]) -> Generator[None]:
+    """Let Ctrl-C end the program with a report of the last of some jobs."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the report is left
+        show_interrupted(jobs[-1])
+        sys.exit(130)
+
+
+def begin(job: Job, limit: int | None, is_wanted: Callable[[Path], bool] = lambda _path: True) -> bool:
+    """Look for the files of a job, and return whether there are any; `is_wanted` is asked for paths in its folder."""
+    job.paths = look_for_files(job.root, limit, is_wanted)
+    console.print(f"[bold]{len(job.paths):,} Python files[/] in {escape(str(job.root))}")
+    if not job.paths:
+        console.print("[red]There is nothing to search.[/]")
+    return bool(job.paths)
+
+
+def compare(jobs: list[Job], run_plain: Callable[[Job], None]) -> None:
+    """Do a job once more, as a plain loop."""
+    gc.collect()  # what the pipeline has left is not to be paid for by the loop
+    console.print("\nNow the same as a plain loop, whose files are in the page cache already ...")
+    [pipeline] = jobs
+    jobs.append(Job(pipeline.root, pipeline.paths))
+    run_plain(jobs[-1])
+    show_comparison(pipeline, jobs[-1])
+
+
+# --- The display ---
+
+
+async def prompt() -> str:
+    console.print("\n[bold cyan]search ❯[/] ", end="")
+    await anyio.wait_readable(sys.stdin)  # a terminal hands over whole lines, so this holds up nobody
+    return sys.stdin.readline().strip()
+
+
+def line(text: str) -> None:
+    console.print(text, no_wrap=True, overflow="ellipsis")
+
+
+def show_left_out(root: Path, error: OSError) -> None:
+    line(f"[yellow]A folder is left out:[/] {escape(f'{os.path.relpath(error.filename, root)}: {error.strerror}')}")
+
+
+def show_found(job: Job, verdict: telemetry.Verdict) -> None:
+    console.print(f"[bold]{job.found:,} functions and classes[/] found and ranked in {job.seconds:.1f} s")
+    console.print(f"{verdict}.")
+    if job.skipped:
+        console.print(f"[yellow]{counted(len(job.skipped), 'file')} skipped:[/]")
+    for path, error in job.skipped[:SKIPPED]:
+        line(f"  {job.short(path)}  [dim]{escape(f'{type(error).__name__}: {error}')}[/]")
+    if len(job.skipped) > SKIPPED:
+        console.print(f"  [dim]and {len(job.skipped) - SKIPPED} more[/]")
+
+
+def inboxes(filled: engine.StreamStatistics, *graphs: str) -> str:
+    """Show how many items wait for each node of some graphs, red where there is no room for more."""
+    shown = [(node.node, node.inbox.depth, node.inbox.capacity) for node in filled.actors if node.graph in graphs]
+    return "in line: " + "  ".join(
+        f"{name} [{'red' if held == room else 'green'}]{held:2}/{room}[/]" for name, held, room in shown
+    )
+
+
+def show_comparison(pipeline: Job, plain: Job) -> None:
+    console.print(
+        f"Pipeline [bold]{pipeline.seconds:.1f} s[/], plain loop [bold]{plain.seconds:.1f} s[/]: "
+        f"{pipeline.seconds / plain.seconds:.2f} times as long, on {os.cpu_count()} cores."
+    )
+    same = (plain.found, len(plain.skipped)) == (pipeline.found, len(pipeline.skipped))
+    console.print("Both found the same." if same else "[red]They did not find the same.[/]")
+
+
+def show_interrupted(job: Job) -> None:
+    console.print(
+        f"\n[yellow]Interrupted[/] after {perf_counter() - job.began:.1f} s: {job.files:,} of "
+        f"{counted(len(job.paths), 'file')} done, {job.found:,} functions and classes found, {len(job.skipped)} skipped"
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun} was" if number == 1 else f"{number:,} {noun}s were"
