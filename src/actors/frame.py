@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 State = Literal["running", "done", "failed", "cancelled"]
 
 _MARK = "__penstock_item__"
+_BLAMED = "__penstock_node__"
 
 # What a terminal frame holds, whoever still refers to it.
 NOTHING: list[Any] = []
@@ -312,7 +313,8 @@ class Frame:
         object would collect the notes of all of them.
         """
         error = plain_error(error, f"node {actor.label(error)!r}")
-        where = f"in node {actor.label(error)!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
+        label = getattr(error, _BLAMED, None) or actor.label(error)
+        where = f"in node {label!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
         root = self.root
         owner, first_traceback = getattr(error, _MARK, (None, None))
         if owner is not None and owner is not root.identity and isinstance(error, Exception):
@@ -330,6 +332,12 @@ class Frame:
         except Exception:  # noqa: BLE001 - an exception that refuses attributes goes without
             pass
         return error
+
+
+def blame(error: BaseException, label: str) -> None:
+    """Say in which node of a frame an error was caused that another one will raise; the first to say it is right."""
+    if not hasattr(error, _BLAMED):
+        setattr(error, _BLAMED, label)
 
 
 def plain_error(error: Any, origin: str) -> Any:

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from ..engine.engine import default_engine
+from .jax_import import require_jax
 from .parameter_names import parameter_names
 
 if TYPE_CHECKING:
@@ -25,7 +26,11 @@ def actor(device: "str | Device | DeviceMesh | jax.sharding.Mesh", /) -> "Device
 
     Args:
         device: which one, as `select` takes it.
+
+    Raises:
+        MissingExtraError: JAX is not installed.
     """
+    require_jax()
     return DeviceActor(device)
 
 

@@ -1,7 +1,7 @@
 """Arguments: what callers pass to a device node, as the arguments of its program."""
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, cast
 
 from ..actors.batch import Batch
@@ -9,6 +9,7 @@ from .batch_job import BatchItem
 from .configuration import current
 from .masks import mask_parameters
 from .stacking import Stacker
+from .untyped_jax import jax
 
 _UNSUPPORTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -101,6 +102,20 @@ class Arguments:
             _static(value) if i in self.static else id(value) for i, value in zip(self.shared, shared, strict=True)
         ]
         return BatchItem(item, shared), (item.signature, *versions)
+
+    def positions(self, names: Iterable[str]) -> tuple[int, ...]:
+        """Return the positions of parameters."""
+        return tuple(sorted(self.names.index(name) for name in names))
+
+    def size_bytes(self, values: tuple[Any, ...]) -> int:
+        """Return the bytes of the arrays among the arguments, without those that lie on the device for good."""
+        size = 0
+        for position, value in enumerate(values):
+            if position in self.shared:
+                continue
+            leaves = (value,) if hasattr(value, "nbytes") else jax.tree.leaves(value)
+            size += sum([getattr(leaf, "nbytes", 0) for leaf in leaves])
+        return size
 
     def call(self, fn: Callable[..., Any], values: tuple[Any, ...], masks: tuple[Any, ...] = ()) -> Any:
         """Call the function with arguments in the order of the parameters."""

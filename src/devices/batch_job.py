@@ -7,6 +7,7 @@ from typing import Any
 from .buckets import batch_size
 from .compiling import Program
 from .device_call import DeviceCall
+from .failed_arrays import ORIGINS
 from .jobs import Job, Route
 from .stacking import Item, Stacked, Stacker, on_host, split
 
@@ -78,7 +79,7 @@ class BatchJob(Job):
         layout: BatchLayout,
         size: int | None = None,
     ) -> None:
-        super().__init__(program, route, calls, lambda _: on_over(self))
+        super().__init__(program, route, calls, on_over)
         self._layout = layout
         self._size = size or batch_size(len(calls), layout.sizes)
         self.stacked: Stacked | None = None
@@ -86,9 +87,27 @@ class BatchJob(Job):
     def arguments(self) -> tuple[Any, ...]:
         """Stack the arguments of the calls."""
         layout = self._layout
-        items: list[BatchItem] = [call.args[0] for call in self.calls]
-        self.stacked = stacked = layout.stacker.stack([on_host(one.item) for one in items], self._size)
-        return self._place(layout.arguments(stacked, items[0].shared), layout.parameters)
+        shared = self.calls[0].args[0].shared
+        self.stacked = stacked = layout.stacker.stack(self._items(), self._size)
+        return self._place(layout.arguments(stacked, shared), layout.parameters)
+
+    def _items(self) -> list[Item]:
+        """Return what is to be stacked. Where an array of a call is an error, that call fails alone."""
+        items: list[Item] = []
+        calls, self.calls = self.calls, []
+        failed: BaseException | None = None
+        for call in calls:
+            item: Item = call.args[0].item
+            try:
+                items.append(on_host(item))
+                self.calls.append(call)
+            except Exception as error:  # noqa: BLE001 - whatever the computation of an argument has raised
+                failed = ORIGINS.cause_of(error.with_traceback(None), item.arrays)
+                self._route.mailbox.post(call.fail, failed)
+        if not items:
+            assert failed is not None
+            raise failed
+        return items
 
     def results_of(self, given: Any) -> list[Any]:
         """Split what the program gave into rows."""

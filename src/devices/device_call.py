@@ -21,14 +21,16 @@ class DeviceCall:
         priority: higher first.
         deadline: when nobody will wait for it any more, in the loop's time.
         group: calls of one group may run together.
+        label: of the node in its graph; None for what is no node.
+        size_bytes: of the arguments that may have to be transferred.
         arrived_at: when it began to wait, in the loop's time.
         started: whether it was handed to the device, and cannot be taken back.
         returned: whether the device has nothing to do with it any more.
     """
 
     __slots__ = (
-        "_on_returned", "args", "arrived_at", "deadline", "group", "hands_on", "priority", "program", "result",
-        "returned", "started",
+        "_on_returned", "args", "arrived_at", "deadline", "group", "hands_on", "label", "priority", "program", "result",
+        "returned", "size_bytes", "started",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +43,8 @@ class DeviceCall:
         priority: int = 0,
         deadline: float | None = None,
         group: Hashable = None,
+        label: str | None = None,
+        size_bytes: int = 0,
     ) -> None:
         self.program = program
         self.args: tuple[Any, ...] = args
@@ -49,6 +53,8 @@ class DeviceCall:
         self.priority = priority
         self.deadline = deadline
         self.group = group
+        self.label = label
+        self.size_bytes = size_bytes
         self.arrived_at = loop.time()
         self.started = False
         self.returned = False
@@ -81,6 +87,10 @@ class DeviceCall:
     def drop(self) -> None:
         """Forget it: it will not run."""
         self.result.cancel()
+        self._return()
+
+    def expire(self) -> None:
+        """Forget it: it will not run. Its caller is released by its own deadline, which says more."""
         self._return()
 
     def abandon(self) -> bool:

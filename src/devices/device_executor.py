@@ -40,6 +40,11 @@ class DeviceExecutor:
 
         return (fuse_regions,)
 
+    @property
+    def takes_unready(self) -> bool:
+        """Unless they are stacked, for which they have to be there."""
+        return self.programs.options.batch is None
+
     def check_reload(self, old: Any, new: Any) -> None:
         """Refuse parameters that would need another program.
 
@@ -83,6 +88,7 @@ class DeviceExecutor:
         """Return what runs one item on the device."""
         programs, options = self.programs, self.programs.options
         arguments = programs.arguments(site.resources)
+        donated = arguments.positions(site.owned) if programs.options.donate and programs.options.batch is None else ()
 
         async def run_on_device(
             worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -92,8 +98,11 @@ class DeviceExecutor:
             if stations is None:
                 stations = await pool.open(options.device, options.replicas)
             station = stations[0]
-            use = station.use(programs, site.resources, stations)
-            call = use.call(arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=site.is_handed_on)
+            use = station.use(programs, site.resources, stations, donated)
+            call = use.call(
+                arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=site.is_handed_on,
+                label=site.label,
+            )  # fmt: skip
             worker.outside_call = call
             return await station.run(use.lane, call)
 

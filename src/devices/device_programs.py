@@ -67,7 +67,7 @@ class DevicePrograms:
         # A region belongs to the plans that have it.
         self._shared: WeakSet[DevicePrograms] = WeakSet()
         self._arguments: dict[frozenset[str], Arguments] = {}
-        self._programs: dict[tuple[Placement, frozenset[str]], Program] = {}
+        self._programs: dict[tuple[Placement, frozenset[str], tuple[int, ...]], Program] = {}
         self._specs = Specs(
             name, options.device, self.arguments(frozenset()).names, options.in_specs, options.out_specs
         )
@@ -88,11 +88,11 @@ class DevicePrograms:
             found = self._arguments[resources] = Arguments(self.name, self.fn, options.static, resources, options.batch)
         return found
 
-    def program(self, placement: "Placement", resources: frozenset[str]) -> "Program":
-        """Return the program for a device, where these parameters come from resources."""
-        key = placement, resources
+    def program(self, placement: "Placement", resources: frozenset[str], donated: tuple[int, ...] = ()) -> "Program":
+        """Return the program for a device, with these parameters from resources, and these arguments donated."""
+        key = placement, resources, donated
         if key not in self._programs:
-            self._programs[key] = self._make(placement, self.arguments(resources))
+            self._programs[key] = self._make(placement, self.arguments(resources), donated)
         return self._programs[key]
 
     def batch_sizes(self, batch: Batch, resources: frozenset[str]) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ class DevicePrograms:
         arguments = self.arguments(resources)
         return batch_sizes(batch, self._specs.row_multiple(arguments.names[i] for i in arguments.stacked))
 
-    def _make(self, placement: "Placement", arguments: Arguments) -> "Program":
+    def _make(self, placement: "Placement", arguments: Arguments, donated: tuple[int, ...]) -> "Program":
         from .compiling import Program
 
         options, specs = self.options, self._specs
@@ -113,6 +113,7 @@ class DevicePrograms:
             self.name,
             (*arguments.names, *arguments.masks),
             placement,
+            donated,
             static_argnums=arguments.static,
             in_specs=tuple(in_specs),
             out_specs=specs.result,

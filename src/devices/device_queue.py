@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from .._errors import EngineClosedError, Overloaded
@@ -12,6 +13,10 @@ from .gathering import Gathering
 
 # Jobs of all nodes that the device's thread holds ahead.
 DEFAULT_WINDOW = 32
+
+# Of arguments that the device's thread holds ahead, of all nodes. A batch that takes long to transfer is as large as
+# this, or smaller: 256 MB are 20 ms and more over PCIe, and a small part of the memory of a device.
+DEFAULT_WINDOW_BYTES = 256 * 1024 * 1024
 
 
 class Start(Protocol):
@@ -75,17 +80,26 @@ class DeviceQueue:
         name: of the device.
         loop: the event loop.
         window: the most jobs that the device holds.
+        window_bytes: of their arguments; once the device holds as much, it gets no more until one has ended.
 
     Attributes:
         running: jobs that it holds.
     """
 
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, window: int = DEFAULT_WINDOW) -> None:
+    def __init__(
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        window: int = DEFAULT_WINDOW,
+        window_bytes: int = DEFAULT_WINDOW_BYTES,
+    ) -> None:
         self._name = name
         self._loop = loop
         self._window = window
+        self._window_bytes = window_bytes
         self._busy: dict[Lane, None] = {}  # those with calls that wait
         self.running = 0
+        self._held_bytes = 0
         self._look_armed = False
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -117,8 +131,7 @@ class DeviceQueue:
     def withdraw(self, lane: Lane, call: DeviceCall) -> None:
         """Nobody waits for a call any more: free its place at once, unless it runs."""
         if not call.started and not call.returned:
-            lane.waiting.discard(call)
-            _forget_if_empty(lane)
+            self._take_out(lane, call)
             call.drop()
 
     def returned(self, lane: Lane) -> None:
@@ -170,13 +183,16 @@ class DeviceQueue:
             return
         now = max(self._loop.time(), due)  # a timer may run a clock's tick too early
         before = self.running
-        while self.running < self._window and (found := self._next(now)) is not None:
+        while self._has_room and (found := self._next(now)) is not None:
             lane, calls = found
             lane.free -= 1
             lane.served += len(calls)
             self.running += 1
             for call in calls:
                 call.started = True
+                if call.size_bytes:
+                    self._held_bytes += call.size_bytes
+                    call.then(partial(self._returned_bytes, call.size_bytes))
             lane.start(calls)
         if self.running != before:
             self._tell_replicas()
@@ -201,21 +217,33 @@ class DeviceQueue:
     def _is_wanted(self, call: DeviceCall, now: float) -> bool:
         if call.is_wanted(now):
             return True
-        call.drop()  # it has expired: it costs the device nothing
+        call.expire()  # it costs the device nothing
         return False
+
+    @property
+    def _has_room(self) -> bool:
+        return self.running < self._window and self._held_bytes < self._window_bytes
+
+    def _returned_bytes(self, size_bytes: int) -> None:
+        self._held_bytes -= size_bytes
 
     def _drop_unwanted(self, lane: Lane) -> None:
         now = self._loop.time()
         for call in lane.waiting.all():
             if not call.is_wanted(now):
-                self.withdraw(lane, call)
+                self._take_out(lane, call)
+                call.expire()
+
+    def _take_out(self, lane: Lane, call: DeviceCall) -> None:
+        lane.waiting.discard(call)
+        _forget_if_empty(lane)
 
     def _arm_timer(self, now: float) -> None:
         """Look again when the next batch is due, if only time keeps it from running."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.running >= self._window:
+        if not self._has_room:
             return
         times = [due for lane in self._busy if lane.free and (due := lane.waiting.due_at()) is not None]
         if times and min(times) > now:

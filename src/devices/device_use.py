@@ -23,16 +23,23 @@ class DeviceUse:
         stations: the devices.
         programs: what is compiled for the node.
         resources: parameters whose arguments come from resources.
+        donated: positions of the arguments whose memory the result may take.
 
     Attributes:
         lane: what waits there.
     """
 
-    def __init__(self, stations: "tuple[Station, ...]", programs: "DevicePrograms", resources: frozenset[str]) -> None:
+    def __init__(
+        self,
+        stations: "tuple[Station, ...]",
+        programs: "DevicePrograms",
+        resources: frozenset[str],
+        donated: tuple[int, ...] = (),
+    ) -> None:
         options = programs.options
         self._loop = stations[0].loop
         self._stations = stations
-        self._programs = [programs.program(station.placement, resources) for station in stations]
+        self._programs = [programs.program(station.placement, resources, donated) for station in stations]
         self._arguments = arguments = programs.arguments(resources)
         self._layout: BatchLayout | None = None
         if options.batch is not None:
@@ -70,7 +77,13 @@ class DeviceUse:
             future.result()
 
     def call(
-        self, values: tuple[Any, ...], priority: int = 0, deadline: float | None = None, *, hands_on: bool = False
+        self,
+        values: tuple[Any, ...],
+        priority: int = 0,
+        deadline: float | None = None,
+        *,
+        hands_on: bool = False,
+        label: str | None = None,
     ) -> DeviceCall:
         """Return a call with these arguments, one for each parameter.
 
@@ -80,10 +93,15 @@ class DeviceUse:
         """
         if self._layout is None:
             return DeviceCall(
-                self._loop, self._programs[0], values, hands_on=hands_on, priority=priority, deadline=deadline
-            )
+                self._loop, self._programs[0], values, hands_on=hands_on, priority=priority, deadline=deadline,
+                label=label, size_bytes=self._arguments.size_bytes(values),
+            )  # fmt: skip
         item, group = self._arguments.item(values)
-        return DeviceCall(self._loop, self._programs[0], (item,), priority=priority, deadline=deadline, group=group)
+        size_bytes = sum([array.nbytes for array in item.item.arrays])
+        return DeviceCall(
+            self._loop, self._programs[0], (item,), priority=priority, deadline=deadline, group=group,
+            size_bytes=size_bytes,
+        )  # fmt: skip
 
     def _lane(self, station: "Station", program: "Program", options: "DeviceOptions") -> Lane:
         if self._layout is None or options.batch is None:

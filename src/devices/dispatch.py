@@ -7,12 +7,15 @@ the present one runs, also when the next one comes late.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
+from .._errors import ActorRestarted
 from ..actors.threads import before_interpreter_exit
-from .failed_arrays import FailedArrays
+from ..telemetry import logs
+from .failed_arrays import ORIGINS
 from .jax_types import are_ready, wait_until_ready
 
 # Computations in flight. Two overlap the transfer of one with the computation of the other; more only hide how long a
@@ -44,7 +47,7 @@ class Job(Protocol):
         ...
 
 
-_InFlight: TypeAlias = tuple[Job, list[Any]]
+_InFlight: TypeAlias = tuple[Job, list[Any], int]  # with the number of restarts before it
 
 
 class DispatchThread:
@@ -54,9 +57,13 @@ class DispatchThread:
         name: of the device or mesh.
         check: called first, on the thread; what it raises is what every job fails with.
         depth: the most computations in flight.
+
+    Attributes:
+        restarts: how often one of its two threads has died and begun anew.
     """
 
     def __init__(self, name: str, check: Callable[[], None], depth: int = DEFAULT_DEPTH) -> None:
+        self._name = name
         self._check = check
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._in_flight: SimpleQueue[_InFlight | None] = SimpleQueue()
@@ -64,7 +71,7 @@ class DispatchThread:
         # Each is written by one thread only.
         self._handed_over = 0
         self._waited_for = 0
-        self._failed = FailedArrays()
+        self.restarts = 0
         self._on_ended: list[Callable[[], None]] = []
         # No daemons: a daemon thread inside JAX while the interpreter ends aborts the process.
         self._threads = (
@@ -100,48 +107,97 @@ class DispatchThread:
             self._check()
         except Exception as error:  # noqa: BLE001 - a device that cannot be used is what every caller has to know
             begin = _failing(error)
-        while (job := self._jobs.get()) is not None:
-            begin(job)
-            del job  # a thread that waits for the next job must not hold the last one
+        while not self._ran_to_end(lambda: self._take_jobs(begin)):
+            pass
         self._in_flight.put(None)
+
+    def _take_jobs(self, begin: "Callable[[Job], None]") -> None:
+        while (job := self._jobs.get()) is not None:
+            with self._answering_for(job):
+                begin(job)
+            del job  # a thread that waits for the next job must not hold the last one
 
     def _dispatch(self, job: Job) -> None:
         self._room.acquire()
         arrays: list[Any] | None = None
+        is_handed_over = False
         try:
-            if job.begin():
-                arrays = job.dispatch()
-        except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller, not to this thread
-            job.failed(self._failed.cause_of(error, job.inputs()))
-        if arrays is None:
-            self._room.release()
-        elif self._handed_over == self._waited_for and are_ready(arrays):  # what is small has run inline
-            self._wait(job, arrays)
-        else:
+            try:
+                if job.begin():
+                    arrays = job.dispatch()
+            except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller, not to this thread
+                job.failed(ORIGINS.cause_of(error, job.inputs()))
+            if arrays is None:
+                return
+            if self._handed_over == self._waited_for and are_ready(arrays):  # what is small has run inline
+                self._wait(job, arrays, self.restarts)
+                return
             self._handed_over += 1
-            self._in_flight.put((job, arrays))
+            self._in_flight.put((job, arrays, self.restarts))
+            is_handed_over = True
+        finally:
+            if not is_handed_over:
+                self._room.release()
 
     def _wait_for_all(self) -> None:
-        while (found := self._in_flight.get()) is not None:
-            self._wait(*found)
-            self._waited_for += 1
-            del found  # as above
+        while not self._ran_to_end(self._take_in_flight):
+            pass
         self._threads[0].join()
         _running.discard(self)
         for callback in self._on_ended:
             callback()
 
-    def _wait(self, job: Job, arrays: list[Any]) -> None:
+    def _take_in_flight(self) -> None:
+        while (found := self._in_flight.get()) is not None:
+            try:
+                with self._answering_for(found[0]):
+                    self._wait(*found)
+            finally:
+                self._waited_for += 1
+                self._room.release()
+            del found  # as above
+
+    def _wait(self, job: Job, arrays: list[Any], restarts: int) -> None:
         try:
             wait_until_ready(arrays)
         except BaseException as error:  # noqa: BLE001 - as above
-            error = self._failed.cause_of(error, job.inputs())
-            self._failed.add(arrays, error)
-            job.failed(error)
-        else:
+            # Its traceback is that of this wait: it would say nothing, and hold the arrays.
+            job.failed(ORIGINS.cause_of(error.with_traceback(None), job.inputs()))
+            return
+        if restarts == self.restarts:
             job.ready()
-        finally:
-            self._room.release()
+        else:
+            job.failed(self._restarted())
+
+    @contextmanager
+    def _answering_for(self, job: Job) -> Generator[None]:
+        """Have a job fail in whose course a thread dies: nobody else would tell its callers."""
+        try:
+            yield
+        except BaseException as error:
+            with suppress(Exception):  # that may be what has just failed
+                job.failed(self._restarted(error))
+            raise
+
+    def _ran_to_end(self, run: Callable[[], None]) -> bool:
+        """Run the loop of a thread; returns False if it has died, and has to begin anew.
+
+        What was submitted stays in its queue. What was under way ends with `ActorRestarted`: nothing that was done on
+        the device since is known to be as it should. Each death costs at least one attempt, so there is an end to it.
+        """
+        try:
+            run()
+        except BaseException as error:  # noqa: BLE001 - nothing is expected to arrive here
+            self.restarts += 1
+            logs.warning("device.restarted", device=self._name, restarts=self.restarts, error=repr(error))
+            return False
+        return True
+
+    def _restarted(self, cause: BaseException | None = None) -> ActorRestarted:
+        after = "" if cause is None else f", after: {cause!r}"
+        error = ActorRestarted(f"the thread of device {self._name} was restarted while this call was on its way{after}")
+        error.__cause__ = cause
+        return error
 
 
 def _failing(error: Exception) -> "Callable[[Job], None]":

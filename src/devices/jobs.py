@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._errors import DeviceError
 from .device_call import DeviceCall
 from .exception_twins import twin_of
+from .failed_arrays import ORIGINS, Origin
+from .signature import is_device_array
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ class Job:
     """
 
     def __init__(
-        self, program: "Program", route: Route, calls: list[DeviceCall], on_over: "Callable[[Job], None]"
+        self, program: "Program", route: Route, calls: list[DeviceCall], on_over: Callable[[Any], None]
     ) -> None:
         self.calls = calls
         self.results: list[Any] = []
@@ -60,6 +63,8 @@ class Job:
         self._not_compiled: BaseException | None = None
         self._args: tuple[Any, ...] | None = None
         self._given: Any = None
+        self._origin: Origin | None = None
+        self._is_over = False
 
     def settle(self) -> None:
         """Give each call its result, or an error of its own; on the loop."""
@@ -95,9 +100,13 @@ class Job:
             self._route.cache.compile(self._program, self._args, self._compiled)
             return None
         self.has_run = True
-        self._given = executable(*self._args)
+        try:
+            self._given = executable(*self._args)
+        except Exception as error:
+            self._explain(error)
+            raise
         arrays: list[Any] = jax.tree.leaves(self._given)
-        self.dispatched(self._given)
+        self.dispatched(self._given, arrays)
         return arrays
 
     def inputs(self) -> Iterable[Any]:
@@ -122,8 +131,8 @@ class Job:
         """Return the arguments of the program."""
         raise NotImplementedError
 
-    def dispatched(self, given: Any) -> None:
-        """The program is enqueued, and will give this."""
+    def dispatched(self, given: Any, arrays: list[Any]) -> None:
+        """The program is enqueued, and will give this, which is made of these arrays."""
 
     def results_of(self, given: Any) -> list[Any]:
         """Return the result of each call, from what the program gave."""
@@ -134,6 +143,7 @@ class Job:
         if not parameters:
             return args
         placed = self._route.parameters
+        placed.placed_since(self._route.thread.restarts)
         return tuple([
             placed.place((self._program, index), arg) if index in parameters else arg
             for index, arg in enumerate(args)
@@ -144,7 +154,28 @@ class Job:
             self._not_compiled = found
         self.submit()
 
+    def _explain(self, error: Exception) -> None:
+        """Say more than JAX does about NaNs, and about an argument that an earlier call has donated."""
+        assert self._args is not None
+        # JAX's own `jit` turns this private type into the public one.
+        if type(error).__name__ == "InternalFloatingPointError":
+            kind = "infinity" if "inf" in error.args[1:] else "NaN"
+            raise FloatingPointError(
+                f"{self._program.name!r} gave a {kind}, which jax_debug_nans or jax_debug_infs refuses"
+            ) from error
+        for position, arg in enumerate(self._args):
+            if any(is_device_array(leaf) and leaf.is_deleted() for leaf in jax.tree.leaves(arg)):
+                raise DeviceError(
+                    f"{self._program.name!r}: the memory of argument {self._program.parameter(position)!r} was donated "
+                    "to an earlier call, and it cannot be read again: pass what that call returned, or do not donate it"
+                ) from error
+
     def _over(self) -> None:
+        if self._is_over:  # the thread has died in it
+            return
+        self._is_over = True
+        if self._origin is not None:
+            self._origin.over(self.error)
         self._args = self._given = None
         self._route.mailbox.post(self._on_over, self)
 
@@ -179,9 +210,11 @@ class SingleJob(Job):
         # The caller goes on before the program has run, and may change a buffer that on a CPU is the argument itself.
         return jax.tree.map(_own, args) if self._hands_on else args
 
-    def dispatched(self, given: Any) -> None:
+    def dispatched(self, given: Any, arrays: list[Any]) -> None:
         """Hand the result on, if the caller is content with that."""
         if self._hands_on:
+            self._origin = Origin(self.calls[0].label, self.inputs())
+            ORIGINS.add(arrays, self._origin)
             self._route.mailbox.post(self.calls[0].hand_on, given)
 
     def results_of(self, given: Any) -> list[Any]:
@@ -190,4 +223,4 @@ class SingleJob(Job):
 
 
 def _own(leaf: Any) -> Any:
-    return leaf.copy() if type(leaf) is np.ndarray else leaf
+    return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf

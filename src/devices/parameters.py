@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .._errors import DeviceError
 from .resharding import reshard
 from .signature import is_device_array
@@ -20,6 +22,7 @@ class PlacedParameters:
 
     def __init__(self) -> None:
         self._present: dict[tuple[Program, int], _Placed] = {}
+        self._restarts = 0
 
     def place(self, user: "tuple[Program, int]", value: Any) -> Any:
         """Return a parameter as it lies on the device; on the dispatch thread, and it may still be on its way.
@@ -33,13 +36,24 @@ class PlacedParameters:
             program, position = user
             specs = None if program.in_specs is None else program.in_specs[position]
             same = (one for one in self._present.values() if one.value is value and one.specs == specs)
-            present = next(same, None) or _Placed(value, specs, _put(value, program.shardings(position, value)))
+            present = next(same, None) or _Placed(value, specs, _put(_own(value), program.shardings(position, value)))
             self._present[user] = present
         return present.placed
+
+    def placed_since(self, restarts: int) -> None:
+        """Let go of what was placed before the thread of the device was restarted for the last time."""
+        if restarts != self._restarts:
+            self._restarts = restarts
+            self._present.clear()
 
     def forget(self, user: "tuple[Program, int]") -> None:
         """Let go of what an argument used."""
         self._present.pop(user, None)
+
+
+def _own(value: Any) -> Any:
+    """Return a pytree whose arrays of NumPy nobody else writes to: on a CPU, they would be used in place."""
+    return jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, value)
 
 
 def check_same_shapes(old: Any, new: Any) -> None:

@@ -1,10 +1,13 @@
 """Single line: runs calls on a device one by one."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from .._errors import DeviceError
+from .batch_line import is_out_of_memory
 from .device_call import DeviceCall
 from .device_queue import Lane
 from .jobs import Job, SingleJob
+from .untyped_jax import jax
 
 if TYPE_CHECKING:
     from .compiling import Program
@@ -47,5 +50,21 @@ class SingleLine:
         SingleJob(program, self._station.route, calls[0], self._ended, self._parameters).submit()
 
     def _ended(self, job: Job) -> None:
+        if job.error is not None and is_out_of_memory(job.error):
+            job.error = self._too_large(job, job.error)
         job.settle()
         self._station.returned(self.lane)
+
+    def _too_large(self, job: Job, error: BaseException) -> DeviceError:
+        arguments = ", ".join(described(leaf) for leaf in jax.tree.leaves(job.calls[0].args) if hasattr(leaf, "shape"))
+        found = DeviceError(
+            f"a call of {job.calls[0].program.name!r} does not fit the memory of {self._station.placement.name}: "
+            f"{arguments}"
+        )
+        found.__cause__ = error
+        return found
+
+
+def described(array: Any) -> str:
+    """Return dtype, shape and size of an array."""
+    return f"{array.dtype}[{','.join(map(str, array.shape))}], {array.nbytes:,} bytes"

@@ -35,20 +35,27 @@ class Station:
         self.loop = loop
         self.route = Route(THREADS.acquire(placement), CACHE, mailbox, PlacedParameters())
         self.queue = DeviceQueue(placement.name, loop)
-        self._uses: dict[tuple[DevicePrograms, frozenset[str]], DeviceUse] = {}
+        self._uses: dict[tuple[DevicePrograms, frozenset[str], tuple[int, ...]], DeviceUse] = {}
         self.others = SingleLine(self, "devices.actor").lane
 
-    def use(self, programs: "DevicePrograms", resources: frozenset[str], replicas: "tuple[Station, ...]") -> DeviceUse:
+    def use(
+        self,
+        programs: "DevicePrograms",
+        resources: frozenset[str],
+        replicas: "tuple[Station, ...]",
+        donated: tuple[int, ...] = (),
+    ) -> DeviceUse:
         """Return a node on this device, where these parameters come from resources.
 
         Args:
             programs: of the node.
             resources: the parameters.
             replicas: the devices that have a copy of the node; this is the first.
+            donated: positions of the arguments whose memory the result may take.
         """
-        key = programs, resources
+        key = programs, resources, donated
         if key not in self._uses:
-            self._uses[key] = DeviceUse(replicas, programs, resources)
+            self._uses[key] = DeviceUse(replicas, programs, resources, donated)
         return self._uses[key]
 
     def returned(self, lane: Lane) -> None:

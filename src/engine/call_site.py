@@ -1,11 +1,12 @@
 """Call site: what an executor has to know of the place in a graph where its node is called."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .node import Node
-from .tracing.template import Template, builder, reads
+from .tracing.template import Read, Template, builder, reads
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -23,12 +24,15 @@ class CallSite:
         resources: the parameters whose arguments come from resources: the same object for all items, until a reload.
         is_handed_on: whether only nodes with an executor of the same kind read the result. It may then be what is not
             ready yet; everybody else gets a value.
+        owned: the parameters whose arguments are results that were handed on and that nobody else reads, not even
+            another attempt of this node.
     """
 
     node: Node[..., Any]
     label: str
     resources: frozenset[str]
     is_handed_on: bool
+    owned: frozenset[str]
 
 
 def call_site_of(program: "Program", unit: "Unit") -> CallSite:
@@ -38,7 +42,9 @@ def call_site_of(program: "Program", unit: "Unit") -> CallSite:
     node = step.head.callee
     assert isinstance(node, Node)
     shared = [name for name, template in _arguments(step, node) if is_known(template, program.plan.resource_sources)]
-    return CallSite(node, step.label, frozenset(shared), _is_handed_on(program, unit, node))
+    return CallSite(
+        node, step.label, frozenset(shared), _is_handed_on(program, unit, node), _owned(program, unit, node)
+    )
 
 
 def resources_of(unit: "Unit", known: Mapping[int, Any]) -> dict[str, Any]:
@@ -76,9 +82,36 @@ def _arguments(step: "PlannedStep", node: Node[..., Any]) -> Iterator[tuple[str,
 
 def _is_handed_on(program: "Program", unit: "Unit", node: Node[..., Any]) -> bool:
     assert unit.step is not None
-    kinds = {type(_executor_of(program.units[index].step)) for index in unit.consumers}
+    policy = node.policy
+    if policy.retry is not None or policy.fallback is not None or policy.timeout_seconds is not None:
+        return False  # whether an attempt was good, and in time, is known when its result is there
+    readers = [_executor_of(program.units[index].step) for index in unit.consumers]
     is_result = unit.step.source in {read.source for read in reads(program.plan.result)}
-    return kinds == {type(node.executor)} and not is_result
+    kind = type(node.executor)
+    return (
+        bool(readers)
+        and not is_result
+        and all(one is not None and type(one) is kind and one.takes_unready for one in readers)
+    )
+
+
+def _owned(program: "Program", unit: "Unit", node: Node[..., Any]) -> frozenset[str]:
+    if node.policy.retry is not None or node.policy.fallback is not None:
+        return frozenset()
+    assert unit.step is not None
+    arguments = list(_arguments(unit.step, node))
+    read = Counter(one.source for _, template in arguments for one in reads(template))
+    makers = {one.step.source: (one, one.step.head.callee) for one in program.units if one.step is not None}
+    owned: set[str] = set()
+    for name, template in arguments:
+        if not isinstance(template, Read) or template.path or read[template.source] != 1:
+            continue
+        maker, made_by = makers.get(template.source, (None, None))
+        if maker is None or not isinstance(made_by, Node) or made_by.runs_in is None:
+            continue
+        if len(maker.consumers) == 1 and _is_handed_on(program, maker, made_by):
+            owned.add(name)
+    return frozenset(owned)
 
 
 def _executor_of(step: "PlannedStep | None") -> "Executor | None":

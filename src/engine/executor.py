@@ -26,6 +26,11 @@ class Executor(Protocol):
         """Planning passes over graphs that have such nodes; the same objects for all executors of a kind."""
         ...
 
+    @property
+    def takes_unready(self) -> bool:
+        """Whether arguments may be results of the same kind of executor that are not ready yet."""
+        ...
+
     def check_reload(self, old: Any, new: Any) -> None:
         """Refuse the new value of a resource that an argument of the node comes from.
 

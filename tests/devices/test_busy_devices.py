@@ -1,0 +1,554 @@
+"""Devices under load: cancelled, expired, refused, closed; who is next, what does not fit, and what stays behind."""
+
+import asyncio
+import gc
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import devices, engine
+from penstock.devices import dispatch
+from penstock.devices.executable import Executable
+
+from .gates import Gate
+
+
+def row(value: float) -> Any:
+    return np.full(2, value, np.float32)
+
+
+def gated(gate: Gate, **options: Any) -> "ps.Graph[[Any], Any]":
+    """A graph of one node that stands still at a gate, and then gives what it got."""
+
+    @ps.device_node(device="cpu", pure=False, **options)
+    def guarded(x: jax.Array) -> jax.Array:
+        return gate.pass_through(x) + 0
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return guarded(x)
+
+    return of
+
+
+async def test_one_caller_of_a_batch_is_cancelled_and_the_others_are_unharmed() -> None:
+    gate = Gate()
+    of = gated(gate, batch=ps.Batch(32, max_wait_seconds=0.2))
+    async with engine.deploy(of) as service:
+        calls = [asyncio.ensure_future(service(row(n))) for n in range(32)]
+        await gate.entered()
+        calls[7].cancel()
+        await asyncio.wait([calls[7]])
+        assert calls[7].cancelled()
+        gate.open()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [None if isinstance(r, BaseException) else float(r[0]) for r in results] == [
+        None if n == 7 else n for n in range(32)
+    ]
+    assert len(gate.values) == 1
+
+
+async def test_a_thousand_callers_are_cancelled_at_once() -> None:
+    gate = Gate()
+    of = gated(gate, batch=ps.Batch(16), concurrency=1000)
+    async with engine.deploy(of, max_in_flight=1000) as service:
+        calls = [asyncio.ensure_future(service(row(n))) for n in range(1000)]
+        await gate.entered()
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        assert all(call.cancelled() for call in calls)
+        gate.open()
+        assert [float((await service(row(n)))[0]) for n in range(3)] == [0, 1, 2]
+    computed = len(gate.values)
+    assert computed <= 5  # what had begun, and the three
+
+
+async def test_what_has_not_started_is_skipped_and_closing_waits_for_what_runs() -> None:
+    gate = Gate()
+    of = gated(gate)
+    own = engine.Engine()
+    async with own:
+        calls = [asyncio.ensure_future(own.run(of(row(n)))) for n in range(5)]
+        await gate.entered()
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        closing = asyncio.ensure_future(own.__aexit__(None, None, None))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        gate.open()
+        await closing
+    assert gate.values == [[0, 0]]
+
+
+async def test_expired_items_are_dropped_before_they_cost_device_time() -> None:
+    gate = Gate()
+    of = gated(gate, batch=ps.Batch(4), prefetch=1)
+    async with engine.deploy(of) as service:
+        running = asyncio.ensure_future(service(row(0)))
+        await gate.entered()
+        late = [asyncio.ensure_future(service.run(of(row(n)), timeout_seconds=0.02)) for n in range(1, 9)]
+        results = await asyncio.gather(*late, return_exceptions=True)
+        gate.open()
+        await running
+        assert float((await service(row(9)))[0]) == 9
+    assert [type(result) for result in results] == [ps.DeadlineExceeded] * 8
+    assert [value for batch in gate.values for value in np.ravel(batch)] == [0, 0, 9, 9]
+
+
+async def test_an_item_that_expires_while_the_loop_is_held_still_raises_its_deadline() -> None:
+    gate = Gate()
+    of = gated(gate, batch=ps.Batch(4), prefetch=1)
+    async with engine.deploy(of) as service:
+        running = asyncio.ensure_future(service(row(0)))
+        await gate.entered()
+        late = asyncio.ensure_future(service.run(of(row(1)), timeout_seconds=0.05))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        gate.open()
+        time.sleep(0.1)  # noqa: ASYNC251 - the result of the first and the deadline of the second come to the loop together
+        with pytest.raises(ps.DeadlineExceeded):
+            await late
+        await running
+    assert gate.values == [[[0, 0]]]
+
+
+async def test_higher_priorities_go_first() -> None:
+    gate = Gate()
+    of = gated(gate, batch=ps.Batch(1), prefetch=1)
+    async with engine.deploy(of) as service:
+        calls = [asyncio.ensure_future(service(row(0)))]
+        await gate.entered()
+        calls += [asyncio.ensure_future(service.run(of(row(n)), priority=n % 3)) for n in range(1, 7)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(*calls)
+    assert [batch[0][0] for batch in gate.values] == [0, 2, 5, 1, 4, 3, 6]
+
+
+async def test_a_flood_of_one_node_delays_another_by_a_window_at_most() -> None:
+    gate = Gate()
+    flooding = gated(gate)
+
+    @ps.device_node(device="cpu", pure=False)
+    def quick(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(note, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    def note(x: Any) -> Any:
+        gate.values.append(np.asarray(x).tolist())
+        return np.asarray(x)
+
+    @ps.graph
+    async def one(x: Any) -> Any:
+        return quick(x)
+
+    async with engine.Engine() as own:
+        await own.run(one(row(-2)))  # it is compiled now
+        calls = [asyncio.ensure_future(own.run(flooding(row(n)))) for n in range(300)]
+        await gate.entered()
+        calls.append(asyncio.ensure_future(own.run(one(row(-1)))))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(*calls)
+    assert gate.values.index([-1, -1]) <= 33
+
+
+async def test_more_than_max_queue_are_refused() -> None:
+    gate = Gate()
+    of = gated(gate, batch=ps.Batch(2, max_queue=3), prefetch=1)
+    async with engine.deploy(of) as service:
+        calls = [asyncio.ensure_future(service(row(0)))]
+        await gate.entered()
+        calls += [asyncio.ensure_future(service(row(n))) for n in range(1, 10)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        gate.open()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [result for result in results if isinstance(result, ps.Overloaded)]
+    assert len(refused) == 4
+    assert "node 'guarded' refuses an item: 5 wait already" in str(refused[0])
+    assert [float(r[0]) for r in results if not isinstance(r, BaseException)] == [0, 1, 2, 3, 4, 5]
+
+
+async def test_an_item_longer_than_the_last_length_bucket_fails_alone() -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(8, pad_axes={"x": 0}, length_buckets=(8, 16)))
+    def total(x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        return jnp.sum(x)
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return total(x)
+
+    async with engine.deploy(of) as service:
+        results = await asyncio.gather(*(service(np.ones(n, np.float32)) for n in (3, 17, 16)), return_exceptions=True)
+    assert [float(results[0]), float(results[2])] == [3, 16]
+    assert isinstance(results[1], ValueError)
+    assert "its length is 17 along axis 0, and the last of length_buckets=(8, 16)" in str(results[1])
+
+
+@contextmanager
+def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> Iterator[list[int]]:
+    """Has programs for more rows than these not fit, at their dispatch or while they run; gives the sizes that ran."""
+    original_call, original_wait = Executable.__call__, dispatch.wait_until_ready
+    sizes: list[int] = []
+
+    def refuse(size: int) -> None:
+        sizes.append(size)
+        if size > rows:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+
+    def call(self: Any, *args: Any) -> Any:
+        if not late:
+            refuse(args[0].shape[0])
+        return original_call(self, *args)
+
+    def wait(arrays: Any) -> None:
+        original_wait(arrays)
+        if late:
+            refuse(arrays[0].shape[0])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Executable, "__call__", call)
+        patch.setattr(dispatch, "wait_until_ready", wait)
+        yield sizes
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_batch_that_does_not_fit_is_halved_and_the_limit_remembered(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(16, max_wait_seconds=0.2))
+    def doubled(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return doubled(x)
+
+    async with engine.deploy(of) as service:
+        with little_memory(monkeypatch, 4, late=late) as sizes:
+            for _ in range(2):
+                results = await asyncio.gather(*(service(row(n)) for n in range(16)))
+                assert [float(result[0]) for result in results] == [2 * n for n in range(16)]
+        assert sizes == [16, 8, 4, 4, 4, 4, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("batch", [None, ps.Batch(4)])
+async def test_one_item_that_does_not_fit_fails_with_its_sizes(
+    monkeypatch: pytest.MonkeyPatch, batch: ps.Batch | None, late: bool
+) -> None:
+    @ps.device_node(device="cpu", batch=batch)
+    def doubled(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return doubled(x)
+
+    async with engine.deploy(of) as service:
+        with (
+            little_memory(monkeypatch, 0, late=late),
+            pytest.raises(
+                ps.DeviceError, match=r"'doubled' does not fit the memory of cpu:0: .*float32\[2\].* 8 bytes"
+            ),
+        ):
+            await service(row(1))
+        assert float((await service(row(1)))[0]) == 2
+
+
+async def test_an_engine_is_closed_while_a_program_is_compiled() -> None:
+    tracing, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    @ps.device_node(device="cpu")
+    def slow_to_trace(x: jax.Array) -> jax.Array:
+        loop.call_soon_threadsafe(tracing.set)
+        assert go_on.wait(20)
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return slow_to_trace(x)
+
+    async with engine.Engine() as own:
+        service = own.deploy(of)
+        await service.__aenter__()
+        call = asyncio.ensure_future(service(row(1)))
+        await tracing.wait()
+        aborting = asyncio.ensure_future(service.abort())
+        await asyncio.wait([call])
+        go_on.set()
+        await aborting
+        await service.__aexit__(None, None, None)
+    assert call.cancelled() or call.exception() is not None
+
+
+async def test_the_device_gets_batches_ahead_and_no_more_than_prefetch() -> None:
+    gate = Gate()
+
+    @ps.device_node(device="cpu", batch=ps.Batch(1), prefetch=3, pure=False)
+    def after(x: jax.Array) -> jax.Array:
+        return gate.pass_through(x)
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return after(x)
+
+    async with engine.deploy(of) as service:
+        calls = [asyncio.ensure_future(service(row(n))) for n in range(8)]
+        await gate.entered()
+        (station,) = _stations()
+        (lane,) = [use.lane for use in station._uses.values()]
+        assert (station.queue.running, lane.free, lane.waiting.count) == (3, 0, 5)
+        gate.open()
+        await asyncio.gather(*calls)
+        assert (station.queue.running, lane.free) == (0, 3)
+
+
+async def test_what_the_device_holds_ahead_is_bounded_in_bytes() -> None:
+    gate = Gate()
+    of = gated(gate)
+    async with engine.deploy(of) as service:
+        calls = [asyncio.ensure_future(service(row(0)))]
+        await gate.entered()
+        (station,) = _stations()
+        station.queue._window_bytes = 20
+        calls += [asyncio.ensure_future(service(row(n))) for n in range(1, 9)]  # of 8 bytes each
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (station.queue.running, station.queue._held_bytes) == (3, 24)
+        gate.open()
+        assert [float(result[0]) for result in await asyncio.gather(*calls)] == list(range(9))
+        assert station.queue._held_bytes == 0
+
+
+async def test_live_bytes_stay_flat_and_idle_threads_hold_no_item(effort: int) -> None:
+    @ps.device_node(device="cpu")
+    def first(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    @ps.device_node(device="cpu", pure=False)
+    def second(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.device_node(device="cpu", batch=ps.Batch(16))
+    def third(x: jax.Array) -> jax.Array:
+        return x - 1
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return third(second(first(x)))
+
+    async with engine.deploy(of, max_in_flight=64) as service:
+        await asyncio.gather(*(service(row(n)) for n in range(64)))
+        gc.collect()
+        gc.disable()  # what only the collector frees would pile up between its runs
+        try:
+            before = _live_bytes()
+            for _ in range(5 * effort):
+                for result in await asyncio.gather(*(service(row(n)) for n in range(64))):
+                    del result
+            last = await service(row(1))
+            watched = weakref.ref(last.base if last.base is not None else last)
+            del last
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert _live_bytes() - before <= 16 * 64
+            assert watched() is None
+        finally:
+            gc.enable()
+
+
+async def test_a_failure_on_a_device_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    # JAX logs what a callback raises, and pytest keeps that, with all that its traceback refers to.
+    monkeypatch.setattr(logging.getLogger("jax._src.callback"), "disabled", True)
+
+    def fail(x: Any) -> Any:
+        raise ValueError("no")
+
+    @ps.device_node(device="cpu", pure=False)
+    def slow(x: jax.Array) -> jax.Array:
+        product = jnp.outer(x, x)
+        for _ in range(8):
+            product = jnp.sin(product @ product)
+        return product[0]
+
+    @ps.device_node(device="cpu", pure=False)
+    def failing(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(fail, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    @ps.device_node(device="cpu", pure=False)
+    def after(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return after(failing(slow(x)))
+
+    from penstock.devices.failed_arrays import ORIGINS
+
+    async with engine.Engine() as own:
+        for _ in range(3):
+            with pytest.raises(jax.errors.JaxRuntimeError):
+                await own.run(of(np.ones(256, np.float32)))
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not ORIGINS._origins
+
+
+async def test_results_stay_valid_after_later_batches_and_host_buffers_never_show_through() -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(8))
+    def same(x: jax.Array) -> jax.Array:
+        return x
+
+    @ps.device_node(device="cpu")
+    def alone(x: jax.Array) -> jax.Array:
+        return x
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return same(x), alone(x)
+
+    buffer = np.empty(64 + 16, np.float32)
+    offset = (-buffer.ctypes.data % 64) // 4
+    aligned = buffer[offset : offset + 64]
+    kept: list[Any] = []
+    async with engine.deploy(of) as service:
+        for value in range(30):
+            aligned[:] = value
+            kept.append(await service(aligned))
+            aligned[:] = -1
+    for value, pair in enumerate(kept):
+        for result in pair:
+            assert set(np.asarray(result).tolist()) == {float(value)}
+        with pytest.raises(ValueError, match="read-only"):
+            pair[0][0] = 5
+
+
+async def test_parameters_are_not_changed_by_writing_to_what_they_were_made_of() -> None:
+    buffer = np.empty(1024 + 16, np.float32)
+    offset = (-buffer.ctypes.data % 64) // 4
+    weights = buffer[offset : offset + 1024]
+    weights[:] = 1
+
+    @ps.resource
+    async def loaded() -> Any:
+        yield weights
+
+    @ps.device_node(device="cpu")
+    def total(parameter: jax.Array, x: jax.Array) -> jax.Array:
+        return parameter.sum() * x
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return total(await loaded(), x)
+
+    async with engine.deploy(of) as service:
+        assert float(await service(np.float32(1))) == 1024
+        weights[:] = 2
+        assert float(await service(np.float32(1))) == 1024
+
+
+def chain(**options: Any) -> tuple[Any, Any, Any]:
+    @ps.device_node(device="cpu", pure=False)
+    def made(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    @ps.device_node(device="cpu", pure=False, donate=True, **options)
+    def taken(y: jax.Array) -> jax.Array:
+        return y * 2
+
+    @ps.device_node(device="cpu", pure=False)
+    def looked_at(y: jax.Array, z: jax.Array) -> jax.Array:
+        return y + z
+
+    return made, taken, looked_at
+
+
+@pytest.fixture
+def donated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
+    """What was compiled: names, and positions of the arguments that are donated."""
+    from penstock.devices import compile_cache
+
+    found: list[tuple[str, tuple[int, ...]]] = []
+    build = compile_cache.build
+
+    def recorded(program: Any, *args: Any) -> Any:
+        found.append((program.name, program.donate_argnums))
+        return build(program, *args)
+
+    monkeypatch.setattr(compile_cache, "build", recorded)
+    return found
+
+
+async def test_a_result_that_nobody_else_reads_is_donated(donated: list[Any]) -> None:
+    made, taken, _ = chain()
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return taken(made(x))
+
+    x = np.full(64, 3, np.float32)
+    assert set(np.asarray(await engine.run(of(x))).tolist()) == {8.0}
+    assert set(x.tolist()) == {3.0}
+    assert dict(donated) == {"made": (), "taken": (0,)}
+
+
+async def test_nothing_is_donated_that_somebody_else_may_read(donated: list[Any]) -> None:
+    made, taken, looked_at = chain()
+    _, retried, _ = chain(retry=ps.Retry(2))
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        y, of_caller = made(x), taken(x)
+        z = made(of_caller)
+        again = retried(made(z))
+        return looked_at(y, taken(y)), of_caller, again
+
+    x = jnp.full(64, 3, jnp.float32)
+    results = await engine.run(of(x))
+    assert [float(result[0]) for result in results] == [12, 6, 16]
+    assert float(x[0]) == 3
+    assert {positions for _, positions in donated} == {()}
+
+
+async def test_a_device_actor_keeps_order_and_donates() -> None:
+    device = devices.actor("cpu")
+
+    def step(state: jax.Array) -> jax.Array:
+        return state + 1
+
+    state: Any = await device.run(step, np.zeros(64, np.float32))
+    for _ in range(20):
+        state = await device.run(step, state, donate_argnums=(0,), ready=False)
+    assert set(np.asarray(await device.run(step, state)).tolist()) == {22.0}
+
+
+def _live_bytes() -> int:
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+def _stations() -> list[Any]:
+    from penstock.devices.device_pool import DevicePool
+
+    return [
+        station
+        for pool in gc.get_objects()
+        if isinstance(pool, DevicePool) and not pool._closed
+        for station in pool._stations.values()
+    ]
