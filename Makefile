@@ -18,7 +18,7 @@ TYPED := examples $(wildcard tests/typing)
 .PHONY: help demo test test-long soak check format bench bench-devices bench-gpu bench-peers docs clean
 
 help:
-	@echo "make demo         the main job: search the standard library's code"
+	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
 	@echo "make test         all tests, on every core"
 	@echo "make test-long    the same with $(EFFORT) times the random examples and interleavings"
 	@echo "make soak         $(MINUTES) minutes of a deployment under load, with faults (MINUTES=…, ARGS=\"--seed …\")"
@@ -57,7 +57,7 @@ $(VENV)/.docs: $(VENV)/.dev
 	@touch $@
 
 demo: $(VENV)/.demo
-	$(BIN)/python examples/code_search.py $(ARGS)
+	$(BIN)/python examples/semantic_search.py $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)

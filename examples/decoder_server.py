@@ -89,7 +89,8 @@ class Decoder(ps.StreamActor[Prompt, int]):
                 active[slot] = work
             self.record(active, len(inbox))
             await asyncio.sleep(self.step_seconds)  # the time that a larger model takes
-            cache, tokens = await device.run(step, cache, donate_argnums=(0,))
+            # Around a loop, pyright does not see that the cache stays what it was.
+            cache, tokens = await device.run(step, cache, donate_argnums=(0,))  # pyright: ignore[reportUnknownArgumentType]
             for slot, work in list(active.items()):
                 token = int(tokens[slot])
                 if work.cancelled or token == END:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -112,12 +113,21 @@ def questions(options: argparse.Namespace, samples: Sequence[str]) -> Sequence[s
 def reporting_interrupts(jobs: Sequence[Job]) -> Generator[None]:
     """Let Ctrl-C end the program with a report of the last of some jobs."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.unraisablehook = send_interrupt_again
     try:
         yield
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the report is left
         show_interrupted(jobs[-1])
         sys.exit(130)
+
+
+def send_interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
+    """Repeat a Ctrl-C that came while the garbage collector called a function of JAX, where exceptions are ignored."""
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()  # then that function has returned
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def begin(job: Job, limit: int | None, is_wanted: Callable[[Path], bool] = lambda _path: True) -> bool:

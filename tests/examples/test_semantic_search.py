@@ -1,6 +1,7 @@
-"""The program that embeds sentences: what it writes, and what it says about files that it cannot use."""
+"""The search by meaning, run as a visitor runs it; and what its `--embed` writes, and says about what it cannot use."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,137 @@ import numpy as np
 import pytest
 
 from examples import minilm, semantic_search
+from examples.code_search import Definition, parse
+from examples.semantic_index import choose, describe
+from tests.examples import programs
 
 PROGRAM = Path(semantic_search.__file__)
 DATA = Path(__file__).parent / "data" / "minilm"
+
+
+CODE = '''
+def put_away(things):
+    """Store objects, so that they survive a restart.
+
+    More of it.
+    """
+
+
+def median_of(numbers):
+    """The middle value of a list of numbers."""
+
+
+class Oven:
+    """Bake bread."""
+
+    def heat(self, degrees):
+        """Make it hot."""
+
+
+def _secret():
+    """Nobody has to know."""
+
+
+def undocumented():
+    pass
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what is searched, and what is not."""
+    root = tmp_path_factory.mktemp("code")
+    (root / "package").mkdir()
+    (root / "package" / "kitchen.py").write_text(CODE)
+    (root / "broken.py").write_text("def (:\n")
+    (root / "_private.py").write_text('def hidden(): "Store objects in a file."\n')
+    (root / "test_kitchen.py").write_text('def test_it(): "Store objects in a file."\n')
+    return root
+
+
+@pytest.fixture(scope="module")
+def answered(folder: Path) -> subprocess.CompletedProcess[str]:
+    return programs.run(PROGRAM, folder, "--query", "persist data", "--query", "heat", "--compare")
+
+
+def block(output: str, query: str) -> str:
+    [found] = [block for block in re.split(r"\n *\n", output) if block.startswith(query)]
+    return found
+
+
+def test_meaning_and_keywords_answer_side_by_side(answered: subprocess.CompletedProcess[str]) -> None:
+    assert (answered.returncode, answered.stderr) == (0, "")
+    # No word of the query is in the code, so only its meaning finds it.
+    first, second = block(answered.stdout, "persist data").splitlines()[2:4]
+    assert re.search(r"^ 0\.\d\d package/kitchen\.py:2  put_away\(things\) +nothing fits", first)
+    assert second.strip() == "Store objects, so that they survive a restart."
+
+
+def test_what_is_private_or_nested_or_has_no_docstring_is_left_out(
+    answered: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    assert "2 Python files" in answered.stdout
+    assert "3 functions and classes found and ranked" in answered.stdout
+    assert "nothing fits" in block(answered.stdout, "heat").splitlines()[2]
+    everything = programs.run(PROGRAM, folder, "--query", "heat", "--all")
+    assert everything.returncode == 0
+    assert "4 Python files" in everything.stdout
+    assert "8 functions and classes found and ranked" in everything.stdout
+    assert "Oven.heat(self, degrees)" in block(everything.stdout, "heat").splitlines()[2]
+
+
+def test_it_says_what_it_does_and_what_limits(answered: subprocess.CompletedProcess[str]) -> None:
+    printed = answered.stdout
+    drawings = printed[: printed.index("functions and classes found")]
+    for node in ("read", "parse", "encode", "Meanings", "Index"):
+        assert re.search(rf"[●◆].* {node}\b", drawings)
+    assert re.search(r"3 texts embedded, \d+/s, by \d compiled programs", printed)
+    assert re.search(r"limits?\b.*[:;]", printed)
+    assert re.search(r"64 callers at once had their answers after \d+\.\d\d s", printed)
+    assert re.search(r"  broken\.py  SyntaxError: ", printed)
+    assert re.search(r"encode +each +3 +0 ", printed)
+    assert re.search(r"encode +ask +65 +0 ", printed)  # 64 callers, and the one that ranks
+
+
+def test_the_plain_loop_finds_the_same(answered: subprocess.CompletedProcess[str]) -> None:
+    assert "Both found the same." in answered.stdout
+
+
+def test_without_anything_to_type_at_sample_queries_are_answered(tmp_path: Path) -> None:
+    (tmp_path / "nothing.py").write_text("x = 1\n")
+    done = programs.run(PROGRAM, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("nothing fits") == 2 * len(semantic_search.SAMPLE_QUERIES)
+
+
+def test_ctrl_c_while_texts_are_embedded(tmp_path: Path) -> None:
+    for number in range(100):
+        code = "".join(f'def f{i}(): "Return {i} and {number}."\n' for i in range(20))
+        (tmp_path / f"module{number}.py").write_text(code)
+    with programs.terminal(PROGRAM, tmp_path, typing=False) as shown:
+        shown.until(r"[1-9]\d+ texts embedded")
+        shown.type(programs.CTRL_C)
+        assert shown.end() == 130
+    assert "Traceback" not in shown.printed
+    assert re.search(r"Interrupted after \d+\.\d s: \d+ of 100 files were done", shown.printed)
+
+
+def test_a_person_is_asked_until_end_of_file(folder: Path) -> None:
+    with programs.terminal(PROGRAM, folder, typing=True) as shown:
+        shown.until("search ❯ ")
+        shown.type("the average\n")
+        shown.until("search ❯ [^❯]*median_of[^❯]*search ❯ ")
+        shown.type("\x04")  # Ctrl-D
+        assert shown.end() == 0
+
+
+def test_texts_are_short() -> None:
+    found = parse(Path("package/__init__.py"), b"def f(a, *, b): '" + b"word " * 1000 + b"'")
+    [chosen] = choose(found, everything=False)
+    assert isinstance(chosen, Definition)
+    text = describe(chosen)
+    assert text.startswith("package f(a, b): word word")
+    assert len(text) <= 200
 
 
 def refused(source: Path, target: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -39,6 +168,12 @@ def test_no_sentences_give_no_vectors(tmp_path: Path) -> None:
     assert semantic_search.main(["--embed", str(source), "--out", str(target)]) == 0
     vectors = np.load(target)
     assert (vectors.shape, vectors.dtype) == ((0, 384), np.float32)
+
+
+def test_embedding_needs_a_source_and_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        semantic_search.main(["--embed", "sentences.json"])
+    assert capsys.readouterr().err.endswith("--embed and --out need each other\n")
 
 
 @pytest.mark.parametrize(
