@@ -84,11 +84,10 @@ def _take_apart(value: Any, kind: type[Any]) -> _Parts | None:
     if kind in _DICTS:
         keys = tuple(value)
         shape = tuple([_exact(key) for key in keys])
-        make_dict: Callable[..., Any] = partial(defaultdict, value.default_factory) if kind is defaultdict else kind
-        return value.values(), lambda children: make_dict(zip(keys, children, strict=True)), shape
+        make = cast("Callable[..., Any]", partial(defaultdict, value.default_factory) if kind is defaultdict else kind)
+        return value.values(), lambda children: make(zip(keys, children, strict=True)), shape
     if tuple in kind.__mro__ and hasattr(kind, "_make"):
-        make: Callable[[list[Any]], Any] = kind._make  # a NamedTuple
-        return value, make, None
+        return value, cast("Callable[[list[Any]], Any]", kind._make), None  # a NamedTuple
     if dataclasses.is_dataclass(kind):
         return _dataclass_parts(value, kind)
     return _pytree_parts(value)
