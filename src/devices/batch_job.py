@@ -94,7 +94,8 @@ class BatchJob(Job):
     def _items(self) -> list[Item]:
         """Return what is to be stacked. Where an array of a call is an error, that call fails alone."""
         items: list[Item] = []
-        calls, self.calls = self.calls, []
+        calls = self.calls
+        self.calls = list[DeviceCall]()
         failed: BaseException | None = None
         for call in calls:
             item: Item = call.args[0].item

@@ -223,4 +223,4 @@ class SingleJob(Job):
 
 
 def _own(leaf: Any) -> Any:
-    return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
+    return np.array(leaf) if issubclass(type(leaf), np.ndarray) else leaf

@@ -53,7 +53,11 @@ class PlacedParameters:
 
 def _own(value: Any) -> Any:
     """Return a pytree whose arrays of NumPy nobody else writes to: on a CPU, they would be used in place."""
-    return jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, value)
+
+    def own(leaf: Any) -> Any:
+        return np.array(leaf) if issubclass(type(leaf), np.ndarray) else leaf
+
+    return jax.tree.map(own, value)
 
 
 def check_same_shapes(old: Any, new: Any) -> None:
