@@ -11,11 +11,11 @@ from .parameter_names import parameter_names
 if TYPE_CHECKING:
     import jax.sharding
 
-    from .compile_log import CompileLog
-    from .compiling import Program
-    from .device_mesh import DeviceMesh
     from .jax_types import Device
-    from .placement import Placement
+    from .platform.device_mesh import DeviceMesh
+    from .platform.placement import Placement
+    from .programs.compile_log import CompileLog
+    from .programs.compiling import Program
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -66,8 +66,8 @@ class DeviceActor:
             EngineClosedError: the event loop is being shut down.
             Exception: what the function raised while it was traced, or the device while it ran.
         """
-        from .device_call import DeviceCall
-        from .device_pool import DevicePool
+        from .dispatch.device_call import DeviceCall
+        from .dispatch.device_pool import DevicePool
 
         pool = default_engine()._runtime.pools.other(DevicePool, DevicePool)
         (station,) = pool.opened(self._device) or await pool.open(self._device)
@@ -78,7 +78,7 @@ class DeviceActor:
 # What is made anew for each call is told apart from a new shape because all of them share it.
 @lru_cache(maxsize=1)
 def _log() -> "CompileLog":
-    from .compile_log import CompileLog
+    from .programs.compile_log import CompileLog
 
     return CompileLog()
 
@@ -86,7 +86,7 @@ def _log() -> "CompileLog":
 # Two hundred functions are more than a program has; what is made anew for each call must not pile up.
 @lru_cache(maxsize=256)
 def _program(fn: Callable[..., Any], placement: "Placement", donate_argnums: tuple[int, ...]) -> "Program":
-    from .compiling import Program
+    from .programs.compiling import Program
 
     name = str(getattr(fn, "__name__", type(fn).__name__))
     return Program(fn, name, parameter_names(fn), placement, donate_argnums, pure=False, log=_log())

@@ -5,10 +5,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, cast
 
 from ..actors.batch import Batch
-from .batch_job import BatchItem
-from .configuration import current
-from .masks import mask_parameters
-from .stacking import Stacker
+from .batches.batch_job import BatchItem
+from .batches.masks import mask_parameters
+from .batches.stacking import Stacker
+from .programs.configuration import current
 from .untyped_jax import jax
 
 _UNSUPPORTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

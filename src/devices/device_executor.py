@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .._errors import PlanError
-from .device_pool import DevicePool
 from .device_programs import DevicePrograms
-from .parameters import check_same_shapes
+from .dispatch.device_pool import DevicePool
+from .dispatch.parameters import check_same_shapes
 
 if TYPE_CHECKING:
     from ..actors.frame import Frame
@@ -36,7 +36,7 @@ class DeviceExecutor:
     @property
     def passes(self) -> "tuple[Pass, ...]":
         """Those of device nodes."""
-        from .regions import fuse_regions  # it knows executors
+        from .regions.fusion import fuse_regions  # it knows executors
 
         return (fuse_regions,)
 

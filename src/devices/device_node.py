@@ -8,9 +8,9 @@ from ..actors.batch import Batch
 from ..actors.policy import Policy, Retry
 from ..engine.engine import default_engine
 from ..engine.node import Node, is_async, is_generator
-from .compile_statistics import CompileStatistics
 from .jax_import import require_jax
 from .jax_types import is_device
+from .programs.compile_statistics import CompileStatistics
 
 if TYPE_CHECKING:
     from .device_executor import DeviceExecutor

@@ -7,12 +7,12 @@ from weakref import WeakSet
 
 from ..actors.batch import Batch
 from .arguments import Arguments
-from .buckets import batch_sizes
-from .compile_statistics import CompileStatistics
+from .batches.buckets import batch_sizes
+from .programs.compile_statistics import CompileStatistics
 
 if TYPE_CHECKING:
-    from .compiling import Program
-    from .placement import Placement
+    from .platform.placement import Placement
+    from .programs.compiling import Program
 
 # From the arguments that come from resources, by parameter, to the other arguments of items like those that will come.
 Samples: TypeAlias = Callable[[Mapping[str, Any]], tuple[tuple[Any, ...], ...]]
@@ -56,7 +56,7 @@ class DevicePrograms:
     def __init__(
         self, name: str, fn: Callable[..., Any], options: DeviceOptions, samples: Samples | None = None
     ) -> None:
-        from .compile_log import CompileLog
+        from .programs.compile_log import CompileLog
         from .specs import Specs
 
         self.name = name
@@ -101,7 +101,7 @@ class DevicePrograms:
         return batch_sizes(batch, self._specs.row_multiple(arguments.names[i] for i in arguments.stacked))
 
     def _make(self, placement: "Placement", arguments: Arguments, donated: tuple[int, ...]) -> "Program":
-        from .compiling import Program
+        from .programs.compiling import Program
 
         options, specs = self.options, self._specs
         specs.check(placement)

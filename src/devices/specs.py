@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .device_mesh import DeviceMesh
-from .placement import Placement, axes_of, parts_of
+from .platform.device_mesh import DeviceMesh
+from .platform.placement import Placement, axes_of, parts_of
 from .untyped_jax import jax
 
 

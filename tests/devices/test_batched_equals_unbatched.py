@@ -14,10 +14,10 @@ jnp = jax.numpy
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 import penstock as ps  # noqa: E402 - what follows needs JAX
-from penstock.devices.buckets import batch_size, batch_sizes  # noqa: E402
-from penstock.devices.configuration import current  # noqa: E402
-from penstock.devices.padding import PaddingStatistics  # noqa: E402
-from penstock.devices.stacking import Stacker, split  # noqa: E402
+from penstock.devices.batches.buckets import batch_size, batch_sizes  # noqa: E402
+from penstock.devices.batches.padding import PaddingStatistics  # noqa: E402
+from penstock.devices.batches.stacking import Stacker, split  # noqa: E402
+from penstock.devices.programs.configuration import current  # noqa: E402
 from tests.conftest import EFFORT  # noqa: E402
 
 BATCH = ps.Batch(6, buckets=(2, 6))

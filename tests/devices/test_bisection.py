@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.devices.bisection import Bisection, SizeLimit
+from penstock.devices.batches.bisection import Bisection, SizeLimit
 
 
 class BadItems(Exception):

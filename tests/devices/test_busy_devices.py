@@ -17,8 +17,8 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices import dispatch
-from penstock.devices.executable import Executable
+from penstock.devices.dispatch import dispatch_thread as dispatch
+from penstock.devices.programs.executable import Executable
 
 from .gates import Gate
 
@@ -400,7 +400,7 @@ async def test_a_failure_on_a_device_leaves_nothing_behind(monkeypatch: pytest.M
     async def of(x: Any) -> Any:
         return after(failing(slow(x)))
 
-    from penstock.devices.failed_arrays import ORIGINS
+    from penstock.devices.dispatch.failed_arrays import ORIGINS
 
     async with engine.Engine() as own:
         for _ in range(3):
@@ -544,7 +544,7 @@ def _live_bytes() -> int:
 
 
 def _stations() -> list[Any]:
-    from penstock.devices.device_pool import DevicePool
+    from penstock.devices.dispatch.device_pool import DevicePool
 
     return [
         station

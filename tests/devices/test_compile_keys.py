@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock.devices.compile_cache import CompileCache
+from penstock.devices.programs.compile_cache import CompileCache
 from tests.devices.compiled import called, compiled, leased, mesh_placement, program
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.devices.cgroups import CgroupLimits
-from penstock.devices.machine import CpuStatus, read_slurm
-from penstock.devices.platform_status import DeviceStatus
-from penstock.devices.recommendations import Findings, recommend
-from penstock.devices.self_check import SelfCheckResult
+from penstock.devices.platform.cgroups import CgroupLimits
+from penstock.devices.platform.machine import CpuStatus, read_slurm
+from penstock.devices.platform.platform_status import DeviceStatus
+from penstock.devices.platform.recommendations import Findings, recommend
+from penstock.devices.platform.self_check import SelfCheckResult
 
 
 def device(platform: str, index: int = 0, used: int | None = None) -> DeviceStatus:

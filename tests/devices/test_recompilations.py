@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import structlog
 
-from penstock.devices.compile_cache import CompileCache
-from penstock.devices.compile_log import CompileLog
+from penstock.devices.programs.compile_cache import CompileCache
+from penstock.devices.programs.compile_log import CompileLog
 from tests.devices.compiled import called, leased, program
 
 Events = list[Any]

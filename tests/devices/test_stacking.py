@@ -13,10 +13,10 @@ jnp = jax.numpy
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 import penstock as ps  # noqa: E402 - what follows needs JAX
-from penstock.devices.buckets import padded_length  # noqa: E402
-from penstock.devices.configuration import current  # noqa: E402
-from penstock.devices.padding import PaddingStatistics  # noqa: E402
-from penstock.devices.stacking import Item, Stacker, on_host, split  # noqa: E402
+from penstock.devices.batches.buckets import padded_length  # noqa: E402
+from penstock.devices.batches.padding import PaddingStatistics  # noqa: E402
+from penstock.devices.batches.stacking import Item, Stacker, on_host, split  # noqa: E402
+from penstock.devices.programs.configuration import current  # noqa: E402
 
 
 def stacker_of(*parameters: str, **options: Any) -> Stacker:

@@ -96,7 +96,7 @@ LATE_IMPORT = "def late():\n    from opentelemetry import trace\n    from ..test
         ("telemetry/spans.py", "from .._errors import PenstockError", ["telemetry imports _errors"]),
         ("engine/deep/plan.py", "from ...actors.x import Y\nfrom ... import devices", ["engine imports devices"]),
         ("engine/planning.py", "from .. import devices", ["engine imports devices"]),
-        ("actors/channel.py", "from ..devices.self_check import SelfCheck", ["actors imports devices"]),
+        ("actors/channel.py", "from ..devices.platform.self_check import SelfCheck", ["actors imports devices"]),
         ("devices/dispatch.py", "from ..testing import faults", ["devices imports testing"]),
         ("devices/dispatch.py", "import jax.numpy, numpy\nfrom ..engine import plan\nfrom ..actors import x", []),
         ("engine/planning.py", "from . import frame\nfrom .._errors import PlanError\nimport asyncio, anyio", []),

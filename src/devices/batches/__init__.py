@@ -1,0 +1,1 @@
+"""Batches: calls of many requests as one run of a vectorised program."""

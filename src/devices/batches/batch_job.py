@@ -1,0 +1,116 @@
+"""Batch job: several calls of one node as one run of a vectorised program."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..dispatch.device_call import DeviceCall
+from ..dispatch.failed_arrays import ORIGINS
+from ..dispatch.jobs import Job, Route
+from ..programs.compiling import Program
+from .buckets import batch_size
+from .stacking import Item, Stacked, Stacker, on_host, split
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """How the calls of a node become the arguments of its vectorised program.
+
+    Attributes:
+        name: of the node, for errors.
+        stacker: stacks the arguments that differ from call to call.
+        stacked: their positions among the arguments of the program; those of the masks follow them all.
+        shared: positions of what is the same for all calls of a batch: parameters and static arguments.
+        parameters: which of these are parameters.
+        sizes: of batches, in ascending order.
+    """
+
+    name: str
+    stacker: Stacker
+    stacked: tuple[int, ...]
+    shared: tuple[int, ...]
+    parameters: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def arguments(self, stacked: Stacked, shared: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the program: stacked ones, those of all calls, and masks."""
+        args: list[Any] = [None] * (len(self.stacked) + len(self.shared))
+        for position, argument in zip(self.stacked, stacked.arguments, strict=True):
+            args[position] = argument
+        for position, argument in zip(self.shared, shared, strict=True):
+            args[position] = argument
+        return (*args, *stacked.masks)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """The arguments of one call, looked at before they are stacked.
+
+    Attributes:
+        item: those that are stacked.
+        shared: the others.
+    """
+
+    item: Item
+    shared: tuple[Any, ...]
+
+
+class BatchJob(Job):
+    """Runs a vectorised program for several calls.
+
+    Args:
+        program: it.
+        route: its way.
+        calls: the calls; the only argument of each is a `BatchItem`, and all are of one group.
+        on_over: called on the loop when it is over.
+        layout: how they become the arguments of the program.
+        size: rows of the batch; by default the smallest size that holds them.
+
+    Attributes:
+        stacked: what was stacked, once it was.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        route: Route,
+        calls: list[DeviceCall],
+        on_over: "Callable[[BatchJob], None]",
+        layout: BatchLayout,
+        size: int | None = None,
+    ) -> None:
+        super().__init__(program, route, calls, on_over)
+        self._layout = layout
+        self._size = size or batch_size(len(calls), layout.sizes)
+        self.stacked: Stacked | None = None
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Stack the arguments of the calls."""
+        layout = self._layout
+        shared = self.calls[0].args[0].shared
+        self.stacked = stacked = layout.stacker.stack(self._items(), self._size)
+        return self._place(layout.arguments(stacked, shared), layout.parameters)
+
+    def _items(self) -> list[Item]:
+        """Return what is to be stacked. Where an array of a call is an error, that call fails alone."""
+        items: list[Item] = []
+        calls = self.calls
+        self.calls = list[DeviceCall]()
+        failed: BaseException | None = None
+        for call in calls:
+            item: Item = call.args[0].item
+            try:
+                items.append(on_host(item))
+                self.calls.append(call)
+            except Exception as error:  # noqa: BLE001 - whatever the computation of an argument has raised
+                failed = ORIGINS.cause_of(error.with_traceback(None), item.arrays)
+                self._route.mailbox.post(call.fail, failed)
+        if not items:
+            assert failed is not None
+            raise failed
+        return items
+
+    def results_of(self, given: Any) -> list[Any]:
+        """Split what the program gave into rows."""
+        assert self.stacked is not None
+        return split(given, self.stacked, self._layout.name)

@@ -1,0 +1,165 @@
+"""Batch line: runs the batches of one node on a device, and finds out what to do with one that fails."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..._errors import DeviceError
+from ...actors.batch import Batch
+from ..dispatch.device_call import DeviceCall
+from ..dispatch.device_queue import Lane
+from .batch_job import BatchItem, BatchJob, BatchLayout
+from .bisection import Bisection, SizeLimit
+from .padding import PaddingStatistics
+
+if TYPE_CHECKING:
+    from ..dispatch.station import Station
+    from ..programs.compiling import Program
+
+
+class BatchLine:
+    """The batches of one node on one device.
+
+    Args:
+        station: the device.
+        program: the vectorised program.
+        layout: how calls become its arguments.
+        batch: how many run together.
+        prefetch: the most batches that the device holds: one runs while the next is transferred.
+        repeats: whether a batch that failed may run again, in parts.
+
+    Attributes:
+        lane: what waits.
+        padding: how much of what was stacked was padding.
+    """
+
+    def __init__(
+        self,
+        station: "Station",
+        program: "Program",
+        layout: BatchLayout,
+        batch: Batch,
+        prefetch: int,
+        *,
+        repeats: bool,
+    ) -> None:
+        self.lane = Lane(layout.name, station.queue, self._start, batch, prefetch)
+        self.padding = PaddingStatistics()
+        self._station = station
+        self._program = program
+        self._layout = layout
+        self._repeats = repeats
+        self._limit = SizeLimit(layout.sizes)
+
+    def _start(self, calls: list[DeviceCall]) -> None:
+        self.submit(calls, self._ended)
+
+    def submit(self, calls: list[DeviceCall], on_over: Callable[[BatchJob], None], size: int | None = None) -> None:
+        """Have the device run some calls as a batch of so many rows."""
+        BatchJob(self._program, self._station.route, calls, on_over, self._layout, size).submit()
+
+    def free(self) -> None:
+        """The device is done with a batch, and with all that it was tried again in."""
+        self._station.returned(self.lane)
+
+    def _ended(self, job: BatchJob) -> None:
+        if job.stacked is not None:
+            self.padding.add(job.stacked)
+        if job.error is not None and job.has_run and self._repeats and isinstance(job.error, Exception):
+            if is_out_of_memory(job.error):
+                _Halving(self, job).go_on()
+            else:
+                _Search(self, job, job.error).go_on()
+            return
+        job.settle()
+        self.free()
+
+    def exceeded(self, job: BatchJob) -> bool:
+        """Note that a batch did not fit the memory of the device; returns whether a smaller one may."""
+        assert job.stacked is not None
+        fits = self._limit.exceeded(job.stacked.size)
+        self.lane.largest = self._limit.size
+        return fits
+
+    @property
+    def device(self) -> str:
+        """Its name, for errors."""
+        return self._station.placement.name
+
+    def describe(self, call: DeviceCall) -> str:
+        """Return what a call holds, for an error."""
+        item: BatchItem = call.args[0]
+        return self._layout.stacker.describe(item.item)
+
+
+class _Search:
+    """Runs a batch that failed again in parts, until the calls that fail are alone."""
+
+    def __init__(self, owner: BatchLine, job: BatchJob, error: Exception) -> None:
+        self._owner = owner
+        self._calls = job.calls
+        self._size = None if job.stacked is None else job.stacked.size
+        self._bisection = Bisection(len(job.calls), error)
+        if len(job.calls) == 1:
+            job.calls[0].fail(error)
+
+    def go_on(self) -> None:
+        """Run the next part; at the end, the place of the batch is free."""
+        positions = self._bisection.next_batch()
+        if positions:
+            # Of the same size, whose program is there.
+            self._owner.submit([self._calls[position] for position in positions], self._ended, self._size)
+        else:
+            self._owner.free()
+
+    def _ended(self, job: BatchJob) -> None:
+        if isinstance(job.error, Exception):
+            self._bisection.failed(job.error)
+            if len(job.calls) == 1:
+                job.settle()
+        else:
+            self._bisection.succeeded()
+            job.settle()
+        self.go_on()
+
+
+class _Halving:
+    """Runs a batch that did not fit the memory of the device again in parts that are smaller."""
+
+    def __init__(self, owner: BatchLine, job: BatchJob) -> None:
+        self._owner = owner
+        self._left: list[DeviceCall] = []
+        self._too_large(job)
+
+    def go_on(self) -> None:
+        """Run the next part; at the end, the place of the batch is free."""
+        owner = self._owner
+        if self._left:
+            size = owner.lane.largest or len(self._left)
+            part, self._left = self._left[:size], self._left[size:]
+            owner.submit(part, self._ended)
+        else:
+            owner.free()
+
+    def _ended(self, job: BatchJob) -> None:
+        if job.error is not None and is_out_of_memory(job.error):
+            self._too_large(job)
+        else:
+            job.settle()
+        self.go_on()
+
+    def _too_large(self, job: BatchJob) -> None:
+        if self._owner.exceeded(job):
+            self._left = [*job.calls, *self._left]
+            return
+        for call in job.calls:
+            error = DeviceError(
+                f"one item of node {self._owner.lane.name!r} does not fit the memory of "
+                f"{self._owner.device}: {self._owner.describe(call)}"
+            )
+            error.__cause__ = job.error
+            call.fail(error)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a device had too little memory; JAX has no type of its own for that."""
+    return str(error).startswith("RESOURCE_EXHAUSTED")

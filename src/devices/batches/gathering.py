@@ -1,0 +1,117 @@
+"""Gathering: which calls of one device node run together, and when. It has no clock and runs nothing."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, Protocol, TypeVar
+
+from ...actors.batch import Batch
+from ...actors.lanes import Lanes
+
+
+class Waiting(Protocol):
+    """A call that waits."""
+
+    @property
+    def priority(self) -> int:
+        """Higher first."""
+        ...
+
+    @property
+    def group(self) -> Hashable:
+        """Calls of one group may run together."""
+        ...
+
+    @property
+    def arrived_at(self) -> float:
+        """When it began to wait."""
+        ...
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+class _Group(Generic[W]):
+    """Calls that may run together: in order of priority, and in order of arrival."""
+
+    __slots__ = ("arrivals", "lanes")
+
+    def __init__(self) -> None:
+        self.lanes: Lanes[W] = Lanes()
+        self.arrivals: OrderedDict[W, None] = OrderedDict()
+
+    @property
+    def oldest(self) -> W:
+        return next(iter(self.arrivals))
+
+
+class Gathering(Generic[W]):
+    """The calls of one node that wait: higher priorities first, first in first out within one.
+
+    Args:
+        batch: how many run together, and how long the first waits for others.
+    """
+
+    __slots__ = ("_batch", "_groups", "count")
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._groups: dict[Hashable, _Group[W]] = {}
+        self.count = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more may wait."""
+        batch = self._batch
+        return batch.max_queue is not None and self.count >= batch.max_size + batch.max_queue
+
+    def add(self, call: W) -> None:
+        """Have a call wait."""
+        group = self._groups.get(call.group)
+        if group is None:
+            group = self._groups[call.group] = _Group()
+        group.lanes.push(call, call.priority)
+        group.arrivals[call] = None
+        self.count += 1
+
+    def discard(self, call: W) -> None:
+        """Have a call wait no longer."""
+        group = self._groups.get(call.group)
+        if group is not None and group.lanes.discard(call, call.priority):
+            del group.arrivals[call]
+            self._left(group, call.group)
+
+    def all(self) -> list[W]:
+        """Return all calls that wait."""
+        return [call for group in self._groups.values() for call in group.arrivals]
+
+    def due_at(self) -> float | None:
+        """Return when the next batch has to begin, however small it is; None if there is none."""
+        if not self._groups:
+            return None
+        return min(group.oldest.arrived_at for group in self._groups.values()) + self._batch.max_wait_seconds
+
+    def take(self, now: float, size: int | None = None) -> list[W]:
+        """Take out a batch that is full, or whose first call has waited long enough; else an empty list.
+
+        Args:
+            now: the time.
+            size: the most calls, if they are fewer than the batch holds: more do not fit the device.
+        """
+        size = min(self._batch.max_size, size or self._batch.max_size)
+        found = [group for group in self._groups.values() if self._is_due(group, size, now)]
+        if not found:
+            return []
+        group = max(found, key=lambda group: (group.lanes.highest, -group.oldest.arrived_at))
+        taken = [group.lanes.pop() for _ in range(min(size, len(group.lanes)))]
+        for call in taken:
+            del group.arrivals[call]
+            self._left(group, call.group)
+        return taken
+
+    def _is_due(self, group: "_Group[W]", size: int, now: float) -> bool:
+        return len(group.lanes) >= size or now >= group.oldest.arrived_at + self._batch.max_wait_seconds
+
+    def _left(self, group: "_Group[W]", key: Hashable) -> None:
+        self.count -= 1
+        if not group.arrivals:
+            del self._groups[key]

@@ -1,0 +1,322 @@
+"""Stacking: arrays of several items become one array each, with a row per item; results become rows again.
+
+All of it happens on the host, in NumPy: 27 rows of 256 float32 take 13 us to stack there, and 228 us with jax.numpy.
+Nothing here waits for a device, except `on_host` and `split`, which read arrays that may not be computed yet: those are
+for the thread of the device.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ...actors.batch import Batch, Buckets
+from ..programs.configuration import Configuration
+from ..programs.signature import is_device_array
+from ..untyped_jax import jax
+from .buckets import padded_length
+
+# What the arguments of an item look like after padding: for each of them the structure of its pytree, and dtype and
+# shape of each array. It is hashable, and items with equal ones can be stacked.
+Signature: TypeAlias = tuple[tuple[Any, tuple[tuple[Any, tuple[int, ...]], ...]], ...]
+# An array of NumPy or JAX, or one of NumPy's scalars.
+Array: TypeAlias = Any
+
+_NUMPY: Final[tuple[type[Any], ...]] = (np.ndarray, np.generic)
+_OF_PYTHON: Final = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
+
+
+class Item(NamedTuple):
+    """The arguments of one item, ready to be stacked.
+
+    Attributes:
+        signature: items with equal ones can be stacked.
+        arrays: those of all arguments, not copied.
+        lengths: for each padded argument, its lengths along the padded axes.
+        is_on_host: whether all arrays are NumPy's; those of JAX may not be computed yet.
+    """
+
+    signature: Signature
+    arrays: tuple[Array, ...]
+    lengths: tuple[tuple[int, ...], ...]
+    is_on_host: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """The arguments of a batch.
+
+    Its buffers are new, and nobody else's. They belong to JAX as soon as they are passed to it, which on CPU may use
+    them in place: they are not to be written to again, or used for another batch.
+
+    Attributes:
+        arguments: one pytree for each parameter; its arrays have one row per item, and rows of padding.
+        masks: for each padded parameter an array of bool, with the padded lengths as the shape of a row.
+        count: items.
+        size: rows.
+        real_elements: elements of the items' arrays.
+        elements: elements of the arguments' arrays.
+    """
+
+    arguments: tuple[Any, ...]
+    masks: tuple[Array, ...]
+    count: int
+    size: int
+    real_elements: int
+    elements: int
+
+
+class Stacker:
+    """Stacks the arguments of one node's items.
+
+    Args:
+        node: its name, for errors.
+        parameters: names of the parameters whose arguments are stacked.
+        batch: which axes are padded, and to which lengths.
+
+    Attributes:
+        padded: those of the parameters that are padded, in their order; masks have it too.
+    """
+
+    def __init__(self, node: str, parameters: Sequence[str], batch: Batch) -> None:
+        self._node = node
+        self._length_buckets: Buckets = batch.length_buckets
+        axes = [batch.pad_axes.get(parameter, ()) for parameter in parameters]
+        self._parameters = [
+            (name, (each,) if isinstance(each, int) else each) for name, each in zip(parameters, axes, strict=True)
+        ]
+        self.padded = tuple(name for name, each in self._parameters if each)
+
+    def item(self, arguments: Sequence[Any], configuration: Configuration) -> Item:
+        """Look at the arguments of an item, without copying or waiting for them; it takes about 2 us.
+
+        Args:
+            arguments: one pytree of arrays for each parameter. A Python number in it counts as an array of JAX's dtype
+                for it.
+            configuration: that the program is compiled under: 64-bit dtypes are 32-bit ones unless x64 is on.
+
+        Raises:
+            TypeError: something in it is not an array.
+            ValueError: an array is too long, too short of axes, or a number too large.
+        """
+        dtypes = configuration.dtypes
+        signature: list[Any] = []
+        arrays: list[Array] = []
+        lengths: list[tuple[int, ...]] = []
+        for (parameter, axes), argument in zip(self._parameters, arguments, strict=True):
+            try:
+                leaves, structure = jax.tree.flatten(argument)
+                # The common case first: it is the price of each item.
+                found = [leaf if type(leaf) is np.ndarray else _as_array(leaf, dtypes) for leaf in leaves]
+                kinds = [(_dtype(array.dtype, dtypes), array.shape) for array in found]
+            except (TypeError, ValueError) as error:
+                raise self._refusal(parameter, argument, dtypes, error) from error
+            if axes:
+                lengths.append(self._lengths(parameter, axes, kinds))
+                kinds = [(dtype, self._padded(parameter, axes, shape)) for dtype, shape in kinds]
+            signature.append((structure, tuple(kinds)))
+            arrays += found
+        if not arrays:
+            raise TypeError(f"node {self._node!r} has batch=, and its arguments hold no array that could be stacked")
+        is_on_host = {*map(type, arrays)} == {np.ndarray}
+        return Item(tuple(signature), tuple(arrays), tuple(lengths), is_on_host)
+
+    def stack(self, items: Sequence[Item], size: int) -> Stacked:
+        """Stack items with equal signatures, padded by repeating the last one, and each with zeros up to its lengths.
+
+        A repeated row computes nothing that the row itself does not: no NaN that only padding has.
+
+        Args:
+            items: at least one, with their arrays `on_host`.
+            size: rows to make, at least as many as items.
+        """
+        count = len(items)
+        signature = items[0].signature
+        assert count <= size
+        assert all(item.signature == signature for item in items)
+        columns = zip(*[item.arrays for item in items], strict=True)
+        arguments: list[Any] = []
+        masks: list[Array] = []
+        real_elements = elements = 0
+        for (_, axes), (structure, kinds) in zip(self._parameters, signature, strict=True):
+            stacked: list[Array] = []
+            for (dtype, shape), rows in zip(kinds, columns, strict=False):
+                make = _column_of_lengths if axes else _column
+                stacked.append(make(rows, dtype, shape, size))
+                elements += size * math.prod(shape)
+                real_elements += sum([row.size for row in rows]) if axes else count * math.prod(shape)
+            if axes:
+                lengths = [item.lengths[len(masks)] for item in items]
+                masks.append(_mask(lengths, [kinds[0][1][axis] for axis in axes], size))
+            arguments.append(structure.unflatten(stacked))
+        return Stacked(tuple(arguments), tuple(masks), count, size, real_elements, elements)
+
+    def describe(self, item: Item) -> str:
+        """Return what an item holds, as it is padded, for an error: "tokens int32[128], scale float32[]; 516 bytes"."""
+        texts: list[str] = []
+        size = 0
+        for (parameter, _), (_, kinds) in zip(self._parameters, item.signature, strict=True):
+            for dtype, shape in kinds:
+                texts.append(f"{parameter} {dtype}[{','.join(map(str, shape))}]")
+                size += math.prod(shape) * dtype.itemsize
+        return f"{', '.join(texts)}; {size:,} bytes"
+
+    def _lengths(
+        self, parameter: str, axes: tuple[int, ...], kinds: list[tuple[Any, tuple[int, ...]]]
+    ) -> tuple[int, ...]:
+        """Return the lengths of an argument's arrays along its padded axes."""
+        what = f"node {self._node!r}, argument {parameter!r}"
+        for _, shape in kinds:
+            if max(axes) >= len(shape):
+                raise ValueError(f"{what}: pad_axes= names axis {max(axes)}, and an array has the shape {shape}")
+        found = {tuple([shape[axis] for axis in axes]) for _, shape in kinds}
+        if len(found) != 1:
+            raise ValueError(
+                f"{what}: it is padded, and its arrays have different lengths {sorted(found)} along axis "
+                f"{', '.join(map(str, axes))}: pass them as several arguments"
+                if found
+                else f"{what}: it is padded, and holds no array"
+            )
+        return found.pop()
+
+    def _padded(self, parameter: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+        padded = list(shape)
+        for axis in axes:
+            length = padded_length(shape[axis], self._length_buckets)
+            if length is None:
+                raise ValueError(
+                    f"node {self._node!r}, argument {parameter!r}: its length is {shape[axis]} along axis {axis}, and "
+                    f"the last of length_buckets={self._length_buckets} is shorter: shorten it, or add a bucket"
+                )
+            padded[axis] = length
+        return tuple(padded)
+
+    def _refusal(self, parameter: str, argument: Any, dtypes: dict[Any, Any], error: Exception) -> Exception:
+        """Return the error of an argument of which something cannot be stacked, with the place in it."""
+        place = parameter
+        with suppress(TypeError, ValueError):  # of the leaf that is refused, whose place this is; or of the whole
+            for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
+                place = parameter + jax.tree_util.keystr(path)
+                _dtype(_as_array(leaf, dtypes).dtype, dtypes)
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        return kind(f"node {self._node!r}, argument {place!r}: {error}")
+
+
+def on_host(item: Item) -> Item:
+    """Return an item whose arrays are NumPy's: it waits for those that a device still computes.
+
+    Raises:
+        Exception: whatever the computation of an array has raised.
+    """
+    if item.is_on_host:
+        return item
+    return item._replace(arrays=tuple(map(np.asarray, item.arrays)), is_on_host=True)
+
+
+def split(result: Any, stacked: Stacked, node: str) -> list[Any]:
+    """Split the result of a batch into those of its items; it waits for it.
+
+    Args:
+        result: a pytree of arrays with one row per row of the arguments.
+        stacked: the arguments.
+        node: its name, for errors.
+
+    Returns:
+        One pytree for each item. Its arrays are read-only views of the batch's, which they keep alive.
+
+    Raises:
+        ValueError: an array of the result has not one row for each of the arguments.
+    """
+    leaves, structure = jax.tree.flatten(result)
+    columns: list[list[Array]] = []
+    for leaf in leaves:
+        array = np.asarray(leaf)
+        if array.shape[:1] != (stacked.size,):
+            raise ValueError(
+                f"node {node!r} has batch=, and an array of its result has the shape {array.shape}; the first axis is "
+                f"that of the batch, of {stacked.size} items"
+            )
+        if array.flags.writeable:
+            array = array.view()
+            array.flags.writeable = False
+        columns.append(_rows(array, stacked.count))
+    if not columns:
+        return [result] * stacked.count
+    if leaves[0] is result:
+        return columns[0]
+    return [structure.unflatten(row) for row in zip(*columns, strict=True)]
+
+
+def _rows(array: Array, count: int) -> list[Array]:
+    # Without the ellipsis, the rows of a vector would be scalars of NumPy, and not arrays as without a batch.
+    return list(array[:count]) if array.ndim > 1 else [array[row, ...] for row in range(count)]
+
+
+def _as_array(leaf: Any, dtypes: dict[Any, Any]) -> Array:
+    """Return an array as it is, and a number as an array.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: the number is too large.
+    """
+    kind: type[Any] = leaf.__class__
+    if issubclass(kind, np.ma.MaskedArray):
+        raise TypeError("a masked array has no place on a device: pass its data and its mask as two arrays")
+    if issubclass(kind, _NUMPY):
+        return np.asarray(leaf)
+    if is_device_array(leaf):
+        return leaf
+    if kind in _OF_PYTHON:
+        try:
+            return np.asarray(leaf, _dtype(np.dtype(_OF_PYTHON[kind]), dtypes))
+        except OverflowError as error:
+            raise ValueError(f"{error}; it would need 64 bits, which jax_enable_x64 gives") from error
+    raise TypeError(f"{kind.__name__} is not an array or a number: convert it to an array first, or name it in static=")
+
+
+def _dtype(dtype: Any, dtypes: dict[Any, Any]) -> Any:
+    """Return what a dtype becomes as an argument.
+
+    Raises:
+        TypeError: JAX does not compute with it.
+    """
+    found = dtypes.get(dtype)
+    if found is None:
+        try:
+            found = dtypes[dtype] = jax.typeof(np.zeros((), dtype)).dtype
+        except TypeError as error:
+            raise TypeError(
+                f"an array of {dtype} cannot be stacked for a device: convert it to an array of numbers first"
+            ) from error
+    return found
+
+
+def _column(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ...], size: int) -> Array:
+    column = np.empty((size, *shape), dtype)
+    column[: len(rows)] = rows
+    column[len(rows) :] = rows[-1]
+    return column
+
+
+def _column_of_lengths(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ...], size: int) -> Array:
+    column = np.zeros((size, *shape), dtype)
+    for index, row in enumerate(rows):
+        real: Any = (index, *map(slice, row.shape))
+        column[real] = row
+    column[len(rows) :] = column[len(rows) - 1]
+    return column
+
+
+def _mask(lengths: list[tuple[int, ...]], padded: list[int], size: int) -> Array:
+    """Return which elements are real: an array of a row for each item and of padding, with the padded lengths."""
+    by_axis = np.array(lengths + [lengths[-1]] * (size - len(lengths))).T
+    masks: list[Array] = []
+    for axis, (real, length) in enumerate(zip(by_axis, padded, strict=True)):
+        along = [1] * len(padded)
+        along[axis] = length
+        masks.append((np.arange(length) < real[:, None]).reshape(size, *along))
+    return reduce(np.logical_and, masks)

@@ -1,0 +1,110 @@
+"""Device call: one call of a function on a device, from the moment at which it waits to its result."""
+
+import asyncio
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..programs.compiling import Program
+
+
+class DeviceCall:
+    """One call that waits, runs, and gives its caller a result.
+
+    A call that runs cannot be stopped: its caller is released at once, and whoever closes the scope waits for it.
+
+    Attributes:
+        program: what it runs.
+        args: the arguments, one for each parameter.
+        result: what the caller waits for.
+        hands_on: the caller gets the result before it is ready, to give it to another call.
+        priority: higher first.
+        deadline: when nobody will wait for it any more, in the loop's time.
+        group: calls of one group may run together.
+        label: of the node in its graph; None for what is no node.
+        size_bytes: of the arguments that may have to be transferred.
+        arrived_at: when it began to wait, in the loop's time.
+        started: whether it was handed to the device, and cannot be taken back.
+        returned: whether the device has nothing to do with it any more.
+    """
+
+    __slots__ = (
+        "_on_returned", "args", "arrived_at", "deadline", "group", "hands_on", "label", "priority", "program", "result",
+        "returned", "size_bytes", "started",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        program: "Program",
+        args: tuple[Any, ...],
+        *,
+        hands_on: bool = False,
+        priority: int = 0,
+        deadline: float | None = None,
+        group: Hashable = None,
+        label: str | None = None,
+        size_bytes: int = 0,
+    ) -> None:
+        self.program = program
+        self.args: tuple[Any, ...] = args
+        self.result: asyncio.Future[Any] = loop.create_future()
+        self.hands_on = hands_on
+        self.priority = priority
+        self.deadline = deadline
+        self.group = group
+        self.label = label
+        self.size_bytes = size_bytes
+        self.arrived_at = loop.time()
+        self.started = False
+        self.returned = False
+        self._on_returned: list[Callable[[], None]] = []
+
+    def is_wanted(self, now: float) -> bool:
+        """Whether somebody waits for the result, and will when it comes."""
+        return not self.result.done() and (self.deadline is None or now < self.deadline)
+
+    def hand_on(self, value: Any) -> None:
+        """Give the caller a result that is not ready yet, unless it has left."""
+        if not self.result.done():
+            self.result.set_result(value)
+
+    def finish(self, value: Any) -> None:
+        """Give the caller the result, unless it has it or has left; the device is done with it."""
+        self.hand_on(value)
+        self._return()
+
+    def fail(self, error: BaseException) -> None:
+        """Raise an error in the caller, unless it has left; the device is done with it."""
+        if not self.result.done():
+            if isinstance(error, StopIteration):  # a future refuses it
+                substitute = RuntimeError("a device call raised StopIteration, which cannot travel through a future")
+                substitute.__cause__ = error
+                error = substitute
+            self.result.set_exception(error)
+        self._return()
+
+    def drop(self) -> None:
+        """Forget it: it will not run."""
+        self.result.cancel()
+        self._return()
+
+    def expire(self) -> None:
+        """Forget it: it will not run. Its caller is released by its own deadline, which says more."""
+        self._return()
+
+    def abandon(self) -> bool:
+        """Nobody waits for it any more; returns whether the device is still busy with it."""
+        self.result.cancel()
+        return self.started and not self.returned
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the device is done with it."""
+        self._on_returned.append(callback)
+
+    def _return(self) -> None:
+        self.returned = True
+        self.args = ()
+        callbacks, self._on_returned = self._on_returned, []
+        for callback in callbacks:
+            callback()

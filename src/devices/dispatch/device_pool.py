@@ -1,0 +1,103 @@
+"""Device pool: the devices that one Engine uses, each with its queue and its lease on the device's thread."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, cast
+
+from ..._errors import EngineClosedError
+from ...actors.loop_mailbox import LoopMailbox
+from ...actors.uninterrupted import uninterrupted
+from ..jax_import import start_backends
+from ..jax_types import is_device
+from ..platform.placement import Placement
+from ..platform.selection import following, select
+from ..programs.compile_cache import CACHE
+from .station import Station
+
+R = TypeVar("R")
+
+
+class DevicePool:
+    """The devices that one Engine uses; one is opened when it is first used."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._mailbox = LoopMailbox(self._loop)
+        self._stations: dict[Placement, Station] = {}
+        self._by_name: dict[tuple[Hashable, int], tuple[Station, ...]] = {}
+        self._opening: set[asyncio.Future[Any]] = set()
+        self._closed = False
+        CACHE.acquire()
+
+    def opened(self, device: Hashable, replicas: int = 1) -> "tuple[Station, ...] | None":
+        """Return devices that were opened before by this name and number; None if they were not."""
+        return self._by_name.get((device, replicas))
+
+    async def open(self, device: Hashable, replicas: int = 1) -> "tuple[Station, ...]":
+        """Return a device, as `select` names it, and those that follow it.
+
+        Args:
+            device: the first one.
+            replicas: how many.
+
+        Raises:
+            DeviceError: there is no such device, or there are fewer.
+            EngineClosedError: the Engine was closed.
+        """
+        # The first use of JAX takes seconds: it is loaded, and looks for devices.
+        placements = await self._off_the_loop(lambda: _placements_of(device, replicas))
+        if self._closed:
+            raise EngineClosedError(f"device {device} was not opened: its Engine was closed")
+        stations = self._by_name[device, replicas] = tuple(map(self._station, placements))
+        return stations
+
+    def _station(self, placement: Placement) -> Station:
+        station = self._stations.get(placement)
+        if station is None:
+            station = self._stations[placement] = Station(placement, self._mailbox, self._loop)
+        return station
+
+    async def aclose(self) -> None:
+        """Refuse more calls, wait for those that run, and give the threads back."""
+        if self._closed:
+            return
+        self._closed = True
+        await uninterrupted(self._close())
+
+    async def _close(self) -> None:
+        if self._opening:
+            await asyncio.wait(self._opening)
+        for station in self._stations.values():
+            await station.close()
+        await CACHE.arelease()
+
+    def _opened(self, done: "asyncio.Future[Any]") -> None:
+        self._opening.discard(done)
+        done.exception()  # it is retrieved, also if whoever asked has left
+
+    async def _off_the_loop(self, function: Callable[[], R]) -> R:
+        """Call a function on a thread of its own, which the pool waits for."""
+        done: asyncio.Future[R] = self._loop.create_future()
+
+        def work() -> None:
+            try:
+                self._mailbox.post(done.set_result, function())
+            except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+                self._mailbox.post(done.set_exception, error)
+
+        thread = threading.Thread(target=work, name="penstock-device-open", daemon=False)
+        thread.start()
+        self._opening.add(done)
+        done.add_done_callback(lambda _: thread.join())  # it has nothing left to do but return
+        done.add_done_callback(self._opened)
+        await asyncio.wait([done])  # whoever is cancelled meanwhile leaves it to the end of the pool
+        return done.result()
+
+
+def _placements_of(device: Any, replicas: int) -> list[Placement]:
+    start_backends()
+    found = cast("Any", select(device))
+    if not is_device(found):
+        return [Placement.of_mesh(found)]
+    return [Placement.of_device(one) for one in following(found, replicas)]

@@ -1,0 +1,256 @@
+"""Device queue: what waits for a device on one event loop, and what is handed to it next."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from ..._errors import EngineClosedError, Overloaded
+from ...actors.batch import Batch
+from ...actors.condition import Condition
+from ..batches.gathering import Gathering
+from .device_call import DeviceCall
+
+# Jobs of all nodes that the device's thread holds ahead.
+DEFAULT_WINDOW = 32
+
+# Of arguments that the device's thread holds ahead, of all nodes. A batch that takes long to transfer is as large as
+# this, or smaller: 256 MB are 20 ms and more over PCIe, and a small part of the memory of a device.
+DEFAULT_WINDOW_BYTES = 256 * 1024 * 1024
+
+
+class Start(Protocol):
+    """Has the device run some calls together."""
+
+    def __call__(self, calls: list[DeviceCall], /) -> None:
+        """Begin; `DeviceQueue.returned` is called in the end."""
+        ...
+
+
+class Lane:
+    """The calls of one node that wait for a device.
+
+    Args:
+        name: name of the node, for errors.
+        queue: of the device.
+        start: has the device run some of them together.
+        batch: how many those are; None for one by one.
+        limit: the most jobs of this node that the device holds.
+    """
+
+    def __init__(self, name: str, queue: "DeviceQueue", start: Start, batch: Batch | None, limit: int) -> None:
+        self.name = name
+        self.queue = queue
+        self.start = start
+        self.waiting: Gathering[DeviceCall] = Gathering(batch or _ONE_BY_ONE)
+        self.gathers = batch is not None
+        self.free = limit
+        self.largest: int | None = None  # more calls together than these did not fit the device
+        self.served = 0.0
+        self.replicas: tuple[Lane, ...] = (self,)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the device would take more of it."""
+        return self.free > 0 and self.queue.has_room
+
+    @property
+    def is_next(self) -> bool:
+        """Whether no other device that has a copy of the node, and room, is less busy."""
+        return all(self.queue.running <= one.queue.running for one in self.replicas if one.has_room)
+
+
+def share(lanes: Sequence[Lane]) -> None:
+    """Have several devices take the calls of one node, each when it is the next free one."""
+    for lane in lanes:
+        lane.waiting = lanes[0].waiting
+        lane.replicas = tuple(lanes)
+
+
+_ONE_BY_ONE = Batch(1)
+
+
+class DeviceQueue:
+    """What waits for one device or mesh on one event loop.
+
+    Nodes take turns by item: the one that had the fewest is next. A batch is made when the device has room for it,
+    so requests gather while it is busy, and nobody waits for others beyond `max_wait_seconds`.
+
+    Args:
+        name: of the device.
+        loop: the event loop.
+        window: the most jobs that the device holds.
+        window_bytes: of their arguments; once the device holds as much, it gets no more until one has ended.
+
+    Attributes:
+        running: jobs that it holds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        window: int = DEFAULT_WINDOW,
+        window_bytes: int = DEFAULT_WINDOW_BYTES,
+    ) -> None:
+        self._name = name
+        self._loop = loop
+        self._window = window
+        self._window_bytes = window_bytes
+        self._busy: dict[Lane, None] = {}  # those with calls that wait
+        self.running = 0
+        self._held_bytes = 0
+        self._look_armed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._idle = Condition()
+
+    def submit(self, lane: Lane, call: DeviceCall) -> None:
+        """Have a call run; its result comes through its future.
+
+        Raises:
+            EngineClosedError: the Engine was closed.
+            Overloaded: too many calls wait.
+        """
+        if self._closed:
+            raise EngineClosedError(f"device {self._name} takes no more calls: its Engine was closed")
+        if lane.waiting.is_full:
+            self._drop_unwanted(lane)
+            if lane.waiting.is_full:
+                raise Overloaded(
+                    f"node {lane.name!r} refuses an item: {lane.waiting.count} wait already, as many as one batch and "
+                    "max_queue= of its Batch"
+                )
+        lane.waiting.add(call)
+        if len(lane.replicas) == 1:
+            self._offer(lane)
+        else:
+            for one in sorted(lane.replicas, key=lambda one: one.queue.running):
+                one.queue._offer(one)
+
+    def withdraw(self, lane: Lane, call: DeviceCall) -> None:
+        """Nobody waits for a call any more: free its place at once, unless it runs."""
+        if not call.started and not call.returned:
+            self._take_out(lane, call)
+            call.drop()
+
+    def returned(self, lane: Lane) -> None:
+        """The device is done with a job."""
+        self.running -= 1
+        lane.free += 1
+        if self._busy:
+            self._look()
+        if not self.running:
+            self._idle.notify_all()
+
+    async def close(self) -> None:
+        """Refuse more calls, drop those that wait, and wait for those that run."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for lane in list(self._busy):
+            for call in lane.waiting.all():
+                lane.waiting.discard(call)
+                call.fail(EngineClosedError("the Engine was closed while this call waited for a device"))
+        self._busy.clear()
+        await self._idle.wait_for(lambda: not self.running)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes more jobs."""
+        return self.running < self._window and not self._closed
+
+    def _offer(self, lane: Lane) -> None:
+        """Take from a lane, as soon as it is its turn."""
+        if lane not in self._busy:
+            # One that was idle does not catch up on what the others had meanwhile.
+            lane.served = max(lane.served, min((other.served for other in self._busy), default=0.0))
+            self._busy[lane] = None
+        if lane.gathers:
+            self._look_soon()  # after what else comes in this turn of the loop
+        else:
+            self._look()
+
+    def _look_soon(self) -> None:
+        if not self._look_armed:
+            self._look_armed = True
+            self._loop.call_soon(self._look)
+
+    def _look(self, due: float = 0.0) -> None:
+        """Hand jobs to the device, as long as it takes more."""
+        self._look_armed = False
+        if self._closed:
+            return
+        now = max(self._loop.time(), due)  # a timer may run a clock's tick too early
+        before = self.running
+        while self._has_room and (found := self._next(now)) is not None:
+            lane, calls = found
+            lane.free -= 1
+            lane.served += len(calls)
+            self.running += 1
+            for call in calls:
+                call.started = True
+                if call.size_bytes:
+                    self._held_bytes += call.size_bytes
+                    call.then(partial(self._returned_bytes, call.size_bytes))
+            lane.start(calls)
+        if self.running != before:
+            self._tell_replicas()
+        self._arm_timer(now)
+
+    def _tell_replicas(self) -> None:
+        """Have other devices look, which may be the next free ones now."""
+        for lane in self._busy:
+            for one in lane.replicas:
+                if one is not lane and one.has_room:
+                    one.queue._look_soon()
+
+    def _next(self, now: float) -> tuple[Lane, list[DeviceCall]] | None:
+        for lane in sorted(self._busy, key=lambda lane: lane.served) if len(self._busy) > 1 else list(self._busy):
+            while lane.free and lane.is_next and (taken := lane.waiting.take(now, lane.largest)):
+                _forget_if_empty(lane)
+                wanted = [call for call in taken if self._is_wanted(call, now)]
+                if wanted:
+                    return lane, wanted
+        return None
+
+    def _is_wanted(self, call: DeviceCall, now: float) -> bool:
+        if call.is_wanted(now):
+            return True
+        call.expire()  # it costs the device nothing
+        return False
+
+    @property
+    def _has_room(self) -> bool:
+        return self.running < self._window and self._held_bytes < self._window_bytes
+
+    def _returned_bytes(self, size_bytes: int) -> None:
+        self._held_bytes -= size_bytes
+
+    def _drop_unwanted(self, lane: Lane) -> None:
+        now = self._loop.time()
+        for call in lane.waiting.all():
+            if not call.is_wanted(now):
+                self._take_out(lane, call)
+                call.expire()
+
+    def _take_out(self, lane: Lane, call: DeviceCall) -> None:
+        lane.waiting.discard(call)
+        _forget_if_empty(lane)
+
+    def _arm_timer(self, now: float) -> None:
+        """Look again when the next batch is due, if only time keeps it from running."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._has_room:
+            return
+        times = [due for lane in self._busy if lane.free and (due := lane.waiting.due_at()) is not None]
+        if times and min(times) > now:
+            self._timer = self._loop.call_at(min(times), self._look, min(times))
+
+
+def _forget_if_empty(lane: Lane) -> None:
+    if not lane.waiting.count:
+        for one in lane.replicas:
+            one.queue._busy.pop(one, None)

@@ -1,0 +1,226 @@
+"""Jobs: one call, or a batch of calls, on its way through the dispatch thread."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..._errors import DeviceError
+from ..programs.exception_twins import twin_of
+from ..programs.signature import is_device_array
+from ..untyped_jax import jax
+from .device_call import DeviceCall
+from .failed_arrays import ORIGINS, Origin
+
+if TYPE_CHECKING:
+    from ...actors.loop_mailbox import LoopMailbox
+    from ..programs.compile_cache import CompileCache
+    from ..programs.compiling import Program
+    from .dispatch_thread import DispatchThread
+    from .parameters import PlacedParameters
+
+
+@dataclass(frozen=True)
+class Route:
+    """What the jobs of one device and event loop have in common.
+
+    Attributes:
+        thread: where they are dispatched; one whose program has to be compiled first comes back to it.
+        cache: where executables are.
+        mailbox: brings outcomes to the loop.
+        parameters: what lies on the device for good.
+    """
+
+    thread: "DispatchThread"
+    cache: "CompileCache"
+    mailbox: "LoopMailbox"
+    parameters: "PlacedParameters"
+
+
+class Job:
+    """Runs a compiled program for some calls.
+
+    Its methods are called on the threads of the device. When it is over, `on_over` is called on the loop with the job.
+
+    Attributes:
+        calls: whom it is for.
+        results: one for each call, once it has ended well.
+        error: why it failed.
+        has_run: whether the device has seen it: it was not skipped, and its program was compiled.
+    """
+
+    def __init__(
+        self, program: "Program", route: Route, calls: list[DeviceCall], on_over: Callable[[Any], None]
+    ) -> None:
+        self.calls = calls
+        self.results: list[Any] = []
+        self.error: BaseException | None = None
+        self.has_run = False
+        self._program = program
+        self._route = route
+        self._on_over = on_over
+        self._not_compiled: BaseException | None = None
+        self._args: tuple[Any, ...] | None = None
+        self._given: Any = None
+        self._origin: Origin | None = None
+        self._is_over = False
+
+    def settle(self) -> None:
+        """Give each call its result, or an error of its own; on the loop."""
+        if self.error is not None:
+            for index, call in enumerate(self.calls):
+                call.fail(twin_of(self.error) if index else self.error)
+        elif self.results:
+            for call, result in zip(self.calls, self.results, strict=True):
+                call.finish(result)
+        else:
+            for call in self.calls:
+                call.drop()  # it was skipped: nobody waits
+
+    def submit(self) -> None:
+        """Have it run."""
+        self._route.thread.submit(self)
+
+    def begin(self) -> bool:
+        """Return whether anybody still wants it."""
+        if all(call.result.cancelled() for call in self.calls):
+            self._over()
+            return False
+        return True
+
+    def dispatch(self) -> list[Any] | None:
+        """Enqueue the program, or have it compiled first; returns what it will give."""
+        if self._not_compiled is not None:
+            raise self._not_compiled
+        if self._args is None:
+            self._args = self.arguments()
+        executable = self._route.cache.find(self._program, self._args)
+        if executable is None:
+            self._route.cache.compile(self._program, self._args, self._compiled)
+            return None
+        self.has_run = True
+        try:
+            self._given = executable(*self._args)
+        except Exception as error:
+            self._explain(error)
+            raise
+        arrays: list[Any] = jax.tree.leaves(self._given)
+        self.dispatched(self._given, arrays)
+        return arrays
+
+    def inputs(self) -> Iterable[Any]:
+        """The arrays that it reads."""
+        arrays: list[Any] = jax.tree.leaves(self._args)
+        return arrays
+
+    def ready(self) -> None:
+        """Give the callers their results."""
+        try:
+            self.results = self.results_of(self._given)
+        except Exception as error:  # noqa: BLE001 - what the function gives is not what it should: its callers learn it
+            self.error = error
+        self._over()
+
+    def failed(self, error: BaseException) -> None:
+        """Tell the callers."""
+        self.error = error
+        self._over()
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the arguments of the program."""
+        raise NotImplementedError
+
+    def dispatched(self, given: Any, arrays: list[Any]) -> None:
+        """The program is enqueued, and will give this, which is made of these arrays."""
+
+    def results_of(self, given: Any) -> list[Any]:
+        """Return the result of each call, from what the program gave."""
+        raise NotImplementedError
+
+    def _place(self, args: tuple[Any, ...], parameters: tuple[int, ...]) -> tuple[Any, ...]:
+        """Return arguments with those that are parameters as they lie on the device."""
+        if not parameters:
+            return args
+        placed = self._route.parameters
+        placed.placed_since(self._route.thread.restarts)
+        return tuple([
+            placed.place((self._program, index), arg) if index in parameters else arg
+            for index, arg in enumerate(args)
+        ])  # fmt: skip
+
+    def _compiled(self, found: object) -> None:
+        if isinstance(found, BaseException):
+            self._not_compiled = found
+        self.submit()
+
+    def _explain(self, error: Exception) -> None:
+        """Say more than JAX does about NaNs, and about an argument that an earlier call has donated."""
+        assert self._args is not None
+        # JAX's own `jit` turns this private type into the public one.
+        if type(error).__name__ == "InternalFloatingPointError":
+            kind = "infinity" if "inf" in error.args[1:] else "NaN"
+            raise FloatingPointError(
+                f"{self._program.name!r} gave a {kind}, which jax_debug_nans or jax_debug_infs refuses"
+            ) from error
+        for position, arg in enumerate(self._args):
+            if any(is_device_array(leaf) and leaf.is_deleted() for leaf in jax.tree.leaves(arg)):
+                raise DeviceError(
+                    f"{self._program.name!r}: the memory of argument {self._program.parameter(position)!r} was donated "
+                    "to an earlier call, and it cannot be read again: pass what that call returned, or do not donate it"
+                ) from error
+
+    def _over(self) -> None:
+        if self._is_over:  # the thread has died in it
+            return
+        self._is_over = True
+        if self._origin is not None:
+            self._origin.over(self.error)
+        self._args = self._given = None
+        self._route.mailbox.post(self._on_over, self)
+
+
+class SingleJob(Job):
+    """Runs a program for one call.
+
+    Args:
+        program: it.
+        route: its way.
+        call: the call.
+        on_over: called on the loop when it is over.
+        parameters: positions of the arguments that are parameters.
+    """
+
+    def __init__(
+        self,
+        program: "Program",
+        route: Route,
+        call: DeviceCall,
+        on_over: "Callable[[Job], None]",
+        parameters: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(program, route, [call], on_over)
+        self._call_args = call.args
+        self._parameters = parameters
+        self._hands_on = call.hands_on
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the arguments of the call."""
+        args, self._call_args = self._place(self._call_args, self._parameters), ()
+        # The caller goes on before the program has run, and may change a buffer that on a CPU is the argument itself.
+        return jax.tree.map(_own, args) if self._hands_on else args
+
+    def dispatched(self, given: Any, arrays: list[Any]) -> None:
+        """Hand the result on, if the caller is content with that."""
+        if self._hands_on:
+            self._origin = Origin(self.calls[0].label, self.inputs())
+            ORIGINS.add(arrays, self._origin)
+            self._route.mailbox.post(self.calls[0].hand_on, given)
+
+    def results_of(self, given: Any) -> list[Any]:
+        """Return what the program gave."""
+        return [given]
+
+
+def _own(leaf: Any) -> Any:
+    return np.array(leaf) if issubclass(type(leaf), np.ndarray) else leaf

@@ -1,0 +1,100 @@
+"""Parameters: pytrees that come from resources, placed on a device once and not with every call."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..._errors import DeviceError
+from ..programs.resharding import reshard
+from ..programs.signature import is_device_array
+from ..untyped_jax import jax
+
+if TYPE_CHECKING:
+    from ..programs.compiling import Program
+
+
+class PlacedParameters:
+    """The parameters that programs use on one device or mesh.
+
+    Every argument that is a parameter keeps its present value placed; one that was reloaded is let go with the last
+    call that uses it. Arguments of several nodes that are the same object share a placed copy.
+    """
+
+    def __init__(self) -> None:
+        self._present: dict[tuple[Program, int], _Placed] = {}
+        self._restarts = 0
+
+    def place(self, user: "tuple[Program, int]", value: Any) -> Any:
+        """Return a parameter as it lies on the device; on the dispatch thread, and it may still be on its way.
+
+        Args:
+            user: the program and the position of the argument; while it uses a value, that stays placed.
+            value: the parameter, told apart from others by identity.
+        """
+        present = self._present.get(user)
+        if present is None or present.value is not value:
+            program, position = user
+            specs = None if program.in_specs is None else program.in_specs[position]
+            same = (one for one in self._present.values() if one.value is value and one.specs == specs)
+            present = next(same, None) or _Placed(value, specs, _put(_own(value), program.shardings(position, value)))
+            self._present[user] = present
+        return present.placed
+
+    def placed_since(self, restarts: int) -> None:
+        """Let go of what was placed before the thread of the device was restarted for the last time."""
+        if restarts != self._restarts:
+            self._restarts = restarts
+            self._present.clear()
+
+    def forget(self, user: "tuple[Program, int]") -> None:
+        """Let go of what an argument used."""
+        self._present.pop(user, None)
+
+
+def _own(value: Any) -> Any:
+    """Return a pytree whose arrays of NumPy nobody else writes to: on a CPU, they would be used in place."""
+
+    def own(leaf: Any) -> Any:
+        return np.array(leaf) if issubclass(type(leaf), np.ndarray) else leaf
+
+    return jax.tree.map(own, value)
+
+
+def check_same_shapes(old: Any, new: Any) -> None:
+    """Refuse parameters for which programs would have to be compiled anew.
+
+    Raises:
+        DeviceError: the structure, a shape or a dtype differs.
+    """
+    before, structure = jax.tree_util.tree_flatten_with_path(old)
+    after, other = jax.tree_util.tree_flatten_with_path(new)
+    remedy = "parameters with other shapes are those of another model: deploy it beside this one"
+    if structure != other:
+        raise DeviceError(f"the new parameters have the structure {other}, the present ones {structure}; {remedy}")
+    for (path, left), (_, right) in zip(before, after, strict=True):
+        if _kind(left) != _kind(right):
+            place = jax.tree_util.keystr(path) or "the top"
+            raise DeviceError(
+                f"the new parameters have {_kind(right)} at {place}, the present ones {_kind(left)}; {remedy}"
+            )
+
+
+def _kind(leaf: Any) -> str:
+    shaped = jax.eval_shape(lambda: leaf) if not hasattr(leaf, "dtype") else leaf
+    return f"{shaped.dtype}{list(shaped.shape)}"
+
+
+def _put(value: Any, shardings: Any) -> Any:
+    def put(leaf: Any, sharding: Any) -> Any:
+        return reshard(leaf, sharding) if is_device_array(leaf) else jax.device_put(leaf, sharding)
+
+    return jax.tree.map(put, value, shardings)
+
+
+class _Placed:
+    __slots__ = ("placed", "specs", "value")
+
+    def __init__(self, value: Any, specs: Any, placed: Any) -> None:
+        self.value = value
+        self.specs = specs
+        self.placed = placed

@@ -1,0 +1,102 @@
+"""Station: one device or mesh, as one Engine uses it."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from ...actors.loop_mailbox import LoopMailbox
+from ..platform.placement import Placement
+from ..programs.compile_cache import CACHE
+from .device_call import DeviceCall
+from .device_queue import DeviceQueue, Lane
+from .device_use import DeviceUse
+from .dispatch_threads import THREADS
+from .jobs import Route
+from .parameters import PlacedParameters
+from .single_line import SingleLine
+
+if TYPE_CHECKING:
+    from ..device_programs import DevicePrograms
+    from ..programs.compiling import Program
+
+
+class Station:
+    """One device or mesh, as one Engine uses it: a queue, and a lease on the device's thread.
+
+    Attributes:
+        placement: which it is.
+        loop: where its results go.
+        route: the way of jobs to it and back.
+        queue: what waits for it.
+        others: what waits there beside nodes: functions of `devices.actor`.
+    """
+
+    def __init__(self, placement: Placement, mailbox: LoopMailbox, loop: asyncio.AbstractEventLoop) -> None:
+        self.placement = placement
+        self.loop = loop
+        self.route = Route(THREADS.acquire(placement), CACHE, mailbox, PlacedParameters())
+        self.queue = DeviceQueue(placement.name, loop)
+        self._uses: dict[tuple[DevicePrograms, frozenset[str], tuple[int, ...]], DeviceUse] = {}
+        self.others = SingleLine(self, "devices.actor").lane
+
+    def use(
+        self,
+        programs: "DevicePrograms",
+        resources: frozenset[str],
+        replicas: "tuple[Station, ...]",
+        donated: tuple[int, ...] = (),
+    ) -> DeviceUse:
+        """Return a node on this device, where these parameters come from resources.
+
+        Args:
+            programs: of the node.
+            resources: the parameters.
+            replicas: the devices that have a copy of the node; this is the first.
+            donated: positions of the arguments whose memory the result may take.
+        """
+        key = programs, resources, donated
+        if key not in self._uses:
+            self._uses[key] = DeviceUse(replicas, programs, resources, donated)
+        return self._uses[key]
+
+    def returned(self, lane: Lane) -> None:
+        """The device is done with what a lane has started."""
+        self.queue.returned(lane)
+
+    def submit(self, lane: Lane, call: DeviceCall) -> None:
+        """Have a call run; see `DeviceQueue.submit`."""
+        self.queue.submit(lane, call)
+
+    def withdraw(self, lane: Lane, call: DeviceCall) -> None:
+        """Nobody waits for a call any more: free its place at once, unless it runs."""
+        self.queue.withdraw(lane, call)
+
+    def compile(self, program: "Program", args: tuple[Any, ...]) -> "asyncio.Future[None]":
+        """Have a program compiled for such arguments; the future tells when it is, or why it could not be."""
+        done: asyncio.Future[None] = self.loop.create_future()
+        mailbox = self.route.mailbox
+        self.route.cache.compile(program, args, lambda found: mailbox.post(_tell, done, found))
+        return done
+
+    async def run(self, lane: Lane, call: DeviceCall) -> Any:
+        """Run a call; returns its result."""
+        self.submit(lane, call)
+        try:
+            return await call.result
+        finally:
+            self.withdraw(lane, call)
+
+    async def close(self) -> None:
+        """Wait for what runs, and give the lease back."""
+        await self.queue.close()
+        ended = asyncio.Event()
+        THREADS.release(self.placement, lambda: self.route.mailbox.post(ended.set))
+        await ended.wait()
+
+
+def _tell(done: "asyncio.Future[None]", found: object) -> None:
+    if done.done():
+        return
+    if isinstance(found, BaseException):
+        done.set_exception(found)
+    else:
+        done.set_result(None)

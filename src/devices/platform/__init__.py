@@ -1,0 +1,1 @@
+"""Platform: which devices there are, and which one is meant."""

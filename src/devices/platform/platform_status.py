@@ -1,0 +1,209 @@
+"""What there is to compute on. Looking changes neither the environment nor the configuration of JAX."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from ..._errors import DeviceError, MissingExtraError
+from ...telemetry.tables import Column, Rendered, Table
+from ...telemetry.tables.quantities import UNKNOWN, scaled
+from ..jax_import import start_backends
+from ..jax_types import Device, all_devices, local_devices, platforms
+from .cgroups import CgroupLimits, read_cgroup_limits
+from .machine import CpuStatus, SlurmAllocation, has_nvidia_gpu, read_cpu, read_slurm
+from .recommendations import Findings, Recommendation, recommend
+from .self_check import SelfCheckResult, self_check
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStatus:
+    """A device.
+
+    Attributes:
+        name: what `select` takes for it, "gpu:0"; of a device of another process, what JAX calls it.
+        id: number that JAX gives it, unique in its platform over all processes.
+        platform: name of its platform: "cpu", "gpu", "tpu".
+        kind: name of its hardware.
+        process: number of the process that it belongs to; 0 unless `jax.distributed` is in use.
+        is_local: whether that is this process.
+        memory_bytes_in_use: memory that arrays of this process take; None if the backend does not tell.
+        memory_bytes_limit: memory that they may take; None if the backend does not tell.
+    """
+
+    name: str
+    id: int
+    platform: str
+    kind: str
+    process: int
+    is_local: bool
+    memory_bytes_in_use: int | None
+    memory_bytes_limit: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status(Rendered):
+    """What there is to compute on. `str()` shows it as a table, with the recommendations below.
+
+    Attributes:
+        jax_version: the installed JAX; None without.
+        jaxlib_version: the installed jaxlib; None without.
+        default_platform: the platform that "auto" means; None if no backend was started.
+        platforms: names of the platforms that JAX has started.
+        devices: the devices, those of the default platform first.
+        backend_error: why no backend was started, where one was asked for; None if that worked.
+        self_checks: for each kind of device in this process, whether it computes right values.
+        cpu: the processor.
+        cgroup: limits of the control group.
+        slurm: the allocation of a SLURM job; None outside of one.
+        recommendations: what could be better, the most important first.
+    """
+
+    jax_version: str | None
+    jaxlib_version: str | None
+    default_platform: str | None
+    platforms: tuple[str, ...]
+    devices: tuple[DeviceStatus, ...]
+    backend_error: str | None
+    self_checks: tuple[SelfCheckResult, ...]
+    cpu: CpuStatus
+    cgroup: CgroupLimits
+    slurm: SlurmAllocation | None
+    recommendations: tuple[Recommendation, ...]
+
+    def _table(self) -> Table:
+        columns = ("device", "id", "kind", "process", "memory in use", "memory limit")
+        numbers = {"id", "process", "memory in use", "memory limit"}
+        return Table(
+            facts=tuple(_facts(self)),
+            columns=tuple(Column(title, is_number=title in numbers) for title in columns),
+            rows=tuple(
+                (
+                    device.name,
+                    str(device.id),
+                    device.kind,
+                    str(device.process),
+                    scaled(device.memory_bytes_in_use, "B"),
+                    scaled(device.memory_bytes_limit, "B"),
+                )
+                for device in self.devices
+            ),
+            remark="\n".join(map(str, self.recommendations)),
+        )
+
+
+def status(*, start_backend: bool = True) -> Status:
+    """Return what there is to compute on; also without JAX, which is then the first recommendation.
+
+    The devices are known to JAX's backends alone. The first call starts them, if nothing else did: it loads JAX, takes
+    a second or so, and on a GPU reserves memory as every JAX program does. It also runs the self-check, once for each
+    kind of device. So it is not for the event loop: `await asyncio.to_thread(devices.status)`.
+
+    Args:
+        start_backend: False leaves JAX alone, and `devices` empty: before `jax.distributed.initialize()`, or beside a
+            program that needs the memory of the GPU.
+    """
+    found: list[Device] = []
+    names: list[str] = []
+    default = error = None
+    checks: list[SelfCheckResult] = []
+    if start_backend:
+        try:
+            start_backends()
+            names = platforms()
+            found = [device for name in names for device in all_devices(name)]
+            default = local_devices()[0].platform
+            checks = _checks(names)
+        except MissingExtraError:
+            pass  # said by a recommendation
+        except DeviceError as failure:
+            error = str(failure)
+        except RuntimeError as failure:  # of the self-check: a device that cannot compute at all
+            error = f"{type(failure).__name__}: {failure}"
+    devices = tuple(_device_status(device, names) for device in found)
+    cpu, cgroup, slurm = read_cpu(), read_cgroup_limits(), read_slurm(os.environ)
+    findings = Findings(
+        jax_version=_version("jax") if find_spec("jax") and find_spec("jaxlib") else None,
+        backend_error=error,
+        devices=devices,
+        self_checks=checks,
+        cpu=cpu,
+        cgroup=cgroup,
+        slurm=slurm,
+        nvidia_gpu=has_nvidia_gpu(),
+        backend_started=start_backend,
+    )
+    return Status(
+        jax_version=findings.jax_version,
+        jaxlib_version=_version("jaxlib"),
+        default_platform=default,
+        platforms=tuple(dict.fromkeys(device.platform for device in found)),
+        devices=devices,
+        backend_error=error,
+        self_checks=tuple(checks),
+        cpu=cpu,
+        cgroup=cgroup,
+        slurm=slurm,
+        recommendations=recommend(findings),
+    )
+
+
+def _checks(names: list[str]) -> list[SelfCheckResult]:
+    kinds = {device.device_kind: device for name in names for device in local_devices(name)}
+    return [self_check().check(device) for device in kinds.values()]
+
+
+def _device_status(device: Device, names: list[str]) -> DeviceStatus:
+    local = next(
+        (
+            f"{device.platform}:{index}"
+            for name in names
+            for index, candidate in enumerate(local_devices(name))
+            if candidate == device
+        ),
+        None,
+    )
+    memory = (device.memory_stats() if local else None) or {}
+    return DeviceStatus(
+        name=local or str(device),
+        id=device.id,
+        platform=device.platform,
+        kind=device.device_kind,
+        process=device.process_index,
+        is_local=local is not None,
+        memory_bytes_in_use=memory.get("bytes_in_use"),
+        memory_bytes_limit=memory.get("bytes_limit"),
+    )
+
+
+def _facts(status: Status) -> Iterator[tuple[str, str]]:
+    yield "JAX", status.jax_version or "not installed"
+    yield "platforms", ", ".join(status.platforms) or UNKNOWN
+    for check in status.self_checks:
+        yield f"self-check {check.kind}", "right values" if check.passed else "WRONG VALUES"
+    yield "processor", status.cpu.model or status.cpu.architecture
+    yield "cores", f"{status.cpu.usable_cores or UNKNOWN} of {status.cpu.cores or UNKNOWN}"
+    yield "features", ", ".join(name for name in status.cpu.features if name in _NOTABLE) or UNKNOWN
+    if status.cgroup.cpu_quota is not None:
+        yield "CPU quota", f"{status.cgroup.cpu_quota:g} cores"
+    if status.cgroup.memory_bytes is not None:
+        yield "memory limit", scaled(status.cgroup.memory_bytes, "B")
+    if status.slurm is not None:
+        yield "SLURM job", status.slurm.job_id
+
+
+# Of a hundred features, those that decide how fast numbers are computed.
+_NOTABLE = frozenset(
+    {
+        *("avx", "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni"),
+        *("amx_bf16", "amx_int8", "amx_tile", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2"),
+    }
+)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

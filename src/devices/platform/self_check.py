@@ -1,0 +1,138 @@
+"""The self-check: a JAX that computes wrong values is refused before it has computed anything for a user.
+
+JAX 0.10.2 on CPU does: a dot that is followed by a reduction, with a constant of equal elements, gives NaN or garbage.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from ..._errors import DeviceError
+from ..jax_import import require_jax
+from ..jax_types import Device, jit, put
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
+    import numpy.typing as npt
+
+    Matrix: TypeAlias = npt.NDArray[np.float32]
+
+# As in pyproject.toml, in the quotes that a shell needs.
+JAX_REQUIREMENT: Final = '"jax>=0.9.2,!=0.10.2"'
+# The size at which the fault of 0.10.2 was found.
+_SIZE: Final = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfCheckResult:
+    """What the self-check found out about one kind of device.
+
+    Attributes:
+        platform: name of its platform: "cpu", "gpu", "tpu".
+        kind: name of its hardware, as JAX gives it.
+        passed: whether it computed right values.
+        seconds: time that the check took, most of it to compile.
+        error: what to do about it; None if it passed.
+    """
+
+    platform: str
+    kind: str
+    passed: bool
+    seconds: float
+    error: str | None
+
+
+class SelfCheck:
+    """Checks each kind of device once in a process, whichever thread uses one first."""
+
+    def __init__(self, compute: "Callable[[Device, Matrix], Matrix] | None" = None) -> None:
+        """Make a check that nothing has passed yet.
+
+        Args:
+            compute: computes `(x @ ones).sum(0)` of a matrix on a device; a test replaces it by one that is wrong.
+        """
+        self._compute = compute or _dot_and_reduce
+        self._lock = threading.Lock()
+        self._results: dict[tuple[str, str], SelfCheckResult] = {}
+
+    @property
+    def results(self) -> Mapping[tuple[str, str], SelfCheckResult]:
+        """What was found so far, by platform and kind of device."""
+        return dict(self._results)
+
+    def check(self, device: Device) -> SelfCheckResult:
+        """Check the kind of a device, unless that was done; concurrent first callers wait for one check.
+
+        It blocks for about 50 ms, to compile: call it in the thread of the device, never on the event loop.
+        """
+        key = (device.platform, device.device_kind)
+        if key not in self._results:
+            with self._lock:
+                if key not in self._results:
+                    self._results[key] = self._run(device)
+        return self._results[key]
+
+    def verify(self, device: Device) -> None:
+        """Check the kind of a device, as `check` does, and refuse one that computes wrong values.
+
+        Raises:
+            DeviceError: it does; the message says what to install.
+        """
+        result = self.check(device)
+        if result.error is not None:
+            raise DeviceError(result.error)
+
+    def _run(self, device: Device) -> SelfCheckResult:
+        require_jax()
+        import numpy as np
+
+        # Small whole numbers: exact also where a device rounds the inputs of a product to bfloat16 or TF32.
+        matrix = (np.arange(_SIZE * _SIZE, dtype=np.float32).reshape(_SIZE, _SIZE) % 7) - 3
+        right = (matrix @ np.ones((_SIZE, _SIZE), np.float32)).sum(0)
+        start = time.perf_counter()
+        # In a thread of its own: meshes, tracing and other contexts of JAX belong to the thread that entered them.
+        with ThreadPoolExecutor(1, thread_name_prefix="penstock-self-check") as thread:
+            found = thread.submit(self._compute, device, matrix).result()
+        seconds = time.perf_counter() - start
+        wrong = np.flatnonzero(found != right)
+        error = None if not wrong.size else _explanation(device, found[wrong[0]], right[wrong[0]])
+        return SelfCheckResult(
+            platform=device.platform, kind=device.device_kind, passed=error is None, seconds=seconds, error=error
+        )
+
+
+def _dot_and_reduce(device: Device, matrix: "Matrix") -> "Matrix":
+    import numpy as np
+
+    def penstock_self_check(x: "jax.Array") -> "jax.Array":
+        return (x @ np.ones((_SIZE, _SIZE), np.float32)).sum(0)  # a constant of the program, not an argument
+
+    return np.asarray(jit(penstock_self_check)(put(matrix, device)))
+
+
+def _explanation(device: Device, found: Any, right: Any) -> str:
+    import jax
+
+    text = (
+        f"JAX {jax.__version__} computes wrong values on {device.platform} ({device.device_kind}): a matrix product "
+        f"followed by a sum gave {found} where {right} is right, so nothing runs there. "
+        f"Install a version that computes right ones: pip install {JAX_REQUIREMENT}."
+    )
+    if device.platform == "cpu":
+        text += (
+            " Where the version cannot change, set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type= (nothing behind "
+            "the equals sign) before Python starts, which avoids the fault of JAX 0.10.2."
+        )
+    return text
+
+
+_SELF_CHECK: Final = SelfCheck()
+
+
+def self_check() -> SelfCheck:
+    """Return the self-check of this process."""
+    return _SELF_CHECK

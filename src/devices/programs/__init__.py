@@ -1,0 +1,1 @@
+"""Programs: JAX functions compiled ahead of time, kept, counted and explained."""

@@ -1,0 +1,167 @@
+"""The programs that this process has compiled: found in microseconds, compiled once for all who wait, bounded."""
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Final, TypeAlias
+
+from ...telemetry import logs
+from . import configuration as configurations
+from .compile_thread import CompileThread
+from .compiling import Program, build
+from .configuration import Configuration
+from .exception_twins import twin_of
+from .executable import Executable
+from .signature import Signature
+
+# A node with buckets has ten programs (300 random lengths made 9). Two hundred and fifty-six are 25 such nodes. A
+# small program takes 0.4 MB of memory on a CPU, four layers of a network 0.6: a full cache holds 100 to 160 MB.
+DEFAULT_CAPACITY: Final = 256
+
+OnCompiled: TypeAlias = Callable[[Executable | BaseException], None]
+_Key: TypeAlias = tuple[Any, ...]
+
+
+class CompileCache:
+    """Compiled programs, at most `capacity` of them; those that were not used for longest go.
+
+    `find` is called on devices' threads, all else from any thread. Compiling takes a lease.
+    """
+
+    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
+        """Hold nothing yet, and start no thread.
+
+        Args:
+            capacity: the most programs to keep.
+
+        Raises:
+            ValueError: `capacity` is below 1.
+        """
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._held: dict[_Key, Executable] = {}
+        self._waiting: dict[_Key, list[OnCompiled]] = {}
+        self._uses = count(1)
+        self._thread = CompileThread()
+
+    def acquire(self) -> None:
+        """Take a lease: until it is given back, programs can be compiled."""
+        self._thread.acquire()
+
+    def release(self) -> None:
+        """Give a lease back. The last one blocks until a running compilation has ended; those that wait fail."""
+        self._thread.release()
+
+    async def arelease(self) -> None:
+        """Do what `release` does, without blocking the event loop."""
+        await self._thread.arelease()
+
+    def find(self, program: Program, args: tuple[Any, ...]) -> Executable | None:
+        """Return what a call has been compiled to; None if it has not.
+
+        Args:
+            program: what to call.
+            args: all of its arguments, static ones included.
+
+        Raises:
+            TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
+        """
+        configuration = configurations.current()
+        executable = self._held.get((program, configuration, program.signature(args, configuration)))
+        if executable is not None:
+            executable.hits += 1
+            executable.used = next(self._uses)
+        return executable
+
+    def compile(self, program: Program, args: tuple[Any, ...], on_done: OnCompiled) -> None:
+        """Compile a program on the compile thread, under the configuration of the calling thread.
+
+        Callers of one program and signature share one compilation. What fails is not kept: the next call tries again.
+
+        Args:
+            program: what to compile.
+            args: as in a call; nothing of the arrays is kept. `jax.ShapeDtypeStruct`s may stand for them.
+            on_done: called with the executable, or with an error that no other caller gets. On the compile thread, or
+                at once if it has been compiled meanwhile; it must not raise.
+
+        Raises:
+            TypeError: an argument is neither an array nor static.
+            EngineClosedError: nobody holds a lease.
+        """
+        configuration = configurations.current()
+        signature = program.signature(args, configuration)
+        key = program, configuration, signature
+        program.log.missed()
+        with self._lock:
+            executable = self._held.get(key)
+            if executable is None:
+                waiting = self._waiting.get(key)
+                if waiting is not None:
+                    waiting.append(on_done)
+                    return
+                self._thread.submit(lambda refusal: self._compile(program, configuration, signature, refusal))
+                self._waiting[key] = [on_done]
+                return
+        on_done(executable)
+
+    def drop(self, program: Program) -> None:
+        """Let go of all that a program was compiled to, because its function will not be called again."""
+        with self._lock:
+            dropped = [(key, held) for key, held in self._held.items() if key[0] is program]
+            for key, _ in dropped:
+                del self._held[key]
+        for _, executable in dropped:
+            program.log.dropped(executable)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def _compile(
+        self, program: Program, configuration: Configuration, signature: Signature, refusal: BaseException | None
+    ) -> None:
+        outcome: Executable | BaseException
+        if refusal is not None:
+            outcome = refusal
+        else:
+            started = time.perf_counter()
+            try:
+                outcome = build(program, configuration, signature)
+            except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the callers, not to this thread
+                outcome = error
+            program.log.spent(time.perf_counter() - started)
+        key = program, configuration, signature
+        evicted: list[tuple[Program, Executable]] = []
+        with self._lock:
+            waiting = self._waiting.pop(key)
+            if isinstance(outcome, Executable):
+                outcome.used = next(self._uses)
+                self._held[key] = outcome
+                evicted = self._evict()
+        if isinstance(outcome, Executable):
+            program.log.compiled(program, configuration, signature, outcome)
+            for owner, executable in evicted:
+                owner.log.dropped(executable)
+        for number, on_done in enumerate(waiting):
+            _tell(on_done, twin_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
+
+    def _evict(self) -> list[tuple[Program, Executable]]:
+        evicted: list[tuple[Program, Executable]] = []
+        while len(self._held) > self._capacity:
+            # A scan, once per compilation, so that finding costs no more than a number.
+            key = min(self._held, key=lambda key: self._held[key].used)
+            evicted.append((key[0], self._held.pop(key)))
+        return evicted
+
+
+def _tell(on_done: OnCompiled, outcome: Executable | BaseException) -> None:
+    try:
+        on_done(outcome)
+    except Exception as error:  # noqa: BLE001 - the thread compiles for others, too
+        logs.warning("program.callback_failed", error=repr(error))
+
+
+# One for the process: a program never changes and costs seconds, and event loops may come and go.
+CACHE: Final = CompileCache()

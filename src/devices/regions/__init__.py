@@ -1,0 +1,1 @@
+"""Regions: neighbouring device nodes that become one program."""

@@ -1,0 +1,158 @@
+"""Contraction: one einsum, or several of which each reads the one before, computed in a good order."""
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from typing import Any, TypeAlias
+
+import opt_einsum  # pyright: ignore[reportMissingTypeStubs]
+from opt_einsum.parser import get_symbol  # pyright: ignore[reportMissingTypeStubs]
+
+from ..untyped_jax import jax
+from .subscripts import Subscripts
+
+_Shape: TypeAlias = tuple[int, ...]
+_Labels: TypeAlias = tuple[int, ...]
+_Path: TypeAlias = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """An einsum as a function of its operands, some of which are einsums themselves.
+
+    Then all of them are one sum over many operands, and are computed in the order that opt_einsum finds: XLA computes
+    products in the order in which they are written, and `(A @ A) @ v` costs 250 times as much as `A @ (A @ v)` at a
+    size of 500. The order as written is kept where the other would cost more operations, or larger values between; and
+    where one sum would not give the same: dtypes that differ are converted at each step, and an axis of length 1 that
+    is broadcast is one of another length further on.
+
+    Attributes:
+        subscripts: of the einsum.
+        inner: for each operand the einsum that gives it; None for one that is passed.
+    """
+
+    subscripts: Subscripts
+    inner: "tuple[Contraction | None, ...]"
+
+    @property
+    def __name__(self) -> str:
+        return f"einsum {self.subscripts}"
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = [f"operand_{number + 1}" for number in range(len(self.inner))]
+        return inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+    def absorbing(self, inner: "Sequence[Contraction | None]") -> "Contraction":
+        """Return this einsum of other ones; in its arguments, theirs take the place of the operands."""
+        return Contraction(self.subscripts, tuple(inner))
+
+    def __call__(self, *arrays: Any) -> Any:
+        """Compute it; the arrays are those of the innermost einsums, from left to right.
+
+        Raises:
+            ValueError: shapes do not fit the subscripts.
+        """
+        operands = [jax.numpy.asarray(array) for array in arrays]
+        shapes: list[_Shape] = [operand.shape for operand in operands]
+        written = self._written(iter(shapes))
+        dtypes = {operand.dtype for operand in operands}
+        if any(self.inner) and written.cost is not None and len(dtypes) == 1 and jax.numpy.bool_ not in dtypes:
+            path = _path(self._merged, shapes, written.cost, written.largest)
+            if path is not None:
+                return jax.numpy.einsum(self._merged, *operands, optimize=path)
+        return self._as_written(iter(operands))
+
+    @cached_property
+    def _merged(self) -> str:
+        """The subscripts of all as one."""
+        fresh = count()
+        output = tuple([next(fresh) for _ in self.subscripts.output])
+        terms = ["".join(map(get_symbol, term)) for term in self._terms(output, fresh)]
+        return f"{','.join(terms)}->{''.join(map(get_symbol, output))}"
+
+    def _terms(self, output: _Labels, fresh: Iterator[int]) -> Iterator[_Labels]:
+        """Yield the indices of all operands that are passed, where the result has these."""
+        labels = dict(zip(self.subscripts.output, output, strict=True))
+        for term, inner in zip(self.subscripts.inputs, self.inner, strict=True):
+            for index in term:
+                if index not in labels:
+                    labels[index] = next(fresh)
+            outside = tuple([labels[index] for index in term])
+            if inner is None:
+                yield outside
+            else:
+                yield from inner._terms(outside, fresh)
+
+    def _as_written(self, operands: Iterator[Any]) -> Any:
+        own = [next(operands) if inner is None else inner._as_written(operands) for inner in self.inner]
+        return jax.numpy.einsum(str(self.subscripts), *own)
+
+    def _written(self, shapes: Iterator[_Shape]) -> "_Written":
+        """Return what the result is like, and what it costs to compute the einsums one after the other."""
+        own = [_Written(next(shapes)) if inner is None else inner._written(shapes) for inner in self.inner]
+        own_shapes = [one.shape for one in own]
+        if self.subscripts.has_ellipsis or any(shape is None for shape in own_shapes):
+            return _Written(None, None)
+        sizes = self._sizes([shape for shape in own_shapes if shape is not None])
+        shape = tuple([max(sizes[index]) for index in self.subscripts.output])
+        if any(one.cost is None for one in own) or any(len(found) > 1 for found in sizes.values()):
+            return _Written(shape, None)
+        _, found = _search(str(self.subscripts), own_shapes)
+        cost = sum([one.cost or 0 for one in own], float(found.opt_cost))
+        largest = max([int(found.largest_intermediate), math.prod(shape), *[one.largest for one in own]])
+        return _Written(shape, cost, largest)
+
+    def _sizes(self, shapes: Sequence[_Shape]) -> dict[str, set[int]]:
+        """Return the lengths of the axes of each index: one, and 1 where that is broadcast."""
+        sizes: dict[str, set[int]] = {}
+        problem = ""
+        for number, (term, shape) in enumerate(zip(self.subscripts.inputs, shapes, strict=True), 1):
+            if len(term) != len(shape):
+                problem = f"operand {number} has {len(shape)} axes, and {term!r} names {len(term)}"
+                break
+            own: dict[str, int] = {}
+            for index, size in zip(term, shape, strict=True):
+                sizes.setdefault(index, set()).add(size)
+                if own.setdefault(index, size) != size:  # of a diagonal; JAX would broadcast an axis of length 1
+                    problem = f"index {index!r} has the lengths {own[index]} and {size} in operand {number}"
+        for index, found in sizes.items():
+            if len(found - {1}) > 1:
+                problem = problem or f"index {index!r} has the lengths {' and '.join(map(str, sorted(found)))}"
+        if problem:
+            shown = ", ".join(str(list(shape)) for shape in shapes)
+            raise ValueError(f"einsum {self.subscripts}: {problem}; the operands have the shapes {shown}")
+        return sizes
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The result of an einsum.
+
+    Attributes:
+        shape: its shape; None if it is not known, because axes have no index.
+        cost: operations that it takes, by opt_einsum's count; None where it is no plain sum of products.
+        largest: elements of the largest array that is made for it.
+    """
+
+    shape: _Shape | None
+    cost: float | None = 0
+    largest: int = 0
+
+
+def _search(subscripts: str, shapes: Sequence[Any], largest: int | None = None) -> tuple[_Path, Any]:
+    found: Any = opt_einsum.contract_path(subscripts, *shapes, shapes=True, memory_limit=largest)
+    path, about = found
+    return path, about
+
+
+def _path(subscripts: str, shapes: Sequence[_Shape], cost: float, largest: int) -> _Path | None:
+    """Return an order that costs at most as many operations, and no larger values between; None if none was found."""
+    path, found = _search(subscripts, shapes, largest)
+    # Where nothing keeps to the limit, opt_einsum leaves the last operands to one step, which JAX has not.
+    is_binary = all(len(step) <= 2 for step in path)
+    return path if is_binary and found.opt_cost <= cost else None

@@ -1,0 +1,66 @@
+"""`devices.einsum`: sums of products of arrays as nodes, in a good order."""
+
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+from ..._errors import GraphTraceError
+from ...engine.tracing.call_site import call_location
+from ...engine.tracing.ref import PendingRef, Ref, refuse_leak
+from ...engine.tracing.tracer import active
+from ..device_node import DeviceNode, device_node
+from ..jax_import import require_jax
+from .subscripts import Subscripts
+
+if TYPE_CHECKING:
+    import jax
+
+
+def einsum(subscripts: str, *operands: Any, device: Hashable = "auto") -> "jax.Array":
+    """Sum products of arrays over indices, as `jax.numpy.einsum` does.
+
+    In a graph, it is a device node. Neighbours of which each reads the one before, and nobody else does, are one sum
+    over all of their operands, and are computed in the order that costs least.
+
+    Args:
+        subscripts: the indices of each operand and of the result: `"ij,jk->ik"`. They are fixed when the graph is
+            traced. With `"..."`, for axes without indices, an einsum is computed by itself.
+        *operands: arrays of JAX or NumPy, or what nodes give.
+        device: where it runs, in a graph; as `penstock.devices.select` takes it.
+
+    Returns:
+        An array; its axes are those of the indices behind `->`, or of those that occur once, in alphabetical order.
+
+    Raises:
+        GraphTraceError: in a graph, the subscripts are malformed, or are for another number of operands.
+        ValueError: the same outside of one; and, when it is compiled, shapes do not fit the subscripts.
+        MissingExtraError: JAX is not installed.
+    """
+    require_jax()
+    if active() is not None:
+        try:
+            # In a graph they could be a value that is not known yet, which no annotation keeps away.
+            parsed = Subscripts.parse(_checked_text(subscripts), len(operands))
+        except (TypeError, ValueError) as error:
+            raise GraphTraceError(f"{call_location()}: {error}") from None
+        return cast("jax.Array", _node(parsed, device)(*operands))
+    for operand in operands:
+        if isinstance(operand, Ref | PendingRef):
+            refuse_leak("node", f"einsum {subscripts}", operand)
+    from ..untyped_jax import jax as untyped
+
+    return cast("jax.Array", untyped.numpy.einsum(subscripts, *operands))
+
+
+# As many as a large program has; one that was forgotten is made again, and is not merged with equal calls before.
+@lru_cache(maxsize=1024)
+def _node(subscripts: Subscripts, device: Hashable) -> DeviceNode[..., Any]:
+    from .contraction import Contraction
+
+    return device_node(device=device)(Contraction(subscripts, (None,) * len(subscripts.inputs)))
+
+
+def _checked_text(subscripts: object) -> str:
+    if isinstance(subscripts, Ref | PendingRef) or not isinstance(subscripts, str):
+        raise TypeError(f"einsum: its subscripts are {subscripts!r}; write them as text, before the operands")
+    return subscripts
