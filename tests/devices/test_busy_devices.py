@@ -483,7 +483,7 @@ def chain(**options: Any) -> tuple[Any, Any, Any]:
 @pytest.fixture
 def donated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
     """What was compiled: names, and positions of the arguments that are donated."""
-    from penstock.devices import compile_cache
+    from penstock.devices.programs import compile_cache
 
     found: list[tuple[str, tuple[int, ...]]] = []
     build = compile_cache.build
