@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ..engine.call_site import CallSite
     from ..engine.passes import Pass
     from ..engine.pools import Pools
+    from .dispatch.device_use import DeviceUse
+    from .dispatch.station import Station
 
 
 class DeviceExecutor:
@@ -90,15 +92,22 @@ class DeviceExecutor:
         arguments = programs.arguments(site.resources)
         donated = arguments.positions(site.owned) if programs.options.donate and programs.options.batch is None else ()
 
-        async def run_on_device(
-            worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:
+        async def open_use() -> tuple["Station", "DeviceUse"]:
             pool = pools.other(DevicePool, DevicePool)
             stations = pool.opened(options.device, options.replicas)
             if stations is None:
                 stations = await pool.open(options.device, options.replicas)
-            station = stations[0]
-            use = station.use(programs, site.resources, stations, donated)
+            return stations[0], stations[0].use(programs, site.resources, stations, donated)
+
+        opened: tuple[Station, DeviceUse] | None = None  # for as long as the Engine is open, and so are its devices
+
+        async def run_on_device(
+            worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            nonlocal opened
+            if opened is None:
+                opened = await open_use()
+            station, use = opened
             call = use.call(
                 arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=site.is_handed_on,
                 label=site.label,

@@ -114,6 +114,9 @@ class DeviceQueue:
         """
         if self._closed:
             raise EngineClosedError(f"device {self._name} takes no more calls: its Engine was closed")
+        if not lane.gathers and not self._busy and lane.free and self._has_room and len(lane.replicas) == 1:
+            self._begin(lane, [call])  # nobody waits, so it need not either
+            return
         if lane.waiting.is_full:
             self._drop_unwanted(lane)
             if lane.waiting.is_full:
@@ -184,19 +187,21 @@ class DeviceQueue:
         now = max(self._loop.time(), due)  # a timer may run a clock's tick too early
         before = self.running
         while self._has_room and (found := self._next(now)) is not None:
-            lane, calls = found
-            lane.free -= 1
-            lane.served += len(calls)
-            self.running += 1
-            for call in calls:
-                call.started = True
-                if call.size_bytes:
-                    self._held_bytes += call.size_bytes
-                    call.then(partial(self._returned_bytes, call.size_bytes))
-            lane.start(calls)
+            self._begin(*found)
         if self.running != before:
             self._tell_replicas()
         self._arm_timer(now)
+
+    def _begin(self, lane: Lane, calls: list[DeviceCall]) -> None:
+        lane.free -= 1
+        lane.served += len(calls)
+        self.running += 1
+        for call in calls:
+            call.started = True
+            if call.size_bytes:
+                self._held_bytes += call.size_bytes
+                call.then(partial(self._returned_bytes, call.size_bytes))
+        lane.start(calls)
 
     def _tell_replicas(self) -> None:
         """Have other devices look, which may be the next free ones now."""

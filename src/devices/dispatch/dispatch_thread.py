@@ -7,8 +7,8 @@ the present one runs, also when the next one comes late.
 """
 
 import threading
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
@@ -67,7 +67,10 @@ class DispatchThread:
         self._check = check
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._in_flight: SimpleQueue[_InFlight | None] = SimpleQueue()
-        self._room = threading.Semaphore(depth)
+        # One token for each computation that may be in flight. A semaphore is ten times slower: it is Python code.
+        self._room: SimpleQueue[None] = SimpleQueue()
+        for _ in range(depth):
+            self._room.put(None)
         # Each is written by one thread only.
         self._handed_over = 0
         self._waited_for = 0
@@ -113,12 +116,15 @@ class DispatchThread:
 
     def _take_jobs(self, begin: "Callable[[Job], None]") -> None:
         while (job := self._jobs.get()) is not None:
-            with self._answering_for(job):
+            try:
                 begin(job)
+            except BaseException as error:
+                self._answer_for(job, error)
+                raise
             del job  # a thread that waits for the next job must not hold the last one
 
     def _dispatch(self, job: Job) -> None:
-        self._room.acquire()
+        self._room.get()
         arrays: list[Any] | None = None
         is_handed_over = False
         try:
@@ -137,7 +143,7 @@ class DispatchThread:
             is_handed_over = True
         finally:
             if not is_handed_over:
-                self._room.release()
+                self._room.put(None)
 
     def _wait_for_all(self) -> None:
         while not self._ran_to_end(self._take_in_flight):
@@ -150,11 +156,13 @@ class DispatchThread:
     def _take_in_flight(self) -> None:
         while (found := self._in_flight.get()) is not None:
             try:
-                with self._answering_for(found[0]):
-                    self._wait(*found)
+                self._wait(*found)
+            except BaseException as error:
+                self._answer_for(found[0], error)
+                raise
             finally:
                 self._waited_for += 1
-                self._room.release()
+                self._room.put(None)
             del found  # as above
 
     def _wait(self, job: Job, arrays: list[Any], restarts: int) -> None:
@@ -169,15 +177,10 @@ class DispatchThread:
         else:
             job.failed(self._restarted())
 
-    @contextmanager
-    def _answering_for(self, job: Job) -> Generator[None]:
+    def _answer_for(self, job: Job, error: BaseException) -> None:
         """Have a job fail in whose course a thread dies: nobody else would tell its callers."""
-        try:
-            yield
-        except BaseException as error:
-            with suppress(Exception):  # that may be what has just failed
-                job.failed(self._restarted(error))
-            raise
+        with suppress(Exception):  # that may be what has just failed
+            job.failed(self._restarted(error))
 
     def _ran_to_end(self, run: Callable[[], None]) -> bool:
         """Run the loop of a thread; returns False if it has died, and has to begin anew.
