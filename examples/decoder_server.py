@@ -81,10 +81,12 @@ class Decoder(ps.StreamActor[Prompt, int]):
         cache = jnp.zeros(self.slots, jnp.int32)
         active: dict[int, ps.StreamWork[Prompt, int]] = {}
         while True:
-            free = [slot for slot in range(self.slots) if slot not in active]
             fresh = [] if active else [await inbox.get()]
-            fresh += inbox.get_nowait(len(free) - len(fresh))
-            for slot, work in zip(free, fresh, strict=False):
+            for slot in [slot for slot in range(self.slots) if slot not in active]:
+                fresh = fresh or inbox.get_nowait(1)  # one by one: others come while the device is given work
+                if not fresh:
+                    break
+                work = fresh.pop()
                 cache = await device.run(prefill, cache, slot, work.value.tokens, donate_argnums=(0,), ready=False)
                 active[slot] = work
             self.record(active, len(inbox))

@@ -79,13 +79,11 @@ def test_higher_priorities_get_a_slot_first() -> None:
 
 
 def test_on_a_device_all_get_the_same_answers_and_no_slot_is_empty_while_somebody_waits() -> None:
-    server, (left_at, sleeper, _) = asyncio.run(serve(8, 0.0005))
+    server, (_, sleeper, _) = asyncio.run(serve(8, 0.0005))
     history = server.history
     assert server.answers == {f"client {number}": answer_to(f"prompt {number}") for number in range(61)}
     assert sleeper == "the client is too slow"
     assert all(None not in slots for slots, waiting in zip(history.steps, history.waiting, strict=True) if waiting)
-    # It leaves while a step is under way, which may be one later than the one it saw: a device takes its time.
-    assert not any("leaver" in slots for slots in history.steps[left_at + 1 :])
 
 
 def test_the_program_says_how_it_went() -> None:
