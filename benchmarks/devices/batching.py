@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,25 +18,19 @@ from ..summary import Limits
 from .device import DEVICE
 
 CALLERS = 64
-# A small model: two layers, 8 MB of weights. One item reads them all for little arithmetic, as a decoder does; a batch
-# reads them once for all.
-WIDTH = 512
-HIDDEN = 2_048
-
-Weights: TypeAlias = "tuple[jax.Array, jax.Array]"
+# A small recurrent model: many steps of little arithmetic each, as in decoders and policies. What a step costs by
+# itself is paid once for a batch.
+WIDTH = 64
+STEPS = 64
 
 
 @ps.resource
-async def weights() -> AsyncIterator[Weights]:
-    generator = np.random.default_rng(0)
-    shapes = (WIDTH, HIDDEN), (HIDDEN, WIDTH)
-    first, second = (jnp.asarray(generator.normal(size=shape) / WIDTH, jnp.float32) for shape in shapes)
-    yield first, second
+async def weights() -> AsyncIterator[jax.Array]:
+    yield jnp.asarray(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)) / WIDTH, jnp.float32)
 
 
-def model(parameters: Weights, x: jax.Array) -> jax.Array:
-    first, second = parameters
-    return jnp.tanh(x @ first) @ second
+def model(parameters: jax.Array, x: jax.Array) -> jax.Array:
+    return jax.lax.fori_loop(0, STEPS, lambda _, state: jnp.tanh(state @ parameters + x), x)
 
 
 one_by_one = ps.device_node(device=DEVICE, name="one_by_one")(model)

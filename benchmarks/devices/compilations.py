@@ -16,7 +16,7 @@ from ..harness import Contenders, Row, Workload
 from ..summary import Limits
 from .device import DEVICE
 
-LENGTHS = tuple(random.Random(0).randrange(1, 1_000) for _ in range(300))
+LENGTHS = tuple(random.Random(0).choices(range(1, 1_000), k=300))
 # One size of batch, so that only the lengths make programs.
 BATCH = ps.Batch(32, buckets=(32,), pad_axes={"tokens": 0})
 
