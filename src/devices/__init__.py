@@ -2,6 +2,7 @@
 
 from .actor import DeviceActor as DeviceActor
 from .actor import actor as actor
+from .batches.batch_statistics import BatchStatistics as BatchStatistics
 from .jax_types import Device as Device
 from .platform.benchmarking import benchmark as benchmark
 from .platform.cgroups import CgroupLimits as CgroupLimits

@@ -8,6 +8,7 @@ from ..actors.batch import Batch
 from ..actors.policy import Policy, Retry
 from ..engine.engine import default_engine
 from ..engine.node import Node, is_async, is_generator
+from .batches.batch_statistics import BatchStatistics
 from .jax_import import require_jax
 from .jax_types import is_device
 from .programs.compile_statistics import CompileStatistics
@@ -121,6 +122,10 @@ class DeviceNode(Node[P, R]):
     def compile_statistics(self) -> CompileStatistics:
         """Return what its programs have cost, and why there is more than one."""
         return self._device_executor.programs.statistics()
+
+    def batch_statistics(self) -> BatchStatistics:
+        """Return what its batches held, and how much of it was padding; all 0 for a node without `batch=`."""
+        return self._device_executor.programs.batches.statistics()
 
     async def warmup(self, *sample: Any, resources: Mapping[str, Any] | None = None) -> None:
         """Compile what calls like a sample need, before the first of them; for a batched node, batches of every size.

@@ -56,6 +56,7 @@ class DevicePrograms:
     def __init__(
         self, name: str, fn: Callable[..., Any], options: DeviceOptions, samples: Samples | None = None
     ) -> None:
+        from .batches.batch_statistics import BatchLog
         from .programs.compile_log import CompileLog
         from .specs import Specs
 
@@ -63,6 +64,7 @@ class DevicePrograms:
         self.options = options
         self.samples: Samples = samples or (lambda resources: options.sample_input)
         self.log = CompileLog()
+        self.batches = BatchLog()
         self.fn = fn
         # A region belongs to the plans that have it.
         self._shared: WeakSet[DevicePrograms] = WeakSet()

@@ -14,8 +14,8 @@ jnp = jax.numpy
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 import penstock as ps  # noqa: E402 - what follows needs JAX
+from penstock.devices.batches.batch_statistics import BatchLog  # noqa: E402
 from penstock.devices.batches.buckets import batch_size, batch_sizes  # noqa: E402
-from penstock.devices.batches.padding import PaddingStatistics  # noqa: E402
 from penstock.devices.batches.stacking import Stacker, split  # noqa: E402
 from penstock.devices.programs.configuration import current  # noqa: E402
 from tests.conftest import EFFORT  # noqa: E402
@@ -173,7 +173,7 @@ def test_ragged_items_give_what_they_give_without_padding(
     table = random.normal(size=(50, 5)).astype(np.float32)
     fn, batched = pooled
     stacker = Stacker("fn", ["tokens"], ps.Batch(4, pad_axes={"tokens": 0}))
-    padding = PaddingStatistics()
+    padding = BatchLog()
     groups: dict[Any, list[Any]] = {}
     for length in lengths:
         tokens = random.integers(0, 50, length)
@@ -189,4 +189,4 @@ def test_ragged_items_give_what_they_give_without_padding(
                 alone = fn(table, tokens)
                 for name, value in alone.items():
                     np.testing.assert_allclose(result[name], value, rtol=1e-5, atol=1e-5)
-    assert padding.real_elements == sum(lengths)
+    assert padding.statistics().real_elements == sum(lengths)

@@ -170,6 +170,10 @@ async def test_items_of_different_lengths_are_padded_and_masked() -> None:
         results = await asyncio.gather(*(service(row) for row in rows))
     np.testing.assert_allclose([float(result) for result in results], [row.mean() for row in rows], rtol=1e-5)
     assert mean.compile_statistics().programs <= 4 * 4
+    batches = mean.batch_statistics()
+    assert (batches.calls, batches.real_elements) == (59, sum(range(1, 60)))
+    assert 0 < batches.padding_share < 0.75
+    assert batches.mean_size == 59 / batches.batches
 
 
 async def test_parameters_of_a_resource_are_placed_once_and_swapped_without_compiling() -> None:

@@ -13,8 +13,8 @@ jnp = jax.numpy
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 import penstock as ps  # noqa: E402 - what follows needs JAX
+from penstock.devices.batches.batch_statistics import BatchLog  # noqa: E402
 from penstock.devices.batches.buckets import padded_length  # noqa: E402
-from penstock.devices.batches.padding import PaddingStatistics  # noqa: E402
 from penstock.devices.batches.stacking import Item, Stacker, on_host, split  # noqa: E402
 from penstock.devices.programs.configuration import current  # noqa: E402
 
@@ -198,13 +198,14 @@ def test_a_result_without_rows_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_the_padding_share_counts_rows_and_lengths() -> None:
-    padding = PaddingStatistics()
-    assert padding.padding_share == 0
+    padding = BatchLog()
+    assert padding.statistics().padding_share == 0
     stacker = stacker_of("tokens", "scale", pad_axes={"tokens": 0})
     padding.add(stacker.stack([item_of(stacker, np.zeros(length), 1.0) for length in (7, 5, 8)], 4))
-    assert (padding.items, padding.rows, padding.real_elements, padding.elements) == (3, 4, 23, 36)
+    found = padding.statistics()
+    assert (found.calls, found.rows, found.real_elements, found.elements) == (3, 4, 23, 36)
     padding.add(stacker.stack([item_of(stacker, np.zeros(8), 1.0)], 1))
-    assert padding.padding_share == pytest.approx(1 - 32 / 45)
+    assert padding.statistics().padding_share == pytest.approx(1 - 32 / 45)
 
 
 def test_an_item_is_described_with_its_sizes() -> None:

@@ -8,8 +8,8 @@ from ...actors.batch import Batch
 from ..dispatch.device_call import DeviceCall
 from ..dispatch.device_queue import Lane
 from .batch_job import BatchItem, BatchJob, BatchLayout
+from .batch_statistics import BatchLog
 from .bisection import Bisection, SizeLimit
-from .padding import PaddingStatistics
 
 if TYPE_CHECKING:
     from ..dispatch.station import Station
@@ -25,11 +25,11 @@ class BatchLine:
         layout: how calls become its arguments.
         batch: how many run together.
         prefetch: the most batches that the device holds: one runs while the next is transferred.
+        log: counts them.
         repeats: whether a batch that failed may run again, in parts.
 
     Attributes:
         lane: what waits.
-        padding: how much of what was stacked was padding.
     """
 
     def __init__(
@@ -39,11 +39,12 @@ class BatchLine:
         layout: BatchLayout,
         batch: Batch,
         prefetch: int,
+        log: BatchLog,
         *,
         repeats: bool,
     ) -> None:
         self.lane = Lane(layout.name, station.queue, self._start, batch, prefetch)
-        self.padding = PaddingStatistics()
+        self._log = log
         self._station = station
         self._program = program
         self._layout = layout
@@ -55,15 +56,19 @@ class BatchLine:
 
     def submit(self, calls: list[DeviceCall], on_over: Callable[[BatchJob], None], size: int | None = None) -> None:
         """Have the device run some calls as a batch of so many rows."""
-        BatchJob(self._program, self._station.route, calls, on_over, self._layout, size).submit()
+
+        def over(job: BatchJob) -> None:
+            if job.stacked is not None and job.has_run:
+                self._log.add(job.stacked)
+            on_over(job)
+
+        BatchJob(self._program, self._station.route, calls, over, self._layout, size).submit()
 
     def free(self) -> None:
         """The device is done with a batch, and with all that it was tried again in."""
         self._station.returned(self.lane)
 
     def _ended(self, job: BatchJob) -> None:
-        if job.stacked is not None:
-            self.padding.add(job.stacked)
         if job.error is not None and job.has_run and self._repeats and isinstance(job.error, Exception):
             if is_out_of_memory(job.error):
                 _Halving(self, job).go_on()

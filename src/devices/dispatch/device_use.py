@@ -11,7 +11,7 @@ from .device_queue import Lane, share
 from .single_line import AHEAD, SingleLine
 
 if TYPE_CHECKING:
-    from ..device_programs import DeviceOptions, DevicePrograms
+    from ..device_programs import DevicePrograms
     from ..programs.compiling import Program
     from .station import Station
 
@@ -49,7 +49,7 @@ class DeviceUse:
                 programs.batch_sizes(options.batch, resources),
             )  # fmt: skip
         lanes = [
-            self._lane(station, program, options) for station, program in zip(stations, self._programs, strict=True)
+            self._lane(station, program, programs) for station, program in zip(stations, self._programs, strict=True)
         ]
         if len(lanes) > 1:
             share(lanes)
@@ -103,9 +103,12 @@ class DeviceUse:
             size_bytes=size_bytes,
         )  # fmt: skip
 
-    def _lane(self, station: "Station", program: "Program", options: "DeviceOptions") -> Lane:
+    def _lane(self, station: "Station", program: "Program", programs: "DevicePrograms") -> Lane:
+        options = programs.options
         if self._layout is None or options.batch is None:
             # What a device holds ahead, no other one can take when it is free.
             limit = max(AHEAD, options.prefetch) if options.replicas == 1 else options.prefetch
             return SingleLine(station, program.name, program, self._arguments.parameters, limit).lane
-        return BatchLine(station, program, self._layout, options.batch, options.prefetch, repeats=options.pure).lane
+        return BatchLine(
+            station, program, self._layout, options.batch, options.prefetch, programs.batches, repeats=options.pure
+        ).lane
