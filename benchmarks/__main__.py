@@ -23,24 +23,16 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Returns 1 if a limit that must be kept was not."""
     chosen = arguments()
-    workloads = _chosen(_all(devices=chosen.devices), chosen.only)
+    name = "devices" if chosen.devices else "workloads"
+    workloads = _chosen(fresh.suite(name), chosen.only)
     measured: list[Measured] = []
     for loop in loops.NAMES if chosen.loop == "both" else (chosen.loop,):
         for workload in workloads:
             print(f"{workload.name} on {loop} ...", file=sys.stderr, flush=True)
-            measured += _measure(workload, loop, quick=chosen.quick)
+            measured += _measure(name, workload, loop, quick=chosen.quick)
     report.print_table("penstock beside hand-written asyncio", report.COLUMNS, map(report.cells, measured))
     report.write_json(chosen.json, measured, quick=chosen.quick)
     return 1 if any(row.verdict == "missed" for row in measured) else 0
-
-
-def _all(*, devices: bool) -> tuple[Workload, ...]:
-    # Loaded here, so that what needs no device is measured without JAX in the process.
-    if devices:
-        from . import devices as chosen
-    else:
-        from . import workloads as chosen
-    return chosen.WORKLOADS
 
 
 def _chosen(workloads: tuple[Workload, ...], names: list[str] | None) -> list[Workload]:
@@ -51,9 +43,9 @@ def _chosen(workloads: tuple[Workload, ...], names: list[str] | None) -> list[Wo
     return [workload for workload in workloads if names is None or workload.name in names]
 
 
-def _measure(workload: Workload, loop: str, *, quick: bool) -> list[Measured]:
+def _measure(suite: str, workload: Workload, loop: str, *, quick: bool) -> list[Measured]:
     if workload.fresh_process:
-        return fresh.measure(workload, loop, quick=quick)
+        return fresh.measure(suite, workload, loop, quick=quick)
     return loops.run(loop, harness.measure(workload, loop, quick=quick))
 
 

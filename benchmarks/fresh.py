@@ -1,28 +1,36 @@
 """Samples that need an interpreter of their own: resident memory never shrinks back to where it was.
 
-`python -m benchmarks.fresh WORKLOAD CONTENDER LOOP quick|full` takes one sample and prints it.
+`python -m benchmarks.fresh SUITE WORKLOAD CONTENDER LOOP quick|full` takes one sample and prints it.
 """
 
+import importlib
 import subprocess
 import sys
 
 from . import loops
 from .harness import Measured, Workload, evaluate
-from .workloads import WORKLOADS
 
 
-def measure(workload: Workload, loop: str, *, quick: bool) -> list[Measured]:
+def suite(name: str) -> tuple[Workload, ...]:
+    """The workloads of "workloads" or "devices"; loaded here, so that the former are measured without JAX."""
+    module = importlib.import_module(f".{name}", __package__)
+    workloads: tuple[Workload, ...] = module.WORKLOADS
+    return workloads
+
+
+def measure(suite_name: str, workload: Workload, loop: str, *, quick: bool) -> list[Measured]:
     """Measures a workload with every sample in a process of its own."""
     names = sorted({name for row in workload.rows for name in (row.subject, row.reference) if name is not None})
     samples: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(workload.rounds[1 if quick else 0]):
         for name in names if turn % 2 == 0 else reversed(names):
-            samples[name].append(_sample_in_child(workload.name, name, loop, quick=quick))
+            samples[name].append(_sample_in_child(suite_name, workload.name, name, loop, quick=quick))
     return evaluate(workload, loop, samples)
 
 
-def _sample_in_child(workload: str, contender: str, loop: str, *, quick: bool) -> float:
-    command = [sys.executable, "-m", "benchmarks.fresh", workload, contender, loop, "quick" if quick else "full"]
+def _sample_in_child(suite_name: str, workload: str, contender: str, loop: str, *, quick: bool) -> float:
+    size = "quick" if quick else "full"
+    command = [sys.executable, "-m", "benchmarks.fresh", suite_name, workload, contender, loop, size]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     if child.returncode != 0:
         raise RuntimeError(f"{' '.join(command[1:])} ended with {child.returncode}:\n{child.stderr}")
@@ -35,8 +43,8 @@ async def _sample(workload: Workload, contender: str, *, quick: bool) -> float:
 
 
 def main() -> None:
-    name, contender, loop, size = sys.argv[1:]
-    workload = next(workload for workload in WORKLOADS if workload.name == name)
+    suite_name, name, contender, loop, size = sys.argv[1:]
+    workload = next(workload for workload in suite(suite_name) if workload.name == name)
     print(loops.run(loop, _sample(workload, contender, quick=size == "quick")))
 
 

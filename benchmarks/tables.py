@@ -77,7 +77,12 @@ def fill(page: str, name: str, table: str) -> str:
 
 def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    for name, file, table in (("benchmarks", "baseline.json", own_table), ("peers", "peers.json", peers_table)):
+    filled = (
+        ("benchmarks", "baseline.json", own_table),
+        ("devices", "devices.json", own_table),
+        ("peers", "peers.json", peers_table),
+    )
+    for name, file, table in filled:
         results = HERE / "results" / file
         if not results.exists():
             print(f"{results.name} is not there: its table stays as it is")

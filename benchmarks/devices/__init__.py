@@ -6,6 +6,7 @@ from .compilations import COMPILATIONS
 from .embedding import EMBEDDING
 from .lag import COMPILE_LAG, KERNEL_LAG
 from .latency import LATENCY
+from .mesh_stages import MESH_STAGES
 from .overlap import OVERLAP
 from .regions import REGIONS
 
@@ -16,6 +17,7 @@ WORKLOADS: tuple[Workload, ...] = (
     BATCHING,
     COMPILATIONS,
     OVERLAP,
+    MESH_STAGES,
     EMBEDDING,
     *REGIONS,
 )

@@ -7,7 +7,6 @@ from .fan_out import FAN_OUT
 from .idle_deployments import IDLE_DEPLOYMENTS
 from .io import IO
 from .memory import MEMORY
-from .mesh_stages import MESH_STAGES
 from .planning import PLANNING
 from .random_graph import RANDOM_GRAPH
 from .scaling import CHAIN_LENGTH, DEPLOYMENTS, FRAMES_AT_ONCE, STREAM_LENGTH
@@ -29,5 +28,4 @@ WORKLOADS: tuple[Workload, ...] = (
     STREAM_LENGTH,
     FRAMES_AT_ONCE,
     DEPLOYMENTS,
-    MESH_STAGES,
 )
