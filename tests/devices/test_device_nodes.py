@@ -36,6 +36,26 @@ async def test_a_caller_gets_an_array_of_jax_that_is_ready() -> None:
     assert np.asarray(result).tolist() == [0, 2, 4]
 
 
+async def test_arrays_of_numpy_are_taken_and_given_where_those_of_jax_are_annotated() -> None:
+    @ps.node
+    async def load(size: int) -> np.ndarray[Any, Any]:
+        return np.ones(size, np.float32)
+
+    @ps.device_node(device="cpu", batch=ps.Batch(4))
+    def tripled(x: jax.Array) -> jax.Array:
+        return x * 3
+
+    @ps.node
+    async def total(x: np.ndarray[Any, Any]) -> float:
+        return float(np.asarray(x).sum())
+
+    @ps.graph
+    async def of(size: int) -> list[Any]:
+        return [await total(tripled(await load(size))), double(np.float32(2))]
+
+    assert await engine.run(of(2)) == [6.0, 4.0]
+
+
 async def test_scalars_and_pytrees_are_arguments_too() -> None:
     @ps.device_node(device="cpu")
     def weighted(values: dict[str, jax.Array], weight: float, *, bias: float = 1.0) -> jax.Array:
