@@ -26,12 +26,13 @@ class LoopMailbox:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def post(self, callback: Callable[..., None], *args: Any) -> None:
-        """Have `callback(*args)` called on the loop; from any thread. Once the loop is closed, nobody is called."""
+    def post(self, callback: Callable[..., None], *args: Any) -> bool:
+        """Have `callback(*args)` called on the loop; from any thread. Returns False if the loop is closed."""
         self._calls.append((callback, args))
-        if not self._armed:
-            self._armed = True
-            self._wake()
+        if self._armed:
+            return True
+        self._armed = True
+        return self._wake()
 
     def empty(self) -> None:
         """Call what waits here now; on the loop's thread."""
@@ -48,9 +49,11 @@ class LoopMailbox:
                 self._armed = True
                 self._wake()
 
-    def _wake(self) -> None:
+    def _wake(self) -> bool:
         try:
             self._loop.call_soon_threadsafe(self.empty)
         except RuntimeError:  # the loop is closed: nobody can receive these results
             self._armed = False
             self._calls.clear()
+            return False
+        return True

@@ -1,21 +1,21 @@
 """Threads that run blocking handlers for one event loop.
 
 `asyncio.to_thread` wakes the loop once per result and waits for the loop before a thread gets its next job. Here
-jobs queue ahead of the threads, and results come back through a deque that one `call_soon_threadsafe` per burst
-drains, so a thread never waits for the loop and the loop is not woken per result.
+jobs queue ahead of the threads, and results come back through a mailbox that wakes the loop once per burst, so a thread
+never waits for the loop and the loop is not woken per result.
 """
 
 import asyncio
 import contextvars
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from .._errors import EngineClosedError
+from .loop_mailbox import LoopMailbox
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,8 +29,6 @@ _Job: TypeAlias = tuple[
     dict[str, Any],
     OnReturned | None,
 ]
-# (future, or None for a job that was skipped; value; error; on_returned)
-_Result: TypeAlias = tuple["asyncio.Future[Any] | None", Any, BaseException | None, OnReturned | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,8 @@ class ThreadPoolStatistics:
         busy: threads that run a job.
         queued: jobs that no thread has taken yet, cancelled ones included.
         completed: jobs whose result or error reached its future.
-        discarded: jobs that ran, but whose result nobody wanted any more: the future was cancelled, or the loop closed.
+        discarded: jobs that ran, but whose result nobody wanted any more, because the future was cancelled, or the loop
+            closed.
     """
 
     threads: int
@@ -75,10 +74,9 @@ class ThreadPool:
             raise ValueError(f"max_threads must be at least 1, got {max_threads}")
         self._max_threads = max_threads
         self._name = name
+        self._mailbox: LoopMailbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._results: deque[_Result] = deque()
-        self._drain_armed = False
         self._threads: set[threading.Thread] = set()
         self._threads_started = 0
         self._closed = False
@@ -122,8 +120,9 @@ class ThreadPool:
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-        # Threads already done with their job, whose results wait in the deque, count as idle.
-        if self._unsettled - len(self._results) >= len(self._threads) < self._max_threads:
+            self._mailbox = LoopMailbox(loop)
+        # Threads already done with their job, whose results wait in the mailbox, count as idle.
+        if self._unsettled - self._come_back() >= len(self._threads) < self._max_threads:
             self._start_thread()
         future: asyncio.Future[R] = loop.create_future()
         self._unsettled += 1
@@ -133,7 +132,7 @@ class ThreadPool:
     def statistics(self) -> ThreadPoolStatistics:
         """Return a snapshot; taken from another thread it may be torn by one job."""
         threads, queued = len(self._threads), self._jobs.qsize() if not self._closed else 0
-        busy = min(max(self._unsettled - len(self._results) - queued, 0), threads)
+        busy = min(max(self._unsettled - self._come_back() - queued, 0), threads)
         return ThreadPoolStatistics(threads, threads - busy, busy, queued, self._completed, self._discarded)
 
     def close_nowait(self) -> None:
@@ -144,11 +143,13 @@ class ThreadPool:
         if self._closed:
             return
         self._closed = True
-        for future, _, _, _, _, on_returned in self._take_queued():
-            future.cancel()
-            self._results.append((None, None, None, on_returned))
+        skipped = self._take_queued()
         self._release_threads()
-        self._drain()
+        if self._mailbox is not None:
+            self._mailbox.empty()
+        for future, _, _, _, _, on_returned in skipped:
+            future.cancel()
+            self._settle(None, None, None, on_returned)
 
     async def aclose(self) -> None:
         """Do what `close_nowait` does, then wait until every running job has returned and its thread has ended."""
@@ -193,59 +194,47 @@ class ThreadPool:
 
     def _work(self) -> None:
         """Run jobs until told to end; the body of every thread."""
-        get, results = self._jobs.get, self._results
+        assert self._mailbox is not None  # a thread only exists after the first submit
+        get, post, settle = self._jobs.get, self._mailbox.post, self._settle
         while (job := get()) is not None:
             future, context, fn, args, kwargs, on_returned = job
-            result: _Result
             if future.cancelled():
-                result = None, None, None, on_returned
+                post(settle, None, None, None, on_returned)
             else:
                 try:
-                    result = future, context.run(fn, *args, **kwargs), None, on_returned
+                    is_received = post(settle, future, context.run(fn, *args, **kwargs), None, on_returned)
                 except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller, not to this thread
-                    result = future, None, _travelling(error), on_returned
-            results.append(result)
+                    is_received = post(settle, future, None, _travelling(error), on_returned)
+                self._discarded += not is_received
             # An idle thread holds no item: drop everything of the job before waiting for the next.
-            del job, future, context, fn, args, kwargs, on_returned, result
-            if not self._drain_armed:
-                self._drain_armed = True
-                self._wake_loop(self._drain)
-        self._wake_loop(self._thread_ended, threading.current_thread())
+            del job, future, context, fn, args, kwargs, on_returned
+        post(self._thread_ended, threading.current_thread())
 
-    def _wake_loop(self, callback: Callable[..., None], *args: threading.Thread) -> None:
-        assert self._loop is not None  # a thread only exists after the first submit
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:  # the loop is closed: nobody can receive these results
-            self._drain_armed = False
-            self._discarded += len(self._results)
-            self._results.clear()
+    def _settle(
+        self,
+        future: "asyncio.Future[Any] | None",
+        value: Any,
+        error: BaseException | None,
+        on_returned: OnReturned | None,
+    ) -> None:
+        """Hand a result that has come back to its future, None for a job that was skipped; on the loop."""
+        self._unsettled -= 1
+        if future is None:
+            pass
+        elif future.cancelled():
+            self._discarded += 1
+        else:
+            self._completed += 1
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+        if on_returned is not None:
+            on_returned()
 
-    def _drain(self) -> None:
-        """Hand every result that has come back to its future; runs on the loop, once per burst."""
-        # Disarmed before draining: a result that arrives meanwhile is either drained here or arms the next wake-up.
-        self._drain_armed = False
-        results = self._results
-        try:
-            while results:
-                future, value, error, on_returned = results.popleft()
-                self._unsettled -= 1
-                if future is None:
-                    pass
-                elif future.cancelled():
-                    self._discarded += 1
-                else:
-                    self._completed += 1
-                    if error is None:
-                        future.set_result(value)
-                    else:
-                        future.set_exception(error)
-                if on_returned is not None:
-                    on_returned()
-        finally:
-            if results and not self._drain_armed:  # on_returned raised: the others' results must still arrive
-                self._drain_armed = True
-                self._wake_loop(self._drain)
+    def _come_back(self) -> int:
+        """Return how many results have come back and wait for the loop."""
+        return 0 if self._mailbox is None else len(self._mailbox)
 
     def _thread_ended(self, thread: threading.Thread) -> None:
         thread.join()  # it has nothing left to do but return
