@@ -104,7 +104,13 @@ class Resources:
         """
         if self.hold_nowait(program, user):
             return
-        entries = [await self._use(opening, program.name, user) for opening in program.resources]
+        entries = await self._use_all(program, user)
+        if not all(entry.keeper.is_open for entry in entries):  # one was lost while the next was opened
+            entries = await self._use_all(program, user)
+        for entry in entries:
+            if not entry.keeper.is_open:  # and again: it is not to be had
+                await asyncio.wait([entry.keeper.task])
+                raise self.failure(entry.opening, entry.keeper, program.name)
         for entry in entries:
             entry.programs.add(program)
         self._fill([program])
@@ -173,10 +179,13 @@ class Resources:
         place = "" if graph is None else f" for graph {graph!r}"
         return _noted(error, f"while resource {opening.name!r} was opened{place}")
 
+    async def _use_all(self, program: Program, user: object) -> list[Entry]:
+        return [await self._use(opening, program.name, user) for opening in program.resources]
+
     async def _use(self, opening: Opening, graph: str | None, user: object) -> Entry:
         while True:
             entry = self.entries.get(opening)
-            if entry is not None and entry.ending:
+            if entry is not None and (entry.ending or entry.keeper.is_leaving):
                 await asyncio.wait([entry.keeper.task])  # never two at a time: it may hold what the next one needs
                 continue
             if self.closed:
