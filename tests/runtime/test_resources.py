@@ -566,6 +566,7 @@ class Lost:
         self.opened = 0
         self.is_open = False
         self.task: asyncio.Task[object] | None = None
+        self.resource: Any = None
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -580,6 +581,8 @@ class Lost:
                 yield self.opened
             finally:
                 self.is_open = False
+
+        self.resource = line
 
         @ps.node
         async def use(number: int) -> int:
@@ -805,3 +808,56 @@ async def test_a_call_that_comes_while_a_lost_one_unwinds_waits_and_opens_it_aga
         assert not waiting.done()
         gone.set()
         assert await waiting == 2
+
+
+@pytest.mark.timeout(20)
+async def test_a_reload_opens_one_that_was_lost_and_that_a_call_gave_up() -> None:
+    lost = Lost()
+    graph = lost.graph()
+    async with engine.Engine() as e, e.deploy(graph) as service:
+        assert await service() == 1
+        await lost.lose()
+        lost.gate.clear()
+        with pytest.raises(ps.DeadlineExceeded, match="not opened again"):
+            await service.run(graph(), timeout_seconds=0.01)
+        lost.gate.set()
+        await service.reload(lost.resource)
+        assert await service() == lost.opened
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_a_call_that_waits_for_one_that_was_lost_gets_what_a_reload_opens(is_own: bool) -> None:
+    lost = Lost()
+    graph = lost.graph()
+    own = engine.Engine()
+    async with own, (own if is_own else engine).deploy(graph) as service:
+        assert await service() == 1
+        await lost.lose()
+        lost.gate = asyncio.Event()  # never set
+        waiting = asyncio.create_task(service())
+        await testing.wait_quiescent()
+        lost.gate = asyncio.Event()
+        lost.gate.set()
+        await service.reload(lost.resource)
+        assert await waiting == 2
+
+
+@pytest.mark.timeout(20)
+async def test_a_call_that_waits_for_one_that_was_lost_and_leaves_does_not_end_a_reload() -> None:
+    lost = Lost()
+    graph = lost.graph()
+    async with engine.Engine() as e, e.deploy(graph) as service:
+        assert await service() == 1
+        await lost.lose()
+        lost.gate = asyncio.Event()  # never set
+        waiting = asyncio.create_task(service())
+        await testing.wait_quiescent()
+        lost.gate = asyncio.Event()
+        reloading = asyncio.create_task(service.reload(lost.resource))
+        await testing.wait_quiescent()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        lost.gate.set()
+        await reloading
+        assert await service() == 2

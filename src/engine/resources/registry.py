@@ -209,13 +209,22 @@ class Resources:
                 self._fill(program for program in entry.programs if not program.is_filled)
                 return entry
             entry.users.discard(user)
-            if not entry.ending:
+            was_replaced = keeper.error is None and entry.keeper is not keeper  # by a reload: there is another one
+            if not (entry.ending or was_replaced):
                 raise self.failure(opening, keeper, graph)
 
     async def _left_waiting(self, entry: Entry, user: object) -> None:
-        """Whoever waited was cancelled: the last one cancels the opening, and waits until it has unwound."""
+        """Whoever waited was cancelled: the last one cancels the opening, and waits until it has unwound.
+
+        Not during a reload, which has an opening of its own under way, and ends this one when it has succeeded.
+        """
         entry.users.discard(user)
-        if entry.users or entry.ending or (entry.keeper.is_open and not self._closes_unused):
+        if (
+            entry.users
+            or entry.ending
+            or entry.candidate is not None
+            or (entry.keeper.is_open and not self._closes_unused)
+        ):
             return
         try:
             await uninterrupted(self._end([entry]))
