@@ -467,8 +467,9 @@ async def test_a_stream_that_no_attempt_can_save_is_not_tried_again() -> None:
 
 
 @pytest.mark.timeout(20)
-async def test_work_that_a_loop_took_while_its_start_was_cut_short_is_not_lost() -> None:
-    """Its supervisor cancels a start when another node crashes; the loop may have begun just before."""
+@pytest.mark.parametrize("crashes", [False, True])
+async def test_work_that_a_loop_took_while_its_start_was_cut_short_is_not_lost(crashes: bool) -> None:
+    """Its supervisor cancels a start when another node crashes; the loop may have begun, and ended, just before."""
     loops = 0
     crash = asyncio.Event()
 
@@ -489,6 +490,8 @@ async def test_work_that_a_loop_took_while_its_start_was_cut_short_is_not_lost()
                 work = await inbox.get()
                 if mine == 2:  # its start has not been noticed yet
                     crash.set()
+                    if crashes:
+                        raise ConnectionError
                     await asyncio.Event().wait()
                 work.finish(work.value)
 
@@ -511,8 +514,10 @@ async def test_work_that_a_loop_took_while_its_start_was_cut_short_is_not_lost()
         async with asyncio.timeout(10):
             with pytest.raises(ps.ActorRestarted):
                 await service.run(echoes(3))
-        assert await service.run(echoes(4)) == 4
         with pytest.raises(ConnectionError):
             await second
+        assert await service.run(echoes(4)) == 4
+        await testing.wait_quiescent()
+        assert [actor.state for actor in service.statistics().actors] == ["running", "running"]
     assert isinstance(first.exception(), ConnectionError)
     assert loops == 3

@@ -258,10 +258,11 @@ class Resources:
 
     def _keeper_ended(self, entry: Entry, keeper: Keeper[Any]) -> None:
         """An opening failed, or what was open has ended by itself: whoever needs it next opens it again."""
+        error = keeper.error  # retrieved here, because whoever waited for an opening may have left
         if entry.keeper is not keeper or entry.ending:
             return
         if keeper.was_opened:
-            why = "its task was cancelled" if keeper.task.cancelled() else repr(keeper.error)
+            why = "its task was cancelled" if keeper.task.cancelled() else repr(error)
             logs.warning("resource.ended", resource=entry.opening.name, error=why)
         for program in entry.programs:
             program.is_filled = False
