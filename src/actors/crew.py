@@ -197,9 +197,9 @@ class Crew:
 
     def _man(self) -> None:
         """Find or make workers for what is ready."""
-        self.armed = False
         wanted = 0 if self.feed is None else self.feed.wanted()
         wanted += len(self.ready)
+        self.armed = False  # not before: what the feed has left in `ready` is looked after here
         if not wanted:
             return
         if self.runnable:  # somebody is about to run; look again after that

@@ -47,6 +47,11 @@ class Keeper(Generic[T]):
         return self._entered.done() and not self._closing.done() and not self.task.done()
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether it was open, and is being closed, or ends by itself."""
+        return self._entered.done() and not self.is_open and not self.task.done()
+
+    @property
     def value(self) -> T:
         """What the context manager gave."""
         return self._entered.result()
@@ -57,9 +62,11 @@ class Keeper(Generic[T]):
         return None if not self.task.done() or self.task.cancelled() else self.task.exception()
 
     async def settled(self) -> None:
-        """Wait until it is open, or has failed to open."""
+        """Wait until it is open, or has ended: it failed to open, or was lost before anybody could use it."""
         either: list[asyncio.Future[Any]] = [self.task, self._entered]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not self.is_open:  # what it has ended with is known when it has been left
+            await asyncio.wait([self.task])
 
     def end_soon(self) -> None:
         """Begin to close it; an opening that goes on is cancelled."""

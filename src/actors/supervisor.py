@@ -223,10 +223,10 @@ class Supervisor:
             if number in self._ending:  # a transient one that has ended well comes back with all
                 await asyncio.wait([self._ending.pop(number)])
             self._starting.add(number)
+            self._early_exits.pop(number, None)  # that of a start that failed, or was cut short
             try:
                 await child.start()
             except Exception as error:  # noqa: BLE001 - user code, and what a supervisor is for
-                self._early_exits.pop(number, None)
                 self._obey(self._state.start_failed(number, asyncio.get_running_loop().time()), error)
                 return
             finally:

@@ -20,6 +20,7 @@ from .scope import Scope
 from .wiring import Wired
 
 if TYPE_CHECKING:
+    from .resources.opening import Opening
     from .runtime import Runtime
 
 ServiceState = Literal["starting", "ready", "draining", "stopped"]
@@ -231,6 +232,17 @@ class Deployment:
         scope, in_flight = self.check_callable()
         await in_flight.prepare(self._restore(graph, scope), graph.name, deadline)
         return wired
+
+    async def reopen(self, opening: "Opening") -> None:
+        """Open what was lost and is used by one of the graphs.
+
+        Raises:
+            EngineClosedError: the deployment was stopped, perhaps meanwhile.
+            Exception: what the opening raised.
+        """
+        if self.scope is None or self.state != "ready":
+            raise self.stopped_error()
+        await self._restore(self.graphs.that_uses(opening), self.scope)
 
     async def _restore(self, graph: Graph[..., Any], scope: Scope) -> None:
         await self.graphs.restore(graph, scope)

@@ -6,6 +6,7 @@ from typing import Any
 from .._errors import PlanError
 from .graph import Graph
 from .program import Program
+from .resources.opening import Opening
 from .scope import Scope
 from .streams.call_kinds import gives_one_value, gives_stream
 from .warming import warm_up
@@ -74,6 +75,10 @@ class HostedGraphs:
             if wired.program in programs:
                 self._lost.add(graph)
                 self.ready.pop(graph, None)
+
+    def that_uses(self, opening: Opening) -> Graph[..., Any]:
+        """Return one of the graphs that use a resource."""
+        return next(graph for graph, wired in self._wired.items() if opening in wired.program.resources)
 
     def is_complete(self, graph: Graph[..., Any]) -> bool:
         """Whether no resource of a graph is lost."""

@@ -1,5 +1,6 @@
 """Loop instance: a node that owns its loop in one scope, which its supervisor can restart."""
 
+from functools import partial
 from typing import Any
 
 from .._errors import ActorRestarted
@@ -53,6 +54,8 @@ class LoopInstance:
         try:
             await self.host.start()
         except BaseException as error:
+            # One that is cancelled, for another restart, may have begun its loop a moment ago, and that taken work.
+            self.host.fail_taken(partial(self._restarted_error, error))
             error.add_note(f"while stateful node {self.name!r} was started")
             raise
         self.restarts += self._has_run

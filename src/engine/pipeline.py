@@ -173,7 +173,7 @@ class Pipeline:
             else:
                 await PulledSource(calls, self.window, self._crew, self._prepare, self._parent, self._deadline).run()
         except Exception as error:  # noqa: BLE001 - of the source, or of a stateful node that does not start: it ends the stream
-            self._source_error = plain_error(error, "the start of a stateful node")
+            self._source_error = plain_error(error, "the source, or the start of a stateful node,")
         except asyncio.CancelledError as error:
             if self._finishing:
                 self._source_error = _cut_short()

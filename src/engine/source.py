@@ -123,7 +123,9 @@ class PulledSource:
                     entry.places.free -= 1
                     return entry, frame
                 if entry.offer(frame):
-                    continue  # it waits in the inbox, and this worker still has nothing to do
+                    if window.submitted % _BURST:
+                        continue  # it waits in the inbox, and this worker still has nothing to do
+                    return None  # the loop gets its turn
             full = crew.start(frame, wired.entries)
             if full:
                 self._blocked = frame, full

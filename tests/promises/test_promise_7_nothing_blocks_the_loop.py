@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import penstock as ps
@@ -219,3 +220,29 @@ async def test_promise_7_a_pipeline_that_never_waits_gives_the_loop_its_turn() -
     reading.cancel()
     await asyncio.wait([reading])
     assert reading.cancelled()
+
+
+@ps.node(concurrency=1, capacity=1000)
+async def behind_a_wide_inbox(x: int) -> int:
+    await asyncio.sleep(0)
+    return x
+
+
+@ps.graph
+async def wide(x: int) -> int:
+    return await behind_a_wide_inbox(x)
+
+
+async def test_promise_7_a_source_that_fills_a_wide_inbox_gives_the_loop_its_turn() -> None:
+    seen = Turns()
+
+    def calls() -> Iterator[ps.Call[int]]:
+        for x in range(1000):
+            seen.count()
+            yield wide(x)
+
+    seen.watch()
+    async with engine.stream(calls(), max_in_flight=1000) as results:
+        assert [x async for x in results] == list(range(1000))
+    seen.stop()
+    assert 0 < seen.most <= 64

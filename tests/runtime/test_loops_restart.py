@@ -464,3 +464,60 @@ async def test_a_stream_that_no_attempt_can_save_is_not_tried_again() -> None:
             async with service.stream(graph(number)) as parts:
                 assert [part async for part in parts] == [-1]
         assert [actor.retried for actor in service.statistics().actors] == [0]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("crashes", [False, True])
+async def test_work_that_a_loop_took_while_its_start_was_cut_short_is_not_lost(crashes: bool) -> None:
+    """Its supervisor cancels a start when another node crashes; the loop may have begun, and ended, just before."""
+    loops = 0
+    crash = asyncio.Event()
+
+    @ps.node(restart_on=(ConnectionError,))
+    class Fragile:
+        async def __call__(self, item: int) -> int:
+            await crash.wait()
+            crash.clear()
+            raise ConnectionError
+
+    @ps.node
+    class Echo(ps.Actor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]]) -> None:
+            nonlocal loops
+            loops += 1
+            mine = loops
+            while True:
+                work = await inbox.get()
+                if mine == 2:  # its start has not been noticed yet
+                    crash.set()
+                    if crashes:
+                        raise ConnectionError
+                    await asyncio.Event().wait()
+                work.finish(work.value)
+
+    fragile, echo = Fragile(), Echo()
+
+    @ps.graph
+    async def breaks(item: int) -> int:
+        return await fragile(item)
+
+    @ps.graph
+    async def echoes(item: int) -> int:
+        return await echo(item)
+
+    async with engine.deploy(breaks, echoes, strategy="one_for_all") as service:
+        first = asyncio.create_task(service(1))
+        await testing.wait_quiescent()
+        crash.set()
+        await asyncio.wait([first])
+        second = asyncio.create_task(service(2))  # waits until the node has been restarted
+        async with asyncio.timeout(10):
+            with pytest.raises(ps.ActorRestarted):
+                await service.run(echoes(3))
+        with pytest.raises(ConnectionError):
+            await second
+        assert await service.run(echoes(4)) == 4
+        await testing.wait_quiescent()
+        assert [actor.state for actor in service.statistics().actors] == ["running", "running"]
+    assert isinstance(first.exception(), ConnectionError)
+    assert loops == 3

@@ -566,6 +566,7 @@ class Lost:
         self.opened = 0
         self.is_open = False
         self.task: asyncio.Task[object] | None = None
+        self.resource: Any = None
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -580,6 +581,8 @@ class Lost:
                 yield self.opened
             finally:
                 self.is_open = False
+
+        self.resource = line
 
         @ps.node
         async def use(number: int) -> int:
@@ -689,3 +692,172 @@ async def test_one_that_ends_while_a_deployment_starts_is_opened_again_for_its_f
     async with engine.deploy(graph) as service:
         assert await service() == 2
     assert not lost.is_open
+
+
+class Unstable:
+    """A resource that is lost while the next one is opened, as often as told, and graphs that use both."""
+
+    def __init__(self, losses: int) -> None:
+        self.opened = 0
+        self.losses = losses
+        self.lose = asyncio.Event()
+        self.lost = asyncio.Event()
+
+    def graph(self) -> ps.Graph[[], tuple[int, str]]:
+        @ps.resource
+        async def line() -> AsyncIterator[int]:
+            self.opened += 1
+            async with asyncio.TaskGroup() as tasks:
+                if self.opened <= self.losses:
+                    tasks.create_task(self._break())
+                yield self.opened
+
+        @ps.resource
+        async def model() -> AsyncIterator[str]:
+            if self.losses:
+                self.lose.set()
+                await self.lost.wait()
+                await testing.wait_quiescent()
+            yield "model"
+
+        @ps.node
+        async def use(number: int, text: str) -> tuple[int, str]:
+            return number, text
+
+        @ps.graph
+        async def graph() -> tuple[int, str]:
+            return await use(await line(), await model())
+
+        return graph
+
+    async def _break(self) -> None:
+        await self.lose.wait()
+        self.lost.set()
+        raise ConnectionError("the line is down")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("verb", ["run", "stream", "deploy"])
+async def test_one_that_is_lost_while_the_next_is_opened_is_opened_again(verb: str) -> None:
+    unstable = Unstable(losses=1)
+    graph = unstable.graph()
+    async with engine.Engine() as e:
+        if verb == "run":
+            assert await e.run(graph) == (2, "model")
+        elif verb == "stream":
+            async with e.stream([graph()]) as results:
+                assert [result async for result in results] == [(2, "model")]
+        else:
+            async with e.deploy(graph) as service:
+                assert await service() == (2, "model")
+
+
+@pytest.mark.timeout(20)
+async def test_one_that_is_lost_again_and_again_ends_the_call_with_what_it_was_lost_to() -> None:
+    unstable = Unstable(losses=1 << 30)
+    with pytest.raises(ExceptionGroup) as caught:
+        await engine.run(unstable.graph())
+    assert [str(error) for error in caught.value.exceptions] == ["the line is down"]
+    assert unstable.opened == 2
+
+
+@pytest.mark.timeout(20)
+async def test_a_call_that_comes_while_a_lost_one_unwinds_waits_and_opens_it_again() -> None:
+    opened = 0
+    lose, unwinding, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def leave_slowly() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            unwinding.set()
+            await gone.wait()
+
+    async def lost() -> None:
+        await lose.wait()
+        raise ConnectionError("the line is down")
+
+    @ps.resource
+    async def line() -> AsyncIterator[int]:
+        nonlocal opened
+        opened += 1
+        async with asyncio.TaskGroup() as tasks:
+            if opened == 1:
+                tasks.create_task(leave_slowly())
+                tasks.create_task(lost())
+            yield opened
+
+    @ps.node
+    async def use(number: int) -> int:
+        return number
+
+    @ps.graph
+    async def graph() -> int:
+        return await use(await line())
+
+    @ps.graph
+    async def other() -> int:
+        return await use(await line())
+
+    async with engine.Engine() as e:
+        assert await e.run(graph) == 1
+        lose.set()
+        await unwinding.wait()
+        waiting = asyncio.create_task(e.run(other))
+        await testing.wait_quiescent()
+        assert not waiting.done()
+        gone.set()
+        assert await waiting == 2
+
+
+@pytest.mark.timeout(20)
+async def test_a_reload_opens_one_that_was_lost_and_that_a_call_gave_up() -> None:
+    lost = Lost()
+    graph = lost.graph()
+    async with engine.Engine() as e, e.deploy(graph) as service:
+        assert await service() == 1
+        await lost.lose()
+        lost.gate.clear()
+        with pytest.raises(ps.DeadlineExceeded, match="not opened again"):
+            await service.run(graph(), timeout_seconds=0.01)
+        lost.gate.set()
+        await service.reload(lost.resource)
+        assert await service() == lost.opened
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_a_call_that_waits_for_one_that_was_lost_gets_what_a_reload_opens(is_own: bool) -> None:
+    lost = Lost()
+    graph = lost.graph()
+    own = engine.Engine()
+    async with own, (own if is_own else engine).deploy(graph) as service:
+        assert await service() == 1
+        await lost.lose()
+        lost.gate = asyncio.Event()  # never set
+        waiting = asyncio.create_task(service())
+        await testing.wait_quiescent()
+        lost.gate = asyncio.Event()
+        lost.gate.set()
+        await service.reload(lost.resource)
+        assert await waiting == 2
+
+
+@pytest.mark.timeout(20)
+async def test_a_call_that_waits_for_one_that_was_lost_and_leaves_does_not_end_a_reload() -> None:
+    lost = Lost()
+    graph = lost.graph()
+    async with engine.Engine() as e, e.deploy(graph) as service:
+        assert await service() == 1
+        await lost.lose()
+        lost.gate = asyncio.Event()  # never set
+        waiting = asyncio.create_task(service())
+        await testing.wait_quiescent()
+        lost.gate = asyncio.Event()
+        reloading = asyncio.create_task(service.reload(lost.resource))
+        await testing.wait_quiescent()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        lost.gate.set()
+        await reloading
+        assert await service() == 2

@@ -104,7 +104,13 @@ class Resources:
         """
         if self.hold_nowait(program, user):
             return
-        entries = [await self._use(opening, program.name, user) for opening in program.resources]
+        entries = await self._use_all(program, user)
+        if not all(entry.keeper.is_open for entry in entries):  # one was lost while the next was opened
+            entries = await self._use_all(program, user)
+        for entry in entries:
+            if not entry.keeper.is_open:  # and again: it is not to be had
+                await asyncio.wait([entry.keeper.task])
+                raise self.failure(entry.opening, entry.keeper, program.name)
         for entry in entries:
             entry.programs.add(program)
         self._fill([program])
@@ -173,10 +179,13 @@ class Resources:
         place = "" if graph is None else f" for graph {graph!r}"
         return _noted(error, f"while resource {opening.name!r} was opened{place}")
 
+    async def _use_all(self, program: Program, user: object) -> list[Entry]:
+        return [await self._use(opening, program.name, user) for opening in program.resources]
+
     async def _use(self, opening: Opening, graph: str | None, user: object) -> Entry:
         while True:
             entry = self.entries.get(opening)
-            if entry is not None and entry.ending:
+            if entry is not None and (entry.ending or entry.keeper.is_leaving):
                 await asyncio.wait([entry.keeper.task])  # never two at a time: it may hold what the next one needs
                 continue
             if self.closed:
@@ -200,13 +209,22 @@ class Resources:
                 self._fill(program for program in entry.programs if not program.is_filled)
                 return entry
             entry.users.discard(user)
-            if not entry.ending:
+            was_replaced = keeper.error is None and entry.keeper is not keeper  # by a reload: there is another one
+            if not (entry.ending or was_replaced):
                 raise self.failure(opening, keeper, graph)
 
     async def _left_waiting(self, entry: Entry, user: object) -> None:
-        """Whoever waited was cancelled: the last one cancels the opening, and waits until it has unwound."""
+        """Whoever waited was cancelled: the last one cancels the opening, and waits until it has unwound.
+
+        Not during a reload, which has an opening of its own under way, and ends this one when it has succeeded.
+        """
         entry.users.discard(user)
-        if entry.users or entry.ending or (entry.keeper.is_open and not self._closes_unused):
+        if (
+            entry.users
+            or entry.ending
+            or entry.candidate is not None
+            or (entry.keeper.is_open and not self._closes_unused)
+        ):
             return
         try:
             await uninterrupted(self._end([entry]))
@@ -240,10 +258,11 @@ class Resources:
 
     def _keeper_ended(self, entry: Entry, keeper: Keeper[Any]) -> None:
         """An opening failed, or what was open has ended by itself: whoever needs it next opens it again."""
+        error = keeper.error  # retrieved here, because whoever waited for an opening may have left
         if entry.keeper is not keeper or entry.ending:
             return
         if keeper.was_opened:
-            why = "its task was cancelled" if keeper.task.cancelled() else repr(keeper.error)
+            why = "its task was cancelled" if keeper.task.cancelled() else repr(error)
             logs.warning("resource.ended", resource=entry.opening.name, error=why)
         for program in entry.programs:
             program.is_filled = False

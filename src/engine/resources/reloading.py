@@ -33,7 +33,7 @@ async def reload(deployment: "Deployment", resource: object) -> None:
     # One reload of a resource at a time: a later one opens again, since it may have been asked for after a change.
     lock = runtime.reloads.setdefault(openings[0].resource, asyncio.Lock())
     async with lock:
-        entries = [_entry(deployment, opening) for opening in openings]
+        entries = [await _entry(deployment, opening) for opening in openings]
         try:
             for entry in entries:
                 await _open_next(deployment, entry)
@@ -62,8 +62,11 @@ def _openings(deployment: "Deployment", resource: object) -> list[Opening]:
     return openings
 
 
-def _entry(deployment: "Deployment", opening: Opening) -> Entry:
-    entry = deployment.runtime.resources.entries[opening]  # the deployment uses it, so it is there
+async def _entry(deployment: "Deployment", opening: Opening) -> Entry:
+    entries = deployment.runtime.resources.entries
+    while opening not in entries:  # it was lost, and a call that opened it again has given up
+        await deployment.reopen(opening)
+    entry = entries[opening]
     _check_wanted(deployment, entry)
     return entry
 
