@@ -75,7 +75,7 @@ class DispatchThread:
         self._handed_over = 0
         self._waited_for = 0
         self.restarts = 0
-        self._on_ended: list[Callable[[], None]] = []
+        self._on_ended: list[Callable[[], object]] = []
         # No daemons: a daemon thread inside JAX while the interpreter ends aborts the process.
         self._threads = (
             threading.Thread(target=self._dispatch_all, name=f"penstock-device-{name}", daemon=False),
@@ -89,7 +89,7 @@ class DispatchThread:
         """Enqueue a job after those that were submitted before; from any thread."""
         self._jobs.put(job)
 
-    def end(self, on_ended: Callable[[], None] | None = None) -> None:
+    def end(self, on_ended: Callable[[], object] | None = None) -> None:
         """Do what was submitted, then end.
 
         Args:

@@ -22,7 +22,7 @@ class DispatchThreads:
             self._threads[placement] = thread, leases + 1
             return thread
 
-    def release(self, placement: Placement, on_ended: Callable[[], None]) -> None:
+    def release(self, placement: Placement, on_ended: Callable[[], object]) -> None:
         """Give a lease back; the last one ends the thread, once it has done what was submitted.
 
         Args:

@@ -19,7 +19,7 @@ from .signature import Signature
 # small program takes 0.4 MB of memory on a CPU, four layers of a network 0.6: a full cache holds 100 to 160 MB.
 DEFAULT_CAPACITY: Final = 256
 
-OnCompiled: TypeAlias = Callable[[Executable | BaseException], None]
+OnCompiled: TypeAlias = Callable[[Executable | BaseException], object]
 _Key: TypeAlias = tuple[Any, ...]
 
 
