@@ -12,7 +12,7 @@ from .planning import Scheduler
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class CallOptions(TypedDict, total=False):
@@ -72,7 +72,7 @@ class ExecutionOptions:
             raise OptionsError(f"on_error={self.on_error!r}: one of 'raise', 'skip'")
         for name, least in (("max_workers", 1), ("max_in_flight", 1), ("max_queue", 0)):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
+            if value is not None and (not _is_whole(value) or value < least):
                 raise OptionsError(f"{name}={value!r}: a whole number of at least {least}")
         if not _is_whole(self.priority):
             raise OptionsError(f"priority={self.priority!r}: a whole number, higher first")

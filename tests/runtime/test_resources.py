@@ -615,6 +615,35 @@ async def test_one_whose_task_was_cancelled_is_reported_and_opened_again_by_the_
     assert not lost.is_open
 
 
+async def test_one_that_has_ended_with_an_error_is_reported_then_and_not_at_the_end_of_the_engine() -> None:
+    broken = asyncio.Event()
+
+    @ps.resource
+    async def line() -> AsyncIterator[int]:
+        async def breaks() -> None:
+            await broken.wait()
+            raise OSError("the line broke")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(breaks())
+            yield 1
+
+    @ps.node
+    async def use(number: int) -> int:
+        return number
+
+    @ps.graph
+    async def graph() -> int:
+        return await use(await line())
+
+    async with engine.Engine() as e:
+        assert await e.run(graph) == 1
+        with structlog.testing.capture_logs() as logs:
+            broken.set()
+            await testing.wait_quiescent()
+    assert [entry["event"] for entry in logs] == ["resource.ended"]
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("is_own", [False, True])
 async def test_a_deployment_opens_it_again_for_its_next_call(is_own: bool) -> None:

@@ -243,8 +243,9 @@ class Resources:
                 await entry.candidate.ended()
             if entry.retiring:
                 await asyncio.wait(entry.retiring)
+            was_lost = entry.keeper.was_opened and entry.keeper.task.done()  # that was logged when it happened
             error = await entry.keeper.ended()
-            if error is not None:
+            if error is not None and not was_lost:
                 errors.append(error)
             self._forget(entry)
         for error in errors[1:]:

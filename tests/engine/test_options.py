@@ -1,0 +1,248 @@
+"""Execution options: five levels of precedence, each field with an effect, and errors that name what is valid."""
+
+import asyncio
+import dataclasses
+import threading
+from typing import Any, get_type_hints
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+from penstock.engine.options import APPLICABLE, CallOptions
+
+
+@ps.node
+async def waits() -> float | None:
+    return ps.current().remaining_seconds()
+
+
+@ps.graph
+async def remaining() -> float | None:
+    return await waits()
+
+
+@pytest.fixture(autouse=True)
+def defaults() -> Any:
+    """Takes back what a test sets for the process."""
+    yield
+    ps.set_execution_options()
+
+
+def test_the_keywords_of_a_call_mirror_the_options() -> None:
+    fields = {field.name: field.type for field in dataclasses.fields(ps.ExecutionOptions)}
+    assert list(get_type_hints(CallOptions)) == list(fields)
+    assert get_type_hints(CallOptions) == get_type_hints(ps.ExecutionOptions)
+    assert CallOptions.__required_keys__ == frozenset()
+
+
+def test_they_are_frozen_and_take_keywords_only() -> None:
+    options = ps.ExecutionOptions(max_in_flight=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.max_in_flight = 4  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        ps.ExecutionOptions("wave")  # type: ignore[misc]
+
+
+async def test_a_keyword_wins_over_contexts_those_over_the_engine_that_over_the_process() -> None:
+    async def seconds(**options: Any) -> int | None:
+        found = await own.run(remaining(), **options)
+        return None if found is None else round(found)
+
+    async with engine.Engine() as own:
+        assert await seconds() is None
+        ps.set_execution_options(timeout_seconds=1000)
+        assert await seconds() == 1000
+    async with engine.Engine(timeout_seconds=2000) as own:
+        assert await seconds() == 2000
+        with ps.execution_options(timeout_seconds=3000):
+            assert await seconds() == 3000
+            with ps.execution_options(scheduler="wave", timeout_seconds=4000):
+                assert await seconds() == 4000
+                assert await seconds(timeout_seconds=5000) == 5000
+                assert await seconds(timeout_seconds=None) is None
+            assert await seconds() == 3000
+        assert await seconds() == 2000
+
+
+async def test_contexts_reach_tasks_and_threads_that_are_started_inside() -> None:
+    found: list[Any] = []
+
+    def in_thread() -> None:
+        found.append(asyncio.run(_run()))
+
+    with ps.execution_options(timeout_seconds=1000):
+        task = asyncio.create_task(_run())
+        await asyncio.to_thread(in_thread)
+    assert round(await task or 0) == round(found[0]) == 1000
+    assert await _run() is None
+
+
+async def test_a_context_that_is_left_in_another_task_changes_nothing_there() -> None:
+    entered, left = asyncio.Event(), asyncio.Event()
+
+    async def inside() -> None:
+        with ps.execution_options(timeout_seconds=1000):
+            entered.set()
+            await left.wait()
+
+    task = asyncio.create_task(inside())
+    await entered.wait()
+    assert await _run() is None
+    left.set()
+    await task
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("scheduler", "quick"), ("on_error", "ignore"), ("max_workers", 0), ("max_in_flight", True), ("max_queue", -1),
+        ("max_in_flight", 1.5), ("priority", "high"), ("timeout_seconds", -1), ("timeout_seconds", float("nan")),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_its_range_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ps.OptionsError, match=f"{name}={value!r}"):
+        ps.ExecutionOptions(**{name: value})
+
+
+async def test_an_unknown_option_lists_the_valid_ones() -> None:
+    with pytest.raises(ps.OptionsError) as caught:
+        await engine.run(remaining(), timeout=3)  # type: ignore[call-arg]
+    assert "'timeout'" in str(caught.value)
+    assert "timeout_seconds" in str(caught.value)
+    misspelt: Any = {"max_inflight": 3}
+    for use in (ps.set_execution_options, engine.Engine, lambda **options: ps.execution_options(**options).__enter__()):
+        with pytest.raises(ps.OptionsError, match="'max_inflight' is no execution option"):
+            use(**misspelt)
+
+
+@pytest.mark.parametrize("name", ["max_in_flight", "max_queue", "ordered", "on_error", "priority", "max_workers"])
+async def test_an_option_that_does_not_apply_to_a_verb_is_refused_there_and_not_in_a_context(name: str) -> None:
+    value: Any = {"ordered": False, "on_error": "skip"}.get(name, 2)
+    assert name not in APPLICABLE["run"]
+    with pytest.raises(ps.OptionsError, match=name):
+        await engine.run(remaining(), **{name: value})
+    with ps.execution_options(**{name: value}):
+        assert await _run() is None
+
+
+@pytest.mark.parametrize(("option", "limit"), [("max_in_flight", 3), ("max_workers", 2)])
+async def test_max_in_flight_and_max_workers_bound_what_runs_at_once(option: str, limit: int) -> None:
+    running = peak = 0
+    release = asyncio.Event()
+
+    @ps.node
+    async def counted(number: int) -> int:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await release.wait()
+        running -= 1
+        return number
+
+    @ps.graph
+    async def graph(number: int) -> int:
+        return await counted(number)
+
+    options: Any = {option: limit}
+    async with engine.stream((graph(number) for number in range(9)), **options) as results:
+        reading = asyncio.ensure_future(_list(results))
+        await testing.wait_quiescent()
+        assert running == limit
+        release.set()
+        assert await reading == list(range(9))
+    assert peak == limit
+
+
+async def test_ordered_and_on_error_change_what_a_stream_gives() -> None:
+    last = asyncio.Event()
+
+    @ps.node
+    async def step(number: int) -> int:
+        if number == 0:
+            await last.wait()
+        if number == 1:
+            raise ValueError(number)
+        if number == 2:
+            last.set()
+        return number
+
+    @ps.graph
+    async def graph(number: int) -> int:
+        return await step(number)
+
+    async with engine.stream((graph(n) for n in range(3)), ordered=False, on_error="skip") as results:
+        assert await _list(results) == [2, 0]
+    async with engine.stream((graph(n) for n in range(3)), on_error="skip") as results:
+        assert await _list(results) == [0, 2]
+    async with engine.stream(graph(n) for n in range(3)) as results:
+        with pytest.raises(ValueError, match="1"):
+            await _list(results)
+
+
+async def test_the_scheduler_is_the_one_that_is_asked_for() -> None:
+    order: list[str] = []
+    slow = asyncio.Event()
+
+    @ps.node
+    async def first() -> int:
+        await slow.wait()
+        order.append("first")
+        return 1
+
+    @ps.node
+    async def second() -> int:
+        order.append("second")
+        slow.set()
+        return 2
+
+    @ps.graph
+    async def both() -> list[int]:
+        return [await first(), await second()]
+
+    assert await engine.run(both(), scheduler="parallel") == [1, 2]
+    assert order == ["second", "first"]
+    order.clear()
+    assert await engine.run(both(), scheduler="sequential") == [1, 2]
+    assert order == ["first", "second"]
+
+
+async def test_max_queue_and_priority_decide_who_waits_for_a_place() -> None:
+    release = asyncio.Event()
+    served: list[int] = []
+
+    @ps.node
+    async def step(number: int) -> int:
+        await release.wait()
+        served.append(number)
+        return number
+
+    @ps.graph
+    async def graph(number: int) -> int:
+        return await step(number)
+
+    async with engine.deploy(graph, max_in_flight=1, max_queue=2) as service:
+        calls = [asyncio.ensure_future(service.run(graph(n), priority=n)) for n in range(3)]
+        await testing.wait_quiescent()
+        with pytest.raises(ps.Overloaded):
+            await service.run(graph(3))
+        release.set()
+        await asyncio.gather(*calls)
+    assert served == [0, 2, 1]
+
+
+async def _list(results: Any) -> list[Any]:
+    return [result async for result in results]
+
+
+async def _run() -> float | None:
+    return await engine.run(remaining())
+
+
+def test_threads_do_not_see_the_context_of_another() -> None:
+    found: list[float | None] = []
+    with ps.execution_options(timeout_seconds=1000):
+        thread = threading.Thread(target=lambda: found.append(asyncio.run(_run())))
+        thread.start()
+        thread.join()
+    assert found == [None]
