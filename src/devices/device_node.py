@@ -72,7 +72,8 @@ def device_node(
         device: where it runs, as `penstock.devices.select` takes it.
         batch: calls of any number of requests are stacked and run as one vectorised program.
         static: names of the parameters whose values the program is compiled for; they are hashable, and no arrays.
-        donate: the result may take the memory of arguments that nobody else reads.
+        donate: the result may take the memory of arguments that are results of device nodes, and that nobody else reads,
+            not even another attempt. Without effect with `batch=`: what is stacked is new.
         pure: the function does nothing but compute its result: equal calls are merged, a batch that failed is tried
             again in parts, and neighbours become one program.
         in_specs: for a mesh: how each argument is split over it. A tuple with a `PartitionSpec` for each parameter, a
@@ -163,17 +164,17 @@ def _check_options(label: str, device: object, batch: object, static: object) ->
         raise TypeError(f"device node {label!r} has static={static!r}: a tuple of names, as in static=({static!r},)")
 
 
-def _samples(label: str, given: object) -> tuple[tuple[Any, ...], ...]:
+def _samples(label: str, given: tuple[Any, ...] | list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
     if isinstance(given, tuple) and not given:
         return ()
-    samples = cast("list[object]", given) if isinstance(given, list) else [given]
+    samples: list[Any] = [*given] if isinstance(given, list) else [given]
     for sample in samples:
         if not isinstance(sample, tuple):
             raise TypeError(
                 f"device node {label!r}: sample_input= is a tuple, of the arguments of one item, or a list of such "
                 f"tuples, and has a {type(sample).__name__}: if that is an argument, write sample_input=(argument,)"
             )
-    return cast("tuple[tuple[Any, ...], ...]", tuple(samples))
+    return tuple(samples)
 
 
 def _check_replicas(label: str, device: Any, replicas: int, prefetch: int) -> None:
