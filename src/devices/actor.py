@@ -55,7 +55,8 @@ class DeviceActor:
         Args:
             fn: plain JAX.
             *args: arrays of JAX or NumPy, scalars, and pytrees of them.
-            donate_argnums: positions of the arguments whose memory the result may take; they cannot be used again.
+            donate_argnums: positions of the arguments whose memory the result may take; they cannot be used again, also
+                if the wait for the result is cancelled.
             ready: wait until the result is there. Without, it is an array that will be, for the next call.
 
         Returns:

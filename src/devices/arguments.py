@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from ..actors.batch import Batch
 from .batches.batch_job import BatchItem
 from .batches.masks import mask_parameters
 from .batches.stacking import Stacker
 from .programs.configuration import current
+from .programs.signature import static_part
 from .untyped_jax import jax
 
 _UNSUPPORTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -25,6 +26,7 @@ class Arguments:
         batch: how calls run together; None for one by one.
 
     Attributes:
+        name: of the node.
         names: the parameters that callers pass.
         masks: the parameters that take the masks of padded ones.
         shared: positions of what is the same for all calls of a batch.
@@ -44,7 +46,7 @@ class Arguments:
         resources: frozenset[str],
         batch: Batch | None,
     ) -> None:
-        self._name = name
+        self.name = name
         self._signature = inspect.signature(fn)
         found = self._signature.parameters
         _check_names(name, found, static)
@@ -82,7 +84,7 @@ class Arguments:
         missing = [name for name in self.names if name not in bound.arguments]
         if missing or len(sample) > len(rest):
             raise TypeError(
-                f"a sample of device node {self._name!r} has {len(sample)} arguments, and the parameters that do not "
+                f"a sample of device node {self.name!r} has {len(sample)} arguments, and the parameters that do not "
                 f"come from resources are {', '.join(rest)}"
             )
         return tuple([bound.arguments[name] for name in self.names])
@@ -99,9 +101,14 @@ class Arguments:
         item = self.stacker.item([values[i] for i in self.stacked], current())
         # No two versions of a parameter are mixed in a batch: they are told apart as objects.
         versions = [
-            _static(value) if i in self.static else id(value) for i, value in zip(self.shared, shared, strict=True)
+            static_part(value, self, i) if i in self.static else id(value)
+            for i, value in zip(self.shared, shared, strict=True)
         ]
         return BatchItem(item, shared), (item.signature, *versions)
+
+    def parameter(self, position: int) -> str:
+        """Return the name of a parameter."""
+        return self.names[position]
 
     def positions(self, names: Iterable[str]) -> tuple[int, ...]:
         """Return the positions of parameters."""
@@ -124,11 +131,6 @@ class Arguments:
         by_name = dict(zip(self.masks, masks, strict=False))
         by_name.update({self.names[i]: values[i] for i in self._by_keyword})
         return fn(*[value for i, value in enumerate(values) if i not in self._by_keyword], **by_name)
-
-
-def _static(value: Any) -> Hashable:
-    """Return what tells static values apart that are equal and yet not the same, as 1 and True are."""
-    return cast("Hashable", type(value)), value
 
 
 def _check_names(name: str, found: "dict[str, inspect.Parameter] | Any", static: tuple[str, ...]) -> None:

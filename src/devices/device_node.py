@@ -72,7 +72,8 @@ def device_node(
         device: where it runs, as `penstock.devices.select` takes it.
         batch: calls of any number of requests are stacked and run as one vectorised program.
         static: names of the parameters whose values the program is compiled for; they are hashable, and no arrays.
-        donate: the result may take the memory of arguments that nobody else reads.
+        donate: the result may take the memory of arguments that are results of device nodes, and that nobody else reads,
+            not even another attempt. Without effect with `batch=`: what is stacked is new.
         pure: the function does nothing but compute its result: equal calls are merged, a batch that failed is tried
             again in parts, and neighbours become one program.
         in_specs: for a mesh: how each argument is split over it. A tuple with a `PartitionSpec` for each parameter, a
@@ -108,8 +109,9 @@ def device_node(
         )  # fmt: skip
         label = name or str(getattr(target, "__name__", type(target).__name__))
         _check_function(target, label)
+        _check_options(label, device, batch, static)
         _check_replicas(label, device, replicas, prefetch)
-        samples = tuple(sample_input) if isinstance(sample_input, list) else (sample_input,) if sample_input else ()
+        samples = _samples(label, sample_input)
         options = DeviceOptions(device, batch, static, donate, pure, in_specs, out_specs, replicas, prefetch, samples)
         return DeviceNode(target, policy, name=label, executor=DeviceExecutor(DevicePrograms(label, target, options)))
 
@@ -146,6 +148,33 @@ class DeviceNode(Node[P, R]):
     @property
     def _device_executor(self) -> "DeviceExecutor":
         return cast("DeviceExecutor", self.executor)
+
+
+def _check_options(label: str, device: object, batch: object, static: object) -> None:
+    from .platform.selection import is_selectable
+
+    if not is_selectable(device):
+        raise TypeError(
+            f"device node {label!r} has device={device!r}: the name of a device, a jax.Device, a jax.sharding.Mesh or "
+            "a DeviceMesh"
+        )
+    if batch is not None and not isinstance(batch, Batch):
+        raise TypeError(f"device node {label!r} has batch={batch!r}: a Batch, such as penstock.Batch(max_size=32)")
+    if isinstance(static, str):
+        raise TypeError(f"device node {label!r} has static={static!r}: a tuple of names, as in static=({static!r},)")
+
+
+def _samples(label: str, given: tuple[Any, ...] | list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+    if isinstance(given, tuple) and not given:
+        return ()
+    samples: list[Any] = [*given] if isinstance(given, list) else [given]
+    for sample in samples:
+        if not isinstance(sample, tuple):
+            raise TypeError(
+                f"device node {label!r}: sample_input= is a tuple, of the arguments of one item, or a list of such "
+                f"tuples, and has a {type(sample).__name__}: if that is an argument, write sample_input=(argument,)"
+            )
+    return tuple(samples)
 
 
 def _check_replicas(label: str, device: Any, replicas: int, prefetch: int) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
+from penstock.devices.dispatch import device_pool
 from penstock.devices.dispatch import dispatch_thread as dispatch
 from penstock.devices.programs.executable import Executable
 
@@ -165,6 +166,50 @@ async def test_a_flood_of_one_node_delays_another_by_a_window_at_most() -> None:
         gate.open()
         await asyncio.gather(*calls)
     assert gate.values.index([-1, -1]) <= 33
+
+
+async def test_a_node_that_had_much_before_is_not_kept_waiting_for_what_is_new() -> None:
+    gate = Gate()
+    old, new = gated(gate), gated(gate)
+    async with engine.deploy(old, new) as service:
+        gate.open()
+        await asyncio.gather(*(service.run(old(row(n))) for n in range(50)))
+        await service.run(new(row(0)))
+        (station,) = _stations()
+        station.queue._window = 1
+        gate.close()
+        gate.values.clear()
+        calls = [asyncio.ensure_future(service.run(new(row(n)))) for n in range(20)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        calls.append(asyncio.ensure_future(service.run(old(row(-1)))))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(*calls)
+    assert gate.values.index([-1, -1]) <= 4
+
+
+async def test_a_device_is_opened_once_for_all_who_are_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    original = device_pool._placements_of
+
+    def counted(device: Any, replicas: int) -> Any:
+        opened.append(device)
+        return original(device, replicas)
+
+    monkeypatch.setattr(device_pool, "_placements_of", counted)
+    calls = [asyncio.ensure_future(devices.actor("cpu").run(jnp.negative, row(n))) for n in range(20)]
+    await asyncio.sleep(0)
+    calls[0].cancel()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [float(result[0]) for result in results[1:]] == [-n for n in range(1, 20)]
+    assert opened == ["cpu"]
+    missing = [devices.actor("cpu:99").run(jnp.negative, row(n)) for n in range(3)]
+    errors = await asyncio.gather(*missing, return_exceptions=True)
+    assert [type(error) for error in errors] == [ps.DeviceError] * 3
+    assert len({id(error) for error in errors}) == 3
+    assert opened == ["cpu", "cpu:99"]
 
 
 async def test_more_than_max_queue_are_refused() -> None:

@@ -257,6 +257,20 @@ async def test_static_arguments_are_part_of_the_program() -> None:
     assert raised.compile_statistics().programs == 2
 
 
+@pytest.mark.parametrize("batch", [None, ps.Batch(4)])
+async def test_a_static_argument_that_is_not_hashable_is_named(batch: ps.Batch | None) -> None:
+    @ps.device_node(device="cpu", static=("power",), batch=batch)
+    def raised(x: jax.Array, power: Any) -> jax.Array:
+        return x
+
+    @ps.graph
+    async def of(x: Any, power: Any) -> Any:
+        return raised(x, power)
+
+    with pytest.raises(TypeError, match="node 'raised': power is static, and a list is not hashable: pass a hashable"):
+        await engine.run(of(np.ones(2, np.float32), [1, 2]))
+
+
 async def test_a_fake_runs_in_place_of_a_device_node() -> None:
     from penstock import testing
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar, cast
+from collections.abc import Hashable
+from typing import Any, cast
 
 from ..._errors import EngineClosedError
 from ...actors.loop_mailbox import LoopMailbox
@@ -13,9 +13,8 @@ from ..jax_types import is_device
 from ..platform.placement import Placement
 from ..platform.selection import following, select
 from ..programs.compile_cache import CACHE
+from ..programs.exception_twins import twin_of
 from .station import Station
-
-R = TypeVar("R")
 
 
 class DevicePool:
@@ -26,7 +25,7 @@ class DevicePool:
         self._mailbox = LoopMailbox(self._loop)
         self._stations: dict[Placement, Station] = {}
         self._by_name: dict[tuple[Hashable, int], tuple[Station, ...]] = {}
-        self._opening: set[asyncio.Future[Any]] = set()
+        self._opening: dict[tuple[Hashable, int], asyncio.Future[list[Placement]]] = {}
         self._closed = False
         CACHE.acquire()
 
@@ -46,10 +45,13 @@ class DevicePool:
             EngineClosedError: the Engine was closed.
         """
         # The first use of JAX takes seconds: it is loaded, and looks for devices.
-        placements = await self._off_the_loop(lambda: _placements_of(device, replicas))
+        found = self._opening.get((device, replicas)) or self._find(device, replicas)
+        await asyncio.wait([found])  # whoever is cancelled meanwhile leaves it to the others
+        if (error := found.exception()) is not None:
+            raise twin_of(error)
         if self._closed:
             raise EngineClosedError(f"device {device} was not opened: its Engine was closed")
-        stations = self._by_name[device, replicas] = tuple(map(self._station, placements))
+        stations = self._by_name[device, replicas] = tuple(map(self._station, found.result()))
         return stations
 
     def _station(self, placement: Placement) -> Station:
@@ -67,32 +69,31 @@ class DevicePool:
 
     async def _close(self) -> None:
         if self._opening:
-            await asyncio.wait(self._opening)
+            await asyncio.wait(self._opening.values())
         for station in self._stations.values():
             await station.close()
         await CACHE.arelease()
 
-    def _opened(self, done: "asyncio.Future[Any]") -> None:
-        self._opening.discard(done)
-        done.exception()  # it is retrieved, also if whoever asked has left
-
-    async def _off_the_loop(self, function: Callable[[], R]) -> R:
-        """Call a function on a thread of its own, which the pool waits for."""
-        done: asyncio.Future[R] = self._loop.create_future()
+    def _find(self, device: Hashable, replicas: int) -> "asyncio.Future[list[Placement]]":
+        """Look for devices on a thread, one for all who ask meanwhile; the pool waits for it."""
+        found: asyncio.Future[list[Placement]] = self._loop.create_future()
 
         def work() -> None:
             try:
-                self._mailbox.post(done.set_result, function())
-            except BaseException as error:  # noqa: BLE001 - it belongs to the caller
-                self._mailbox.post(done.set_exception, error)
+                self._mailbox.post(found.set_result, _placements_of(device, replicas))
+            except BaseException as error:  # noqa: BLE001 - it belongs to the callers
+                self._mailbox.post(found.set_exception, error)
+
+        def is_over(_: "asyncio.Future[list[Placement]]") -> None:
+            thread.join()  # it has nothing left to do but return
+            del self._opening[device, replicas]
+            found.exception()  # it is retrieved, also if whoever asked has left
 
         thread = threading.Thread(target=work, name="penstock-device-open", daemon=False)
         thread.start()
-        self._opening.add(done)
-        done.add_done_callback(lambda _: thread.join())  # it has nothing left to do but return
-        done.add_done_callback(self._opened)
-        await asyncio.wait([done])  # whoever is cancelled meanwhile leaves it to the end of the pool
-        return done.result()
+        self._opening[device, replicas] = found
+        found.add_done_callback(is_over)
+        return found
 
 
 def _placements_of(device: Any, replicas: int) -> list[Placement]:

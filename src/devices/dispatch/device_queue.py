@@ -98,6 +98,7 @@ class DeviceQueue:
         self._window = window
         self._window_bytes = window_bytes
         self._busy: dict[Lane, None] = {}  # those with calls that wait
+        self._served = 0.0  # what the lane had had that was served last
         self.running = 0
         self._held_bytes = 0
         self._look_armed = False
@@ -166,8 +167,8 @@ class DeviceQueue:
     def _offer(self, lane: Lane) -> None:
         """Take from a lane, as soon as it is its turn."""
         if lane not in self._busy:
-            # One that was idle does not catch up on what the others had meanwhile.
-            lane.served = max(lane.served, min((other.served for other in self._busy), default=0.0))
+            # One that was idle does not catch up on what others had meanwhile, nor a new one on what they ever had.
+            lane.served = max(lane.served, self._served)
             self._busy[lane] = None
         if lane.gathers:
             self._look_soon()  # after what else comes in this turn of the loop
@@ -194,6 +195,7 @@ class DeviceQueue:
 
     def _begin(self, lane: Lane, calls: list[DeviceCall]) -> None:
         lane.free -= 1
+        self._served = max(lane.served, self._served)
         lane.served += len(calls)
         self.running += 1
         for call in calls:

@@ -41,12 +41,19 @@ def select(device: "str | Device | DeviceMesh | jax.sharding.Mesh" = AUTO) -> "D
         return device.resolve()
     if isinstance(device, str):
         return _named(device)
+    if is_selectable(device):
+        return device
+    raise TypeError(f"select({device!r}): the name of a device, a jax.Device, a jax.sharding.Mesh or a DeviceMesh")
+
+
+def is_selectable(device: object) -> bool:
+    """Return whether something is of a kind that `select` takes; the device may be missing all the same."""
+    if isinstance(device, str | DeviceMesh):
+        return True
     require_jax()
     import jax.sharding
 
-    if is_device(device) or isinstance(device, jax.sharding.Mesh):
-        return device
-    raise TypeError(f"select({device!r}): the name of a device, a jax.Device, a jax.sharding.Mesh or a DeviceMesh")
+    return is_device(device) or isinstance(device, jax.sharding.Mesh)
 
 
 def following(device: Device, count: int) -> list[Device]:

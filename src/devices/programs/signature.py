@@ -56,7 +56,7 @@ def signature_of(
     parts: list[tuple[Any, ...]] = []
     for position, arg in enumerate(args):
         if position in static_argnums:
-            parts.append(_static(arg, position, names))
+            parts.append(static_part(arg, names, position))
             continue
         kind = _kinds.get(arg.__class__)
         if kind is _DEVICE:
@@ -69,6 +69,22 @@ def signature_of(
             # A leaf that is the argument itself has no structure to speak of.
             parts.append(described[0] if len(leaves) == 1 and leaves[0] is arg else (tree, described))
     return tuple(parts)
+
+
+def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
+    """Return what tells a static value from others: with its type, as 1, 1.0 and True are equal, and not the same.
+
+    Raises:
+        TypeError: it is not hashable.
+    """
+    try:
+        hash(value)
+    except TypeError as error:
+        raise TypeError(
+            f"{_place(names, position)} is static, and a {type(value).__name__} is not hashable: pass a hashable "
+            "value, such as a tuple instead of a list, or take it out of static=(...) and pass an array"
+        ) from error
+    return type(value), value
 
 
 def is_device_array(leaf: object) -> bool:
@@ -108,17 +124,6 @@ def _leaf(leaf: Any, dtypes: dict[Any, Any], position: int, names: Names) -> Lea
             f"is compiled for, say static=({names.parameter(position)!r},); else pass arrays of numbers."
         ) from error
     return aval.shape, aval.dtype, aval.weak_type
-
-
-def _static(value: object, position: int, names: Names) -> tuple[Any, ...]:
-    try:
-        hash(value)
-    except TypeError as error:
-        raise TypeError(
-            f"{_place(names, position)} is static, and a {type(value).__name__} is not hashable: pass a hashable "
-            "value, such as a tuple instead of a list, or take it out of static=(...) and pass an array"
-        ) from error
-    return type(value), value  # the type, too: 1, 1.0 and True are equal, and compile to different programs
 
 
 def _place(names: Names, position: int) -> str:

@@ -1,0 +1,43 @@
+"""The mailbox of an event loop: what it owes to those who post, and to all others on the loop."""
+
+import asyncio
+
+from penstock.actors.loop_mailbox import LoopMailbox
+
+
+async def test_calls_that_lead_to_more_calls_leave_the_loop_to_others() -> None:
+    loop = asyncio.get_running_loop()
+    mailbox = LoopMailbox(loop)
+    order: list[str] = []
+    over = asyncio.Event()
+
+    def step(left: int) -> None:
+        order.append("step")
+        if left:
+            mailbox.post(step, left - 1)  # as a thread does that has its next result at once
+        else:
+            over.set()
+
+    mailbox.post(step, 50)
+    mailbox.post(loop.call_soon, order.append, "other")
+    await over.wait()
+    assert order.count("step") == 51
+    assert order.index("other") <= 3
+
+
+async def test_a_call_that_raises_does_not_take_the_others_along() -> None:
+    loop = asyncio.get_running_loop()
+    mailbox = LoopMailbox(loop)
+    raised: list[object] = []
+    loop.set_exception_handler(lambda _, context: raised.append(context.get("exception")))
+    arrived = asyncio.Event()
+    error = ValueError("of a callback")
+
+    def fail() -> None:
+        raise error
+
+    mailbox.post(fail)
+    mailbox.post(arrived.set)
+    await arrived.wait()
+    assert raised == [error]
+    assert len(mailbox) == 0
