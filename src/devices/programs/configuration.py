@@ -52,7 +52,7 @@ class Configuration:
         changed = {
             name: (earlier.values.get(name), value)
             for name, value in self.values.items()
-            if earlier.values.get(name) != value
+            if name in earlier.values and earlier.values[name] != value  # parts of JAX bring options when first used
         }
         return changed or {"mesh or axis environment": ("one", "another")}
 
