@@ -72,8 +72,8 @@ def device_node(
         device: where it runs, as `penstock.devices.select` takes it.
         batch: calls of any number of requests are stacked and run as one vectorised program.
         static: names of the parameters whose values the program is compiled for; they are hashable, and no arrays.
-        donate: the result may take the memory of arguments that are results of device nodes, and that nobody else reads,
-            not even another attempt. Without effect with `batch=`: what is stacked is new.
+        donate: the result may take the memory of arguments that are results of device nodes, and that nobody else
+            reads, not even another attempt. Without effect with `batch=`: what is stacked is new.
         pure: the function does nothing but compute its result: equal calls are merged, a batch that failed is tried
             again in parts, and neighbours become one program.
         in_specs: for a mesh: how each argument is split over it. A tuple with a `PartitionSpec` for each parameter, a
