@@ -69,6 +69,7 @@ async def test_a_function_that_cannot_be_traced_names_the_node_and_the_remedy() 
     for _ in range(2):  # what fails is not kept, and the next call is told as much
         with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
             await engine.run(of(np.float32(1)))
+        assert "depends on the value of the argument x" in str(caught.value)
         notes = "\n".join(caught.value.__notes__)
         assert "while compiling node 'branching' for cpu:0 with (x: float32[])" in notes
         assert "jnp.where" in notes

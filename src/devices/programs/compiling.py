@@ -110,6 +110,10 @@ def _build(program: Program, configuration: Configuration, signature: Signature)
 
     call.__name__ = call.__qualname__ = program.name
     arguments = _abstract_arguments(program, signature)
+    names_of_arguments = program.parameters[: len(arguments)]
+    if len(set(names_of_arguments)) == len(arguments):
+        kind = inspect.Parameter.POSITIONAL_ONLY  # JAX's errors name arguments by it
+        call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names_of_arguments])  # type: ignore[attr-defined]
     dynamic = [arg for position, arg in enumerate(arguments) if position not in program.static_argnums]
     options: dict[str, Any] = {}
     if placement.mesh is None or program.out_specs is not None or not jax.tree.leaves(dynamic):
