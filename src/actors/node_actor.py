@@ -145,7 +145,8 @@ class NodeActor:
         if not self.inbox.put_nowait(frame, frame.priority):
             return False
         frame.queued(self)
-        self._line_up()
+        if self.inbox.count == 1:
+            self.places.waiting.append(self)
         if frame.parent is not None and self.places.shared:
             frame.crew.loop.call_soon(refuse_if_endless, self, frame)
         return True
@@ -165,10 +166,6 @@ class NodeActor:
         """Take a cancelled frame out of the inbox, and let the next one in."""
         if frame.dequeued(self) and self.inbox.discard(frame, frame.priority) and not self.inbox.count:
             self.places.waiting.remove(self)
-
-    def _line_up(self) -> None:
-        if self.inbox.count == 1:
-            self.places.waiting.append(self)
 
     def label(self, error: BaseException | None = None) -> str:
         """Return the name of the node that runs now, or in which `error` was raised: in a chain, that of the link."""

@@ -51,7 +51,11 @@ class Places:
         elif len(waiting) > 1:
             waiting.append(waiting.pop(0))
         frame.dequeued(actor)
-        frame.crew.enqueue(actor, frame)
+        # `Crew.enqueue` written out: where items wait for places, each of them comes through here.
+        crew = frame.crew
+        crew.ready.append((actor, frame))
+        if not crew.armed:
+            crew.arm()
 
     def owe(self) -> None:
         """Hold one place more, for a thread that runs on after its worker has left; `release` ends it."""

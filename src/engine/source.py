@@ -114,7 +114,10 @@ class PulledSource:
                 if chain is not None and chain.completed and chain.places.free > 0:
                     self._burst(call, wired, chain, position)
                     return None
-            frame = window.new_frame(wired, call.arguments, crew, self._parent)
+            # `Window.new_frame` written out, as in `_burst`; nothing is reserved by workers.
+            index = window.submitted
+            window.submitted = index + 1
+            frame = window.frames[index] = Frame(wired.program, call.arguments, crew, window, index, self._parent)
             if self._deadline is not None:
                 frame.deadline = self._deadline
             entry = self._entry = wired.only_entry
