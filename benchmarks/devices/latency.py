@@ -1,8 +1,11 @@
 """One tiny kernel: what an await costs beyond a blocking call."""
 
+import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from queue import SimpleQueue
 from statistics import median
 
 import jax
@@ -53,6 +56,28 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
             seconds.append(time.perf_counter() - began)
         return 1e6 * (median(seconds) - blocking_seconds())
 
+    async def hop() -> float:
+        """A bare hop: a thread that takes a future out of a queue, and has the loop settle it."""
+        jobs: SimpleQueue[asyncio.Future[None] | None] = SimpleQueue()
+        loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            while (future := jobs.get()) is not None:
+                loop.call_soon_threadsafe(future.set_result, None)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        seconds: list[float] = []
+        for _ in range(calls):
+            began = time.perf_counter()
+            future: asyncio.Future[None] = loop.create_future()
+            jobs.put(future)
+            await future
+            seconds.append(time.perf_counter() - began)
+        jobs.put(None)
+        thread.join()
+        return 1e6 * median(seconds)
+
     async with engine.deploy(call) as service:
 
         async def by_service() -> float:
@@ -66,7 +91,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         async def blocking() -> float:
             return 1e6 * blocking_seconds()
 
-        yield {"actor": by_actor, "service": by_service, "blocking": blocking}
+        yield {"actor": by_actor, "service": by_service, "blocking": blocking, "hop": hop}
 
 
 LATENCY = Workload(
@@ -80,6 +105,7 @@ LATENCY = Workload(
             limits=Limits(must=60, aim=35, at_least=False),
         ),
         Row(title="the same through a deployment", subject="service", unit="us"),
+        Row(title="a bare hop to a thread and back", subject="hop", unit="us"),
         Row(title="the blocking call itself", subject="blocking", unit="us"),
     ),
 )
