@@ -43,6 +43,8 @@ class LoopMailbox:
             # No more than what is here: each call may give a thread work whose result is here before the last one is
             # called, and the loop would do nothing else until there is no work left.
             for _ in range(len(calls)):
+                if not calls:  # a callback has emptied it
+                    break
                 callback, args = calls.popleft()
                 callback(*args)
                 del callback, args  # what waits for the next call must not hold the last one's result

@@ -51,11 +51,7 @@ class Places:
         elif len(waiting) > 1:
             waiting.append(waiting.pop(0))
         frame.dequeued(actor)
-        # `Crew.enqueue` written out: where items wait for places, each of them comes through here.
-        crew = frame.crew
-        crew.ready.append((actor, frame))
-        if not crew.armed:
-            crew.arm()
+        frame.crew.enqueue(actor, frame)
 
     def owe(self) -> None:
         """Hold one place more, for a thread that runs on after its worker has left; `release` ends it."""

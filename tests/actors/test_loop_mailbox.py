@@ -2,6 +2,7 @@
 
 import asyncio
 
+from penstock import testing
 from penstock.actors.loop_mailbox import LoopMailbox
 
 
@@ -40,4 +41,19 @@ async def test_a_call_that_raises_does_not_take_the_others_along() -> None:
     mailbox.post(arrived.set)
     await arrived.wait()
     assert raised == [error]
+    assert len(mailbox) == 0
+
+
+async def test_a_callback_may_empty_it() -> None:
+    mailbox = LoopMailbox(asyncio.get_running_loop())
+    called: list[int] = []
+
+    def empties(number: int) -> None:
+        called.append(number)
+        mailbox.empty()
+
+    for number in range(3):
+        mailbox.post(empties, number)
+    await testing.wait_quiescent()
+    assert called == [0, 1, 2]
     assert len(mailbox) == 0
