@@ -73,7 +73,8 @@ class DeviceActor:
         pool = default_engine()._runtime.pools.other(DevicePool, DevicePool)
         (station,) = pool.opened(self._device) or await pool.open(self._device)
         program = _program(fn, station.placement, donate_argnums)
-        return cast(R, await station.run(station.others, DeviceCall(station.loop, program, args, hands_on=not ready)))
+        call = DeviceCall(station.loop, program, args, hands_on=not ready)
+        return cast(R, await station.queue.run(station.others, call))
 
 
 # What is made anew for each call is told apart from a new shape because all of them share it.

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ..engine.passes import Pass
     from ..engine.pools import Pools
     from .dispatch.device_use import DeviceUse
-    from .dispatch.station import Station
 
 
 class DeviceExecutor:
@@ -81,38 +80,33 @@ class DeviceExecutor:
             sample: the other arguments, in order.
             resources: those arguments.
         """
-        pool, options = pools.other(DevicePool, DevicePool), self.programs.options
-        stations = pool.opened(options.device, options.replicas) or await pool.open(options.device, options.replicas)
-        values = self.programs.arguments(names).merge(sample, resources)
-        await stations[0].use(self.programs, names, stations).compile(values)
+        use = await self._opened(pools, names)
+        await use.compile(self.programs.arguments(names).merge(sample, resources))
 
     def body(self, site: "CallSite", pools: "Pools") -> "Body":
         """Return what runs one item on the device."""
-        programs, options = self.programs, self.programs.options
-        arguments = programs.arguments(site.resources)
-        donated = arguments.positions(site.owned) if programs.options.donate and programs.options.batch is None else ()
-
-        async def open_use() -> tuple["Station", "DeviceUse"]:
-            pool = pools.other(DevicePool, DevicePool)
-            stations = pool.opened(options.device, options.replicas)
-            if stations is None:
-                stations = await pool.open(options.device, options.replicas)
-            return stations[0], stations[0].use(programs, site.resources, stations, donated)
-
-        opened: tuple[Station, DeviceUse] | None = None  # for as long as the Engine is open, and so are its devices
+        options = self.programs.options
+        arguments = self.programs.arguments(site.resources)
+        donated = arguments.positions(site.owned) if options.donate and options.batch is None else ()
+        use: DeviceUse | None = None  # for as long as the Engine is open, and so are its devices
 
         async def run_on_device(
             worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
-            nonlocal opened
-            if opened is None:
-                opened = await open_use()
-            station, use = opened
+            nonlocal use
+            if use is None:
+                use = await self._opened(pools, site.resources, donated)
             call = use.call(
                 arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=site.is_handed_on,
                 label=site.label,
             )  # fmt: skip
             worker.outside_call = call
-            return await station.run(use.lane, call)
+            return await use.lane.queue.run(use.lane, call)
 
         return run_on_device
+
+    async def _opened(self, pools: "Pools", resources: frozenset[str], donated: tuple[int, ...] = ()) -> "DeviceUse":
+        """Return the node on its devices, which are opened if they are not."""
+        pool, options = pools.other(DevicePool, DevicePool), self.programs.options
+        stations = pool.opened(options.device, options.replicas) or await pool.open(options.device, options.replicas)
+        return stations[0].use(self.programs, resources, stations, donated)

@@ -66,7 +66,7 @@ class BatchLine:
 
     def free(self) -> None:
         """The device is done with a batch, and with all that it was tried again in."""
-        self._station.returned(self.lane)
+        self.lane.queue.returned(self.lane)
 
     def _ended(self, job: BatchJob) -> None:
         if job.error is not None and job.has_run and self._repeats and isinstance(job.error, Exception):

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..._errors import EngineClosedError, Overloaded
 from ...actors.batch import Batch
@@ -105,6 +105,14 @@ class DeviceQueue:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._idle = Condition()
+
+    async def run(self, lane: Lane, call: DeviceCall) -> Any:
+        """Run a call; returns its result. What it raises is what `submit` raises, or the call has failed with."""
+        self.submit(lane, call)
+        try:
+            return await call.result
+        finally:
+            self.withdraw(lane, call)
 
     def submit(self, lane: Lane, call: DeviceCall) -> None:
         """Have a call run; its result comes through its future.

@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..._errors import DeviceError
 from ..programs.exception_twins import twin_of
 from ..programs.signature import is_device_array
 from ..untyped_jax import jax
 from .device_call import DeviceCall
 from .failed_arrays import ORIGINS, Origin
+from .owned_arrays import owned
 
 if TYPE_CHECKING:
     from ...actors.loop_mailbox import LoopMailbox
@@ -208,7 +207,7 @@ class SingleJob(Job):
         """Return the arguments of the call."""
         args, self._call_args = self._place(self._call_args, self._parameters), ()
         # The caller goes on before the program has run, and may change a buffer that on a CPU is the argument itself.
-        return jax.tree.map(_own, args) if self._hands_on else args
+        return owned(args) if self._hands_on else args
 
     def dispatched(self, given: Any, arrays: list[Any]) -> None:
         """Hand the result on, if the caller is content with that."""
@@ -220,7 +219,3 @@ class SingleJob(Job):
     def results_of(self, given: Any) -> list[Any]:
         """Return what the program gave."""
         return [given]
-
-
-def _own(leaf: Any) -> Any:
-    return np.array(leaf) if issubclass(type(leaf), np.ndarray) else leaf

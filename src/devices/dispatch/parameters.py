@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..._errors import DeviceError
 from ..programs.resharding import reshard
 from ..programs.signature import is_device_array
 from ..untyped_jax import jax
+from .owned_arrays import owned
 
 if TYPE_CHECKING:
     from ..programs.compiling import Program
@@ -36,7 +35,7 @@ class PlacedParameters:
             program, position = user
             specs = None if program.in_specs is None else program.in_specs[position]
             same = (one for one in self._present.values() if one.value is value and one.specs == specs)
-            present = next(same, None) or _Placed(value, specs, _put(_own(value), program.shardings(position, value)))
+            present = next(same, None) or _Placed(value, specs, _put(owned(value), program.shardings(position, value)))
             self._present[user] = present
         return present.placed
 
@@ -45,19 +44,6 @@ class PlacedParameters:
         if restarts != self._restarts:
             self._restarts = restarts
             self._present.clear()
-
-    def forget(self, user: "tuple[Program, int]") -> None:
-        """Let go of what an argument used."""
-        self._present.pop(user, None)
-
-
-def _own(value: Any) -> Any:
-    """Return a pytree whose arrays of NumPy nobody else writes to: on a CPU, they would be used in place."""
-
-    def own(leaf: Any) -> Any:
-        return np.array(leaf) if issubclass(type(leaf), np.ndarray) else leaf
-
-    return jax.tree.map(own, value)
 
 
 def check_same_shapes(old: Any, new: Any) -> None:

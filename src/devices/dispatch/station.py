@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ...actors.loop_mailbox import LoopMailbox
 from ..platform.placement import Placement
 from ..programs.compile_cache import CACHE
-from .device_call import DeviceCall
-from .device_queue import DeviceQueue, Lane
+from .device_queue import DeviceQueue
 from .device_use import DeviceUse
 from .dispatch_threads import THREADS
 from .jobs import Route
@@ -58,32 +57,12 @@ class Station:
             self._uses[key] = DeviceUse(replicas, programs, resources, donated)
         return self._uses[key]
 
-    def returned(self, lane: Lane) -> None:
-        """The device is done with what a lane has started."""
-        self.queue.returned(lane)
-
-    def submit(self, lane: Lane, call: DeviceCall) -> None:
-        """Have a call run; see `DeviceQueue.submit`."""
-        self.queue.submit(lane, call)
-
-    def withdraw(self, lane: Lane, call: DeviceCall) -> None:
-        """Nobody waits for a call any more: free its place at once, unless it runs."""
-        self.queue.withdraw(lane, call)
-
     def compile(self, program: "Program", args: tuple[Any, ...]) -> "asyncio.Future[None]":
         """Have a program compiled for such arguments; the future tells when it is, or why it could not be."""
         done: asyncio.Future[None] = self.loop.create_future()
         mailbox = self.route.mailbox
         self.route.cache.compile(program, args, lambda found: mailbox.post(_tell, done, found))
         return done
-
-    async def run(self, lane: Lane, call: DeviceCall) -> Any:
-        """Run a call; returns its result."""
-        self.submit(lane, call)
-        try:
-            return await call.result
-        finally:
-            self.withdraw(lane, call)
 
     async def close(self) -> None:
         """Wait for what runs, and give the lease back."""
