@@ -7,6 +7,7 @@ from ..._errors import DeviceError
 from ...actors.batch import Batch
 from ..dispatch.device_call import DeviceCall
 from ..dispatch.device_queue import Lane
+from ..dispatch.memory import is_out_of_memory
 from .batch_job import BatchItem, BatchJob, BatchLayout
 from .batch_statistics import BatchLog
 from .bisection import Bisection, SizeLimit
@@ -163,8 +164,3 @@ class _Halving:
             )
             error.__cause__ = job.error
             call.fail(error)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a device had too little memory; JAX has no type of its own for that."""
-    return str(error).startswith("RESOURCE_EXHAUSTED")

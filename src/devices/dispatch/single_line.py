@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from ..._errors import DeviceError
-from ..batches.batch_line import is_out_of_memory
 from ..untyped_jax import jax
 from .device_call import DeviceCall
 from .device_queue import Lane
 from .jobs import Job, SingleJob
+from .memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from ..programs.compiling import Program
