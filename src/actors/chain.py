@@ -4,6 +4,7 @@ A loop over ten functions calls each through one call site, which the interprete
 for each function can be, and makes the chain two to three times faster; the line number tells which function runs.
 """
 
+import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from types import CodeType, CoroutineType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from ..telemetry import spans
+from .current import source
 
 if TYPE_CHECKING:
     from .frame import Frame
     from .node_actor import NodeActor
+    from .recorder import Recorder
 
 # After a body this long, others get their turn: a timer is late by 1 ms at most.
 SLOW_SECONDS: Final = 0.001
@@ -30,35 +33,48 @@ class Link:
     fn: Callable[..., Any]
 
 
-def compose(links: Sequence[Link], actor: "NodeActor") -> Callable[[list[Any]], Any]:
+def compose(
+    links: Sequence[Link], actor: "NodeActor", recorder: "Recorder | None" = None
+) -> Callable[[list[Any]], Any]:
     """Return a function that takes the values of a frame, runs the chain and watches the clock: it holds the loop.
 
-    It adds to the `busy_seconds` of the actor, and tells it of a run that was long or gave a coroutine.
+    It adds to the `busy_seconds` of the actor, and tells it of a run that was long or gave a coroutine; and it tells a
+    recorder, if there is one, of every run.
     """
     if actor.slot >= 0:
         arguments = "values[slot]"
     else:
         arguments = "*args_of(values)" if actor.kwargs_of is None else "*args_of(values), **kwargs_of(values)"
-    enclose = _compiled(len(links), arguments)
+    enclose = _compiled(len(links), arguments, is_recorded=recorder is not None)
+    record = None if recorder is None else _recording(recorder)
     run: Callable[[list[Any]], Any] = enclose(
-        actor, actor.slot, actor.args_of, actor.kwargs_of, *(link.fn for link in links)
+        actor, record, actor.slot, actor.args_of, actor.kwargs_of, *(link.fn for link in links)
     )
     return run
 
 
+def _recording(recorder: "Recorder") -> Callable[[float, float], None]:
+    def record(began: float, seconds: float) -> None:
+        where = source.get()
+        recorder.add(began, began + seconds, None if where is None else where.frame, asyncio.get_running_loop())
+
+    return record
+
+
 @cache
-def _compiled(length: int, arguments: str) -> Callable[..., Any]:
+def _compiled(length: int, arguments: str, *, is_recorded: bool) -> Callable[..., Any]:
     names = [f"f{index}" for index in range(length)]
     source = "\n".join(
         [
             # What the chain uses are closure variables of it: an enclosing function is the way to make those.
-            f"def enclose(actor, slot, args_of, kwargs_of, {', '.join(names)}):",
+            f"def enclose(actor, record, slot, args_of, kwargs_of, {', '.join(names)}):",
             " def chain(values):",
             "  began = perf_counter()",
             f"  value = f0({arguments})",
             *(f"  value = {name}(value)" for name in names[1:]),
             "  seconds = perf_counter() - began",
             "  actor.busy_seconds += seconds",
+            *(["  record(began, seconds)"] if is_recorded else []),
             "  if seconds > SLOW_SECONDS or value.__class__ is CoroutineType:",
             "   actor.noticed(seconds, value)",
             "  return value",

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 import anyio
 
 from .._errors import ChannelClosed
+from ..telemetry.profiling.depth import DepthWatch
 from .lanes import Lanes
 
 T = TypeVar("T")
@@ -88,7 +89,7 @@ class Channel(Generic[T]):
 
     __slots__ = (
         "_bytes", "_capacity", "_closed", "_get_wait", "_getters", "_lanes", "_line", "_max_bytes",
-        "_put_wait", "_putters", "_putting", "_reserved", "_size_of", "count", "high_water", "puts",
+        "_put_wait", "_putters", "_putting", "_reserved", "_size_of", "_watch", "count", "high_water", "puts",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +117,7 @@ class Channel(Generic[T]):
         self._getters: OrderedDict[asyncio.Future[None], None] | None = None
         self._reserved = 0  # getters that are woken and have not run yet: each will take an item
         self._closed = False
+        self._watch: DepthWatch | None = None  # while a profile is taken
         self._putting = 0  # putters that wait
         # The ends of all waits less their beginnings: those that go on are counted by adding one end for each.
         self._put_wait = 0.0
@@ -149,6 +151,8 @@ class Channel(Generic[T]):
         self.puts += 1
         if count >= self.high_water:
             self.high_water = count + 1
+        if self._watch is not None:
+            self._watch.changed(count + 1)
         if self._getters:
             self._wake_getters()
         return True
@@ -204,6 +208,8 @@ class Channel(Generic[T]):
             assert self._line is not None
             items = [self._line.popleft() for _ in range(number)]
             self.count -= number
+        if self._watch is not None:
+            self._watch.changed(self.count)
         self._admit_putters()
         return items
 
@@ -280,6 +286,10 @@ class Channel(Generic[T]):
         """Allow puts again."""
         self._closed = False
 
+    def watch(self, watch: DepthWatch | None) -> None:
+        """Tell a watch of every change of the depth from now on; None: nobody any more."""
+        self._watch = watch
+
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""
         return ChannelStatistics(
@@ -332,6 +342,8 @@ class Channel(Generic[T]):
         self.puts += 1
         if self.count > self.high_water:
             self.high_water = self.count
+        if self._watch is not None:
+            self._watch.changed(self.count)
         if self._getters:
             self._wake_getters()
 
@@ -342,6 +354,8 @@ class Channel(Generic[T]):
             self.count -= 1
         else:
             item = self._pop(self._lanes)
+        if self._watch is not None:
+            self._watch.changed(self.count)
         if self._putters is not None and self._putters.count:
             self._admit_putters()
         return item
@@ -366,6 +380,8 @@ class Channel(Generic[T]):
                 return False
             del self._line[place]
         self.count -= 1
+        if self._watch is not None:
+            self._watch.changed(self.count)
         return True
 
     def _admit_putters(self) -> None:

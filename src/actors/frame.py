@@ -1,6 +1,7 @@
 """Frame: the activation record of one invocation of a graph."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -16,6 +17,7 @@ State = Literal["running", "done", "failed", "cancelled"]
 
 _MARK = "__penstock_item__"
 _BLAMED = "__penstock_node__"
+_identities = itertools.count(1)
 
 # What a terminal frame holds, whoever still refers to it.
 NOTHING: list[Any] = []
@@ -101,7 +103,7 @@ class Frame:
     unwinding = 0
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None
     bodies: "tuple[Body, ...]" = ()
-    _identity: object = None
+    _identity: int | None = None
     _timer: asyncio.TimerHandle | None = None
 
     def __init__(
@@ -149,10 +151,10 @@ class Frame:
         return self.state != "running"
 
     @property
-    def identity(self) -> object:
-        """An object that stands for this frame and keeps nothing of it alive."""
+    def identity(self) -> int:
+        """A number that stands for this frame alone and keeps nothing of it alive."""
         if self._identity is None:
-            self._identity = object()
+            self._identity = next(_identities)
         return self._identity
 
     @property
@@ -317,7 +319,7 @@ class Frame:
         where = f"in node {label!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
         root = self.root
         owner, first_traceback = getattr(error, _MARK, (None, None))
-        if owner is not None and owner is not root.identity and isinstance(error, Exception):
+        if owner is not None and owner != root.identity and isinstance(error, Exception):
             wrapped = NodeError(f"{type(error).__name__}: {error}")
             wrapped.__cause__ = error
             # Each raise has put its frames, and so its item's values, before those of the items before.

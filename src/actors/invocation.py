@@ -47,14 +47,15 @@ async def invoke(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
 
 async def timed(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
     """Run a node without a policy that a profile wants timed, as the worker itself would."""
-    if frame.span is not None:
+    recorder = actor.recorder
+    if frame.span is not None or recorder is None:
         return await invoke(worker, actor, frame)
     args, kwargs = actor.arguments(frame.values)
     began = perf_counter()
     try:
         return await actor.fn(*args, **kwargs)
     finally:
-        actor.busy_seconds += perf_counter() - began
+        recorder.add(began, perf_counter(), frame, worker.crew.loop)
 
 
 async def invoke_with(invocation: "Invocation") -> Any:
@@ -113,7 +114,10 @@ class Invocation:
         finally:
             worker.position.attempt_deadline = None
             _abandon_thread(worker, actor)
-            actor.busy_seconds += perf_counter() - began
+            ended = perf_counter()
+            actor.busy_seconds += ended - began
+            if actor.recorder is not None:
+                actor.recorder.add(began, ended, self.frame, worker.crew.loop)
 
     async def _attempt(self) -> Any:
         gate = self.actor.gate

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import anyio
 
 from .._errors import ChannelClosed, InboxClosed
+from ..telemetry.profiling.depth import DepthWatch
 from .channel import Channel, ChannelStatistics
 from .inbox import Inbox
 from .requests import AnyRequest
@@ -103,6 +104,10 @@ class Mailbox(Inbox[W]):
         self._suspended = False
         if self._channel.closed:
             self._channel.reopen()
+
+    def watch(self, watch: DepthWatch | None) -> None:
+        """Tell a watch of every change of the depth from now on; None: nobody any more."""
+        self._channel.watch(watch)
 
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""

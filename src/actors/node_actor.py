@@ -6,7 +6,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..telemetry import logs
-from .chain import SLOW_SECONDS, Link, failed_link, running_link
+from .chain import SLOW_SECONDS, Link, compose, failed_link, running_link
 from .channel import Channel, ChannelStatistics
 from .condition import Condition
 from .gate import Gate
@@ -14,6 +14,7 @@ from .invocation import invoke, timed
 from .mailbox import Mailbox
 from .places import Places
 from .policy import Policy
+from .recorder import Recorder, Sampling
 from .reentrancy import refuse_if_endless
 from .supervision import ActorState
 
@@ -93,7 +94,7 @@ class NodeActor:
         "_all_returned", "abandoned",
         "args_of", "body", "busy_seconds", "completed", "consumers", "ends_line", "failed", "fn", "gate", "graph",
         "inbox", "index", "instance", "invoke", "kwargs_of", "links", "mode", "name", "out", "places", "policy",
-        "reads", "retried", "run", "slot", "successor", "warned", "was_slow", "work",
+        "reads", "recorder", "retried", "run", "slot", "successor", "warned", "was_slow", "work",
     )  # fmt: skip
 
     def __init__(
@@ -128,6 +129,7 @@ class NodeActor:
         self.was_slow = False
         self.gate: Gate | None = None  # of a stateful node that may be restarted
         self.instance: Replaceable | None = None  # of a stateful node
+        self.recorder: Recorder | None = None  # while a profile is taken
         self.abandoned = 0  # threads that run on after their item has ended
         self._all_returned: Condition | None = None
 
@@ -203,16 +205,29 @@ class NodeActor:
         log_blocking(" → ".join(link.name for link in self.links) or self.name, self.graph, elapsed_seconds)
 
     @property
+    def is_untimed(self) -> bool:
+        """Whether nobody but a profile times its executions: that would take as long as a whole hop."""
+        return self.mode == ASYNC or self.invoke is timed
+
+    @property
     def is_stopped(self) -> bool:
         """Whether no attempt can succeed any more: its instance, or its loop, has ended and is not restarted."""
         return (self.gate is not None and self.gate.is_stopped) or (self.work is not None and self.work.closed)
 
-    def measure(self, *, on: bool) -> None:
-        """Time the handlers of an actor of mode ASYNC, or do not any more; all others are timed anyway."""
-        if on and self.mode == ASYNC:
-            self.mode, self.invoke = GENERAL, timed
-        elif not on and self.invoke is timed:
-            self.mode, self.invoke = ASYNC, invoke
+    def measure(self, sampling: Sampling | None) -> None:
+        """Time the executions from now on, all or a sample; with None, do not any more."""
+        if sampling is not None:
+            switch = {ASYNC: self._time_async, INLINE: self._time_inline}.get(self.mode)
+            self.recorder = Recorder(self, switch, sampling)
+        elif self.recorder is not None:
+            self.recorder.end()
+            self.recorder = None
+
+    def _time_async(self, recorder: Recorder | None) -> None:
+        self.mode, self.invoke = (ASYNC, invoke) if recorder is None else (GENERAL, timed)
+
+    def _time_inline(self, recorder: Recorder | None) -> None:
+        self.run = compose(self.links, self, recorder)
 
     def thread_returned(self) -> None:
         """A thread that nobody waited for any more is back."""
@@ -239,7 +254,7 @@ class NodeActor:
             restarts=0 if self.instance is None else self.instance.restarts,
             in_flight=self.places.in_flight,
             concurrency=self.places.limit if limited else None,
-            busy_seconds=None if self.mode == ASYNC or self.invoke is timed else self.busy_seconds,
+            busy_seconds=None if self.is_untimed else self.busy_seconds,
             inbox=(self.inbox if self.work is None else self.work).statistics(),
             state=None if self.instance is None else self.instance.state,
         )

@@ -9,6 +9,7 @@ place, and otherwise leaves it there and takes what is ready next.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 import asyncio
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from .._errors import NodeCancelledError
@@ -269,13 +270,17 @@ class Worker:
         The worker keeps its place meanwhile, so that the node stands still. But places that other call sites share are
         given back first: one of those may be the very step that has to run before there is room.
         """
+        recorder = None if self.position.actor is None else self.position.actor.recorder
+        began = 0.0 if recorder is None else perf_counter()
         if places.shared:
             places.release()
-            return await self._queue(full, undisturbed)
         try:
             return await self._queue(full, undisturbed)
         finally:
-            places.release()
+            if not places.shared:
+                places.release()
+            if recorder is not None:
+                recorder.blocked_seconds += perf_counter() - began
 
     async def _queue(self, full: tuple[NodeActor, ...], undisturbed: int) -> bool:
         """Wait until the present frame is in the inbox of each of `full`; returns False if this worker has to end."""

@@ -56,7 +56,9 @@ def _rooms(plans: list[Plan], room: Room) -> dict[Plan, Room]:
 def _reading(actor: NodeActor, unit: "Unit", node: Node[..., object], room: Room, pools: "Pools") -> NodeReading:
     runs_on = _runs_on(node)
     is_stream = node.gives_stream or bool(unit.streams)
-    inbox = actor.inbox if actor.work is None else actor.work
+    inbox = (actor.inbox if actor.work is None else actor.work).statistics()
+    recorder = actor.recorder
+    timed = None if recorder is None else recorder.reading()  # it also brings `busy_seconds` up to date
     return NodeReading(
         key=actor,
         graph=actor.graph,
@@ -67,11 +69,21 @@ def _reading(actor: NodeActor, unit: "Unit", node: Node[..., object], room: Room
         completed=actor.completed,
         failed=actor.failed,
         # The first value of a stream, and a node that reads one, take the time of the nodes before it as well.
-        busy_seconds=None if is_stream else actor.busy_seconds,
-        put_wait_seconds=inbox.statistics().put_wait_seconds,
+        busy_seconds=None if is_stream else _busy_seconds(actor),
+        put_wait_seconds=inbox.put_wait_seconds,
+        inbox_depth=inbox.depth,
+        inbox_capacity=inbox.capacity,
+        in_flight=actor.places.in_flight,
         places=() if is_stream else tuple(_places(actor, node, runs_on, room, pools)),
         consumers=tuple(consumer.name for consumer in actor.consumers),
+        timed=timed,
     )
+
+
+def _busy_seconds(actor: NodeActor) -> float | None:
+    if not actor.is_untimed:
+        return actor.busy_seconds
+    return None if actor.recorder is None else actor.recorder.busy_seconds
 
 
 def _runs_on(node: Node[..., object]) -> str:

@@ -1,6 +1,6 @@
 """Wiring: the actors of one scope, made from a program and connected."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from ..actors.parts import DEFAULT_PARTS
 from ..actors.places import UNLIMITED, Places
 from ..actors.policy import Policy
 from ..actors.process_target import process_target
+from ..actors.recorder import sampling_of
 from ..actors.started_tasks import starts_tasks
 from ..telemetry.profiling.readings import NodeReading
 from .bodies import body_of
@@ -103,8 +104,7 @@ class Wiring:
             if program.is_line and program.plan.result == Read(program.plan.steps[-1].source):
                 actors[-1].ends_line = True
             if self._measured:
-                for actor in actors:
-                    actor.measure(on=True)
+                _measure(actors, on=True)
             self._wired[program.plan] = Wired(program, actors, entries)
         return self._wired[program.plan]
 
@@ -138,8 +138,7 @@ class Wiring:
         self._measured += 1 if on else -1
         if bool(self._measured) != was_measured:
             for wired in self._wired.values():
-                for actor in wired.actors:
-                    actor.measure(on=on)
+                _measure(wired.actors, on=on)
         if self._bodies is not None:
             self._bodies.measure(on=on)
 
@@ -257,6 +256,12 @@ class Wiring:
             self._bodies._instance_places = self._instance_places
             self._bodies._measured = self._measured
         return self._bodies
+
+
+def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:
+    sampling = sampling_of(len(actors)) if on else None
+    for actor in actors:
+        actor.measure(sampling)
 
 
 def _added_actor(program: Program, unit: Unit) -> NodeActor:

@@ -1,23 +1,28 @@
 """A profile says what nodes did inside its block, and which of them limits."""
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.actors import chain
 from penstock.telemetry.profiling import registry
+from penstock.telemetry.profiling.durations import Durations
 from penstock.telemetry.profiling.readings import NodeReading, Places
 from penstock.telemetry.profiling.sums import Sums
+from penstock.telemetry.profiling.timeline import Timeline
 from penstock.telemetry.profiling.verdict import Evidence, find_verdict
 
 CLOCKED = (
     "actors.chain", "actors.channel", "actors.invocation", "engine.pipeline", "engine.streams.values_stream",
-    "engine.uptime", "telemetry.profiling.recording",
+    "actors.worker", "engine.uptime", "telemetry.profiling.depth", "telemetry.profiling.recording",
 )  # fmt: skip
 
 
@@ -145,7 +150,9 @@ def test_a_reader_that_holds_the_loop_limits_although_nodes_look_busy_meanwhile(
 @pytest.mark.parametrize(("waited_seconds", "node"), [(0.5, None), (2.0, "busy")])
 def test_a_reader_that_never_waits_limits_whatever_nodes_show(waited_seconds: float, node: str | None) -> None:
     sums = Sums()
-    busy = NodeReading("key", "graph", "busy", "loop", False, False, 10, 0, 10.0, 0.0, (Places("key", 1, "state"),))
+    busy = NodeReading(
+        "key", "graph", "busy", "loop", False, False, 10, 0, 10.0, 0.0, 0, 16, 1, (Places("key", 1, "state"),)
+    )
     sums.add({}, [busy], 0.0, 10.0)
     evidence = Evidence(sums, 10.0, None, (("graph", 10.0, waited_seconds),))
     assert find_verdict(evidence).node == node
@@ -520,6 +527,155 @@ async def test_it_prints_as_a_table() -> None:
     lines = str(profile).splitlines()
     assert lines[0].startswith("profile  over ")
     assert lines[1] == f"verdict  {profile.verdict}"
-    assert lines[3].split() == ["node", "graph", "done", "failed", "mean", "busy", "busy", "share", "put", "wait"]
+    assert lines[3].split() == [
+        "node",
+        "graph",
+        "done",
+        "failed",
+        "mean",
+        "p50",
+        "p90",
+        "p99",
+        "busy",
+        "queue",
+        "wait",
+        "blocked",
+        "occupancy",
+    ]
     assert lines[5].split()[:4] == ["fetch", "quick", "1", "0"]
     assert "<th" in profile._repr_html_()
+
+
+# --- Times of nodes ---
+
+
+def test_percentiles_tell_how_long_executions_took() -> None:
+    @ps.node
+    async def wait(milliseconds: int) -> int:
+        await asyncio.sleep(milliseconds / 1000)
+        return milliseconds
+
+    @ps.graph
+    async def waiting(milliseconds: int) -> int:
+        return await wait(milliseconds)
+
+    profile = testing.run_virtual(lambda: profile_of(engine.stream(waiting(number + 1) for number in range(100))))
+    found = node_of(profile, "wait")
+    assert found.count == 100
+    assert found.p50_seconds == pytest.approx(0.050, rel=0.05)
+    assert found.p90_seconds == pytest.approx(0.090, rel=0.05)
+    assert found.p99_seconds == pytest.approx(0.099, rel=0.05)
+
+
+async def test_of_a_node_that_runs_often_a_sample_is_timed_and_stands_for_all(clock: Clock) -> None:
+    items = 20_000
+
+    @ps.node
+    async def computing(number: int) -> int:
+        clock.take(0.002 if number % 2 else 0.001)
+        return number
+
+    @ps.node
+    def line(number: int) -> int:
+        clock.take(0.0005)
+        return number
+
+    @ps.graph
+    async def busy(number: int) -> int:
+        return line(await computing(number))
+
+    profile = await profile_of(engine.stream(busy(number) for number in range(items)))
+    found = node_of(profile, "computing")
+    assert found.count == items
+    assert found.mean_seconds == pytest.approx(0.0015, rel=0.05)
+    assert found.busy_seconds == pytest.approx(0.0015 * items, rel=0.05)
+    assert found.p50_seconds == pytest.approx(0.001, rel=0.05)
+    assert found.p90_seconds == pytest.approx(0.002, rel=0.05)
+    assert node_of(profile, "line").p50_seconds == pytest.approx(0.0005, rel=0.05)
+    timed = [one for one in profile.timeline.slices if one.node == "computing"]
+    assert 1000 < len(timed) < items
+
+
+def test_how_long_items_wait_before_a_node_and_behind_it() -> None:
+    profile = testing.run_virtual(lambda: profile_of(engine.stream(middle(number) for number in range(40))))
+    slow, fetch = node_of(profile, "slow"), node_of(profile, "fetch")
+    assert slow.occupancy > 0.8  # it limits: items are always there
+    assert slow.inbox_full_share > 0.3
+    assert slow.queue_wait_seconds > 10
+    assert fetch.blocked_seconds > 1  # what fetch has done does not fit into the inbox of slow
+    half = node_of(profile, "half")
+    assert half.occupancy == half.queue_wait_seconds == half.inbox_full_share == 0  # it is starved
+    assert slow.blocked_seconds == 0
+
+
+def test_an_actor_that_owns_its_loop_tells_how_long_its_work_waits() -> None:
+    class Slow(ps.Actor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]]) -> None:
+            while True:
+                work = await inbox.get()
+                await asyncio.sleep(0.1)
+                work.finish(work.value)
+
+    slow = ps.node(Slow)()
+
+    @ps.graph
+    async def looping(number: int) -> int:
+        return await slow(number)
+
+    profile = testing.run_virtual(lambda: profile_of(engine.stream(looping(number) for number in range(10))))
+    [found] = profile.nodes
+    assert found.count == 10
+    assert found.queue_wait_seconds == pytest.approx(sum(range(10)) * 0.1, rel=0.2)
+    assert found.occupancy > 0.8
+
+
+async def test_the_timeline_tells_when_each_node_ran_for_which_item() -> None:
+    profile = await profile_of(engine.stream(quick(number) for number in range(5)))
+    slices = profile.timeline.slices
+    assert sorted((one.node, one.item) for one in slices) == [
+        (node, item) for node in ("fetch", "half") for item in range(5)
+    ]
+    for item in range(5):
+        fetch, half = (next(s for s in slices if (s.node, s.item) == (node, item)) for node in ("fetch", "half"))
+        assert fetch.graph == "quick"
+        assert fetch.frame == half.frame
+        assert 0 <= fetch.began_seconds <= fetch.ended_seconds <= half.began_seconds <= half.ended_seconds
+        assert half.ended_seconds <= profile.elapsed_seconds
+    assert len({one.frame for one in slices}) == 5
+    assert profile.timeline.dropped == 0
+
+
+def test_the_timeline_keeps_the_newest_and_says_how_much_it_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.telemetry.profiling.timeline.MAX_SLICES", 100)
+    timeline = Timeline(10.0)
+    timeline.add_executions("graph", "node", [(9.0, 9.5, 1, 0), (9.5, 10.5, 2, 1)])
+    assert [one.item for one in timeline.slices] == [1]
+    for begin in range(5):
+        timeline.add_executions("graph", "node", [(20.0 + begin, 21.0, begin, begin)] * 30)
+    assert len(timeline.slices) == 90
+    assert timeline.slices[-1].item == 4
+    assert timeline.dropped == 61
+
+
+def test_the_timeline_tells_how_many_items_waited() -> None:
+    profile = testing.run_virtual(lambda: profile_of(engine.stream(middle(number) for number in range(40))))
+    depths = [point.depth for point in profile.timeline.depths if point.node == "slow"]
+    assert max(depths) == 16
+
+
+@given(st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=200))
+def test_a_quantile_is_that_of_the_durations_within_the_width_of_a_bin(seconds: list[float]) -> None:
+    durations = Durations()
+    durations.add(seconds)
+    ordered = sorted(seconds)
+    for share in (0.01, 0.5, 0.9, 0.99, 1.0):
+        exact = ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+        assert durations.quantile(share) == pytest.approx(exact, rel=0.03)
+    later = durations.since(None)
+    later.add([5.0], weight=3)
+    assert later.since(durations).count == 3
+    assert later.since(durations).quantile(0.5) == pytest.approx(5.0, rel=0.03)
+
+
+def test_no_durations_have_no_quantile() -> None:
+    assert Durations().quantile(0.5) is None

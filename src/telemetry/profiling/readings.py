@@ -7,6 +7,9 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+from .depth import DepthTotals
+from .durations import Durations
+
 # What bounds the items in flight in a node: `concurrency=`; that a stateful node, or a plain function, takes one at a
 # time; a pool; `max_workers`, `max_in_flight`, `map_each(concurrency=)`; or that there is one call of the graph.
 Bound: TypeAlias = Literal[
@@ -32,6 +35,21 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
+class TimedReading:
+    """What is only counted while a profile is taken, since the first of those that are being taken.
+
+    Attributes:
+        durations: how long executions took, with all attempts.
+        queue: how full its inbox was.
+        blocked_seconds: time that items which it had finished waited for room in the inboxes after it.
+    """
+
+    durations: Durations
+    queue: DepthTotals
+    blocked_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReading:
     """What the counters of one node in one scope say.
 
@@ -46,8 +64,12 @@ class NodeReading:
         failed: items that ended in an error here.
         busy_seconds: time in its handler, over all items; None if that would count waits for other nodes.
         put_wait_seconds: time that items waited for room in its inbox.
+        inbox_depth: items in its inbox now.
+        inbox_capacity: how many it may hold; None if it has no bound.
+        in_flight: items in it now.
         places: the places that an item in it takes; the first is its own, further ones are those of a pool.
         consumers: the nodes of the same graph that wait for its value.
+        timed: what is only known while a profile is taken; None otherwise.
     """
 
     key: Hashable
@@ -60,8 +82,12 @@ class NodeReading:
     failed: int
     busy_seconds: float | None
     put_wait_seconds: float
+    inbox_depth: int
+    inbox_capacity: int | None
+    in_flight: int
     places: tuple[Places, ...]
     consumers: tuple[str, ...] = ()
+    timed: TimedReading | None = None
 
 
 class Scope(Protocol):

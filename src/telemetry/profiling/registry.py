@@ -3,9 +3,11 @@
 While nobody does, whatever opens or closes a scope looks at one empty list, and nothing is registered.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakSet
 
+from .execution import Execution
 from .readings import Host, Reader, Scope
 
 
@@ -26,6 +28,14 @@ class Collector(Protocol):
 
     def reader_closed(self, reader: Reader) -> None:
         """Take its last number."""
+        ...
+
+    def executed(self, graph: str, node: str, executions: Sequence[Execution]) -> None:
+        """Take executions of a node that were timed."""
+        ...
+
+    def depth_changed(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
+        """Take how many items were in the inbox of a node, and when, in seconds of `time.perf_counter`."""
         ...
 
 
@@ -65,3 +75,15 @@ def reader_closed(reader: Reader) -> None:
     """Tell them that a stream has ended."""
     for collector in tuple(_collectors):
         collector.reader_closed(reader)
+
+
+def executed(graph: str, node: str, executions: Sequence[Execution]) -> None:
+    """Tell them of executions of a node that were timed."""
+    for collector in tuple(_collectors):
+        collector.executed(graph, node, executions)
+
+
+def depth_changed(graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
+    """Tell them how many items were in the inbox of a node, and when, in seconds of `time.perf_counter`."""
+    for collector in tuple(_collectors):
+        collector.depth_changed(graph, node, points)

@@ -3,7 +3,9 @@
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 
-from .readings import Bound, NodeReading, Places
+from .depth import NO_DEPTH, DepthTotals
+from .durations import Durations
+from .readings import Bound, NodeReading, Places, TimedReading
 
 Name = tuple[str, str]  # graph and node
 
@@ -15,6 +17,9 @@ class NodeSum:
     Attributes:
         reading: the last of its readings: where it runs, and who waits for it.
         completed, failed, busy_seconds, put_wait_seconds: as in a reading.
+        durations, blocked_seconds: as in what a reading says while a profile is taken.
+        queue: how full its inboxes were.
+        queue_seconds: how long they were watched, together.
         open_seconds: how long its scopes were open, together.
         places: the keys of the groups whose places its items take.
     """
@@ -24,6 +29,10 @@ class NodeSum:
     failed: int = 0
     busy_seconds: float | None = None
     put_wait_seconds: float = 0.0
+    durations: Durations = field(default_factory=Durations)
+    blocked_seconds: float = 0.0
+    queue: DepthTotals = NO_DEPTH
+    queue_seconds: float = 0.0
     open_seconds: float = 0.0
     places: dict[Hashable, None] = field(default_factory=dict[Hashable, None])
 
@@ -84,7 +93,11 @@ class Sums:
             name = reading.graph, reading.node
             total = self.nodes.setdefault(name, NodeSum(reading))
             total.reading = reading
-            busy_seconds = _add_node(total, reading, before.get(reading.key))
+            earlier = before.get(reading.key)
+            busy_seconds = _add_node(total, reading, earlier)
+            if reading.timed is not None:
+                total.queue_seconds += ended - began
+                _add_timed(total, reading.timed, None if earlier is None else earlier.timed)
             if name not in opened:
                 opened.add(name)
                 total.open_seconds += ended - began
@@ -100,7 +113,10 @@ class Sums:
     def copy(self) -> "Sums":
         """Return the same sums, to which more can be added."""
         twin = Sums()
-        twin.nodes = {name: replace(node, places=dict(node.places)) for name, node in self.nodes.items()}
+        twin.nodes = {
+            name: replace(node, places=dict(node.places), durations=node.durations.since(None))
+            for name, node in self.nodes.items()
+        }
         twin.groups = {key: replace(group, busy=dict(group.busy)) for key, group in self.groups.items()}
         return twin
 
@@ -122,6 +138,12 @@ def _add_node(total: NodeSum, now: NodeReading, before: NodeReading | None) -> f
     busy_seconds = now.busy_seconds - ((before.busy_seconds or 0.0) if before else 0.0)
     total.busy_seconds = (total.busy_seconds or 0.0) + busy_seconds
     return busy_seconds
+
+
+def _add_timed(total: NodeSum, now: TimedReading, before: TimedReading | None) -> None:
+    total.durations.merge(now.durations.since(None if before is None else before.durations))
+    total.blocked_seconds += now.blocked_seconds - (0.0 if before is None else before.blocked_seconds)
+    total.queue += now.queue - (NO_DEPTH if before is None else before.queue)
 
 
 def _add_time(group: Group, places: Places, began: float, ended: float) -> None:

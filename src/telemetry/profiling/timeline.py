@@ -1,0 +1,100 @@
+"""Timeline: when each node ran, for which item, and how full inboxes were; the newest of it, in bounded memory."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .execution import Execution
+
+# Slices, and points of curves, that are kept: some 20 MB of JSON, which Perfetto opens at once.
+MAX_SLICES: Final = 100_000
+MAX_POINTS: Final = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Something that took a while.
+
+    Attributes:
+        graph: name of the graph.
+        node: name of the node, as drawn.
+        began_seconds: when it began, since the begin of the profile; negative if that was before.
+        ended_seconds: when it ended.
+        frame: a number that stands for the item on its whole way through the graph; None if unknown.
+        item: index of the item in its stream, deployment or `map_each`; None if unknown.
+    """
+
+    graph: str
+    node: str
+    began_seconds: float
+    ended_seconds: float
+    frame: int | None
+    item: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DepthPoint:
+    """How many items were in the inbox of a node, from a moment on.
+
+    Attributes:
+        graph: name of the graph.
+        node: name of the node, as drawn.
+        at_seconds: when, since the begin of the profile.
+        depth: how many.
+    """
+
+    graph: str
+    node: str
+    at_seconds: float
+    depth: int
+
+
+class Timeline:
+    """What happened while a profile was taken, in the order in which it became known.
+
+    Args:
+        began: the begin of the profile, in seconds of `time.perf_counter`.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self._batches: deque[tuple[str, str, Sequence[Execution]]] = deque()
+        self._kept = 0
+        self._dropped = 0
+        self._points: deque[DepthPoint] = deque(maxlen=MAX_POINTS)
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """The newest executions of nodes that were timed."""
+        return tuple(
+            Slice(graph, node, began - self._began, ended - self._began, frame, item)
+            for graph, node, executions in list(self._batches)
+            for began, ended, frame, item in executions
+        )
+
+    @property
+    def depths(self) -> tuple[DepthPoint, ...]:
+        """The newest depths of inboxes; of changes within a millisecond one is kept."""
+        return tuple(self._points)
+
+    @property
+    def dropped(self) -> int:
+        """How many older slices there were."""
+        return self._dropped
+
+    def add_executions(self, graph: str, node: str, executions: Sequence[Execution]) -> None:
+        """Keep executions of a node; not those that ended before the profile began."""
+        if executions[0][0] < self._began:
+            executions = [execution for execution in executions if execution[1] > self._began]
+        # Slices are made when somebody looks at them: that takes longer than all else that a profile does.
+        self._batches.append((graph, node, executions))
+        self._kept += len(executions)
+        while self._kept > MAX_SLICES:
+            _, _, oldest = self._batches.popleft()
+            self._kept -= len(oldest)
+            self._dropped += len(oldest)
+
+    def add_depths(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
+        """Keep how many items were in the inbox of a node."""
+        self._points.extend(DepthPoint(graph, node, at - self._began, depth) for at, depth in points)
