@@ -45,6 +45,22 @@ async def invoke(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
     return await invoke_with(Invocation(worker, actor, frame))
 
 
+async def invoke_once(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
+    """Run a node that has one attempt, in a thread, in a process or on a device, without what only others need."""
+    if frame.span is not None:
+        return await invoke(worker, actor, frame)
+    args, kwargs = actor.arguments(frame.values)
+    began = perf_counter()
+    try:
+        return await actor.body(worker, actor, frame, args, kwargs)
+    finally:
+        _abandon_thread(worker, actor)
+        ended = perf_counter()
+        actor.busy_seconds += ended - began
+        if actor.recorder is not None:
+            actor.recorder.add(began, ended, frame, worker.crew.loop)
+
+
 async def timed(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
     """Run a node without a policy that a profile wants timed, as the worker itself would."""
     recorder = actor.recorder

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -38,6 +38,15 @@ class Lanes(Generic[T]):
     def head(self) -> T:
         """Return the next entry; raises IndexError when empty."""
         return next(iter(self._lanes[self._priorities[-1]]))
+
+    def heads(self) -> Iterator[T]:
+        """Yield the first entry of each priority."""
+        for lane in self._lanes.values():
+            yield next(iter(lane))
+
+    def __iter__(self) -> Iterator[T]:
+        for lane in self._lanes.values():
+            yield from lane
 
     def push(self, entry: T, priority: int = 0) -> None:
         """Append an entry to the lane of `priority`."""

@@ -89,7 +89,12 @@ class Policy:
     @property
     def is_plain(self) -> bool:
         """Whether a handler may be awaited directly: nothing to time, repeat, replace or move elsewhere."""
-        return self.timeout_seconds is None and self.retry is None and self.fallback is None and self.runs_on == "loop"
+        return self.is_once and self.runs_on == "loop"
+
+    @property
+    def is_once(self) -> bool:
+        """Whether there is one attempt, whose outcome is the item's, however long it takes."""
+        return self.timeout_seconds is None and self.retry is None and self.fallback is None
 
 
 def _are_exceptions(value: object) -> bool:

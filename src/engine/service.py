@@ -163,7 +163,9 @@ class Service(Generic[P, R]):
             DeploymentFailed: its stateful nodes crashed more often than it restarts them.
             PlanError: the graph is not part of the deployment.
         """
-        merged = resolve("service.run", options, self._inherited())
+        merged = self._options  # as it is nearly always
+        if options or scoped_options():
+            merged = resolve("service.run", options, self._inherited())
         result: T = await self._run(as_call(call, "service.run"), merged.timeout_seconds, merged.priority)
         return result
 

@@ -209,11 +209,12 @@ class Wiring:
             actor.body = invocation.run_async
         else:
             actor.body = invocation.run_inline
-        is_plain = policy.is_plain and actor.gate is None and not unit.streams and node.runs_in is None
-        if is_plain and actor.body is not invocation.run_task_starter:
-            actor.mode = ASYNC if node.is_async else INLINE
-        else:
-            actor.mode = GENERAL
+        actor.mode = GENERAL
+        if actor.gate is None and not unit.streams and policy.is_once:
+            if policy.runs_on != "loop" or node.runs_in is not None:
+                actor.invoke = invocation.invoke_once
+            elif actor.body is not invocation.run_task_starter:
+                actor.mode = ASYNC if node.is_async else INLINE
         return actor
 
     def _places(self, node: Node[..., Any]) -> Places:

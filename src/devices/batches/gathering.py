@@ -1,6 +1,5 @@
 """Gathering: which calls of one device node run together, and when. It has no clock and runs nothing."""
 
-from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
@@ -30,20 +29,6 @@ class Waiting(Protocol):
 W = TypeVar("W", bound=Waiting)
 
 
-class _Group(Generic[W]):
-    """Calls that may run together: in order of priority, and in order of arrival."""
-
-    __slots__ = ("arrivals", "lanes")
-
-    def __init__(self) -> None:
-        self.lanes: Lanes[W] = Lanes()
-        self.arrivals: OrderedDict[W, None] = OrderedDict()
-
-    @property
-    def oldest(self) -> W:
-        return next(iter(self.arrivals))
-
-
 class Gathering(Generic[W]):
     """The calls of one node that wait: higher priorities first, first in first out within one.
 
@@ -55,7 +40,7 @@ class Gathering(Generic[W]):
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._groups: dict[Hashable, _Group[W]] = {}
+        self._groups: dict[Hashable, Lanes[W]] = {}
         self.count = 0
 
     @property
@@ -68,27 +53,25 @@ class Gathering(Generic[W]):
         """Have a call wait."""
         group = self._groups.get(call.group)
         if group is None:
-            group = self._groups[call.group] = _Group()
-        group.lanes.push(call, call.priority)
-        group.arrivals[call] = None
+            group = self._groups[call.group] = Lanes()
+        group.push(call, call.priority)
         self.count += 1
 
     def discard(self, call: W) -> None:
         """Have a call wait no longer."""
         group = self._groups.get(call.group)
-        if group is not None and group.lanes.discard(call, call.priority):
-            del group.arrivals[call]
-            self._left(group, call.group)
+        if group is not None and group.discard(call, call.priority):
+            self._left(group, call.group, 1)
 
     def all(self) -> list[W]:
         """Return all calls that wait."""
-        return [call for group in self._groups.values() for call in group.arrivals]
+        return [call for group in self._groups.values() for call in group]
 
     def due_at(self) -> float | None:
         """Return when the next batch has to begin, however small it is; None if there is none."""
         if not self._groups:
             return None
-        return min(group.oldest.arrived_at for group in self._groups.values()) + self._batch.max_wait_seconds
+        return min(_oldest(group) for group in self._groups.values()) + self._batch.max_wait_seconds
 
     def take(self, now: float, size: int | None = None) -> list[W]:
         """Take out a batch that is full, or whose first call has waited long enough; else an empty list.
@@ -101,17 +84,20 @@ class Gathering(Generic[W]):
         found = [group for group in self._groups.values() if self._is_due(group, size, now)]
         if not found:
             return []
-        group = max(found, key=lambda group: (group.lanes.highest, -group.oldest.arrived_at))
-        taken = [group.lanes.pop() for _ in range(min(size, len(group.lanes)))]
-        for call in taken:
-            del group.arrivals[call]
-            self._left(group, call.group)
+        group = max(found, key=lambda group: (group.highest, -_oldest(group)))
+        taken = [group.pop() for _ in range(min(size, group.count))]
+        self._left(group, taken[0].group, len(taken))
         return taken
 
-    def _is_due(self, group: "_Group[W]", size: int, now: float) -> bool:
-        return len(group.lanes) >= size or now >= group.oldest.arrived_at + self._batch.max_wait_seconds
+    def _is_due(self, group: Lanes[W], size: int, now: float) -> bool:
+        return group.count >= size or now >= _oldest(group) + self._batch.max_wait_seconds
 
-    def _left(self, group: "_Group[W]", key: Hashable) -> None:
-        self.count -= 1
-        if not group.arrivals:
+    def _left(self, group: Lanes[W], key: Hashable, number: int) -> None:
+        self.count -= number
+        if not group.count:
             del self._groups[key]
+
+
+def _oldest(group: Lanes[W]) -> float:
+    """Return when the first of the calls began to wait: within one priority they are in that order."""
+    return min(call.arrived_at for call in group.heads())

@@ -26,6 +26,9 @@ Signature: TypeAlias = tuple[tuple[Any, tuple[tuple[Any, tuple[int, ...]], ...]]
 # An array of NumPy or JAX, or one of NumPy's scalars.
 Array: TypeAlias = Any
 
+_ONLY_NUMPY: Final[set[type[Any]]] = {np.ndarray}
+# Of shapes that change with every item none is worth to be remembered.
+_MOST_KNOWN: Final = 256
 _NUMPY: Final[tuple[type[Any], ...]] = (np.ndarray, np.generic)
 _OF_PYTHON: Final = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
 
@@ -90,9 +93,11 @@ class Stacker:
             (name, (each,) if isinstance(each, int) else each) for name, each in zip(parameters, axes, strict=True)
         ]
         self.padded = tuple(name for name, each in self._parameters if each)
+        # Signatures of arguments that are NumPy's arrays, by what makes them.
+        self._known: dict[tuple[Any, ...], Signature] = {}
 
     def item(self, arguments: Sequence[Any], configuration: Configuration) -> Item:
-        """Look at the arguments of an item, without copying or waiting for them; it takes about 2 us.
+        """Look at the arguments of an item, without copying or waiting for them.
 
         Args:
             arguments: one pytree of arrays for each parameter. A Python number in it counts as an array of JAX's dtype
@@ -103,6 +108,17 @@ class Stacker:
             TypeError: something in it is not an array.
             ValueError: an array is too long, too short of axes, or a number too large.
         """
+        # The common case first, arrays of NumPy and no padding: it is the price of each item.
+        if not self.padded and {*map(type, arguments)} == _ONLY_NUMPY:
+            known = self._known.get((configuration, *[(array.dtype, array.shape) for array in arguments]))
+            if known is not None:
+                return Item(known, tuple(arguments), (), is_on_host=True)
+        item = self._looked_at(arguments, configuration)
+        if not self.padded and {*map(type, arguments)} == _ONLY_NUMPY and len(self._known) < _MOST_KNOWN:
+            self._known[(configuration, *[(array.dtype, array.shape) for array in arguments])] = item.signature
+        return item
+
+    def _looked_at(self, arguments: Sequence[Any], configuration: Configuration) -> Item:
         dtypes = configuration.dtypes
         signature: list[Any] = []
         arrays: list[Array] = []
@@ -110,7 +126,6 @@ class Stacker:
         for (parameter, axes), argument in zip(self._parameters, arguments, strict=True):
             try:
                 leaves, structure = jax.tree.flatten(argument)
-                # The common case first: it is the price of each item.
                 found = [leaf if type(leaf) is np.ndarray else _as_array(leaf, dtypes) for leaf in leaves]
                 kinds = [(_dtype(array.dtype, dtypes), array.shape) for array in found]
             except (TypeError, ValueError) as error:
