@@ -238,12 +238,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="also what is private, nested, or has no docstring")
     parser.add_argument("--embed", type=Path, metavar="FILE", help="embed a JSON list of strings instead")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where their vectors go, as .npy")
+    parser.add_argument("--trace", action="store_true", help="send spans to Jaeger, or wherever OTEL_* variables say")
     options = read_options(parser, arguments)
     if (options.embed is None) != (options.out is None):
         parser.error("--embed and --out need each other")
     try:
+        if options.trace:
+            telemetry.setup(service_name="semantic-search")
         return search(options) if options.embed is None else embed_file(parser, options.embed, options.out)
-    except ModuleNotFoundError as error:  # JAX, or the weights of the model
+    except ImportError as error:  # JAX, the weights of the model, or what sends spans
         parser.error(str(error))
 
 

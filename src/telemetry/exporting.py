@@ -51,38 +51,37 @@ def setup(*, service_name: str, endpoint: str | None = None) -> None:
     if _read("OTEL_SDK_DISABLED").lower() == "true":
         return
     try:
-        import opentelemetry.sdk.resources as _  # noqa: F401 - is it there?
+        resource = _resource(service_name)
     except ImportError as error:
         raise ImportError("telemetry.setup() needs the SDK: pip install 'penstock[otlp]'") from error
-    providers = [_set_up_traces(service_name, endpoint), _set_up_metrics(service_name, endpoint)]
-    close_at_exit([provider.shutdown for provider in providers if provider is not None])
+    traces, numbers = (_find_exporters(signal, endpoint) for signal in ("traces", "metrics"))  # all, or an error
+    closes: list[Callable[[], None]] = []
+    if traces and _is_free("traces", trace.get_tracer_provider()):
+        closes.append(_send_traces(traces, resource).shutdown)
+    if numbers and _is_free("metrics", metrics.get_meter_provider()):
+        closes.append(_send_metrics(numbers, resource).shutdown)
+    close_at_exit(closes)
 
 
-def _set_up_traces(service_name: str, endpoint: str | None) -> "TracerProvider | None":
+def _send_traces(exporters: list[Callable[[], Any]], resource: "Resource") -> "TracerProvider":
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    exporters = _make_exporters("traces", endpoint)
-    if not exporters or not _is_free("traces", trace.get_tracer_provider()):
-        return None
-    provider = TracerProvider(resource=_resource(service_name), shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     for make in exporters:
         provider.add_span_processor(BatchSpanProcessor(make()))
     trace.set_tracer_provider(provider)
     return provider
 
 
-def _set_up_metrics(service_name: str, endpoint: str | None) -> "MeterProvider | None":
+def _send_metrics(exporters: list[Callable[[], Any]], resource: "Resource") -> "MeterProvider":
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
-    exporters = _make_exporters("metrics", endpoint)
-    if not exporters or not _is_free("metrics", metrics.get_meter_provider()):
-        return None
     made = [make() for make in exporters]
     # Some are readers themselves: that of Prometheus is asked, and does not send.
     readers = [each if isinstance(each, MetricReader) else PeriodicExportingMetricReader(each) for each in made]
-    provider = MeterProvider(readers, resource=_resource(service_name), shutdown_on_exit=False)
+    provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
     metrics.set_meter_provider(provider)
     return provider
 
@@ -97,7 +96,7 @@ def _is_free(signal: str, provider: object) -> bool:
     return False
 
 
-def _make_exporters(signal: str, endpoint: str | None) -> list[Callable[[], Any]]:
+def _find_exporters(signal: str, endpoint: str | None) -> list[Callable[[], Any]]:
     """Return what makes the exporters that the variables ask for."""
     names = [name.strip() for name in (_read(f"OTEL_{signal.upper()}_EXPORTER") or "otlp").split(",")]
     return [_exporter(signal, name, endpoint) for name in names if name.lower() != "none"]
