@@ -102,10 +102,10 @@ PAIRS = [("TraceParent", SAMPLED), ("baggage", "tenant=blue"), ("baggage", "plan
     [
         PAIRS,
         [(name.encode(), value.encode()) for name, value in PAIRS],
-        iter(PAIRS),
+        tuple(PAIRS),
         {"TRACEPARENT": SAMPLED, "Baggage": "tenant=blue,plan=free"},
     ],
-    ids=["pairs", "ASGI", "iterator", "mapping"],
+    ids=["pairs", "ASGI", "tuple", "mapping"],
 )
 async def test_headers_of_any_form_and_case(headers: Mapping[str, str]) -> None:
     seen.clear()

@@ -47,11 +47,7 @@ def succeed(program: str, endpoint: str, **variables: str) -> str:
 
 def spans_of(receiver: Receiver) -> list[tuple[str, str]]:
     """Returns service and name of every span that arrived."""
-    groups = [
-        group
-        for body in receiver.bodies("traces")
-        for group in ExportTraceServiceRequest.FromString(body).resource_spans
-    ]
+    messages = [ExportTraceServiceRequest.FromString(body) for body in receiver.bodies("traces")]
     return [
         (records.attributes_of(group.resource.attributes)["service.name"], span.name)
         for message in messages
