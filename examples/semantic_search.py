@@ -3,6 +3,7 @@
     python examples/semantic_search.py                                 fill two indexes, then ask them at a prompt
     python examples/semantic_search.py ~/project --query "try again later"
     python examples/semantic_search.py --embed sentences.json --out vectors.npy
+    python examples/semantic_search.py --trace examples                 send what happens to Jaeger: how-to/jaeger.md
 
 Files are read in threads and parsed in processes; what they define is embedded on a device, in batches; one index ranks
 by meaning and one by keywords, side by side. Then a deployment answers many callers at once.
