@@ -15,12 +15,13 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo test test-long soak check format bench bench-devices bench-gpu bench-peers docs clean
+.PHONY: help demo test test-long test-backends soak check format bench bench-devices bench-gpu bench-peers docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
 	@echo "make test         all tests, on every core"
 	@echo "make test-long    the same with $(EFFORT) times the random examples and interleavings"
+	@echo "make test-backends  what Phoenix and MLflow have of a trace, each in .backends (1.7 GB)"
 	@echo "make soak         $(MINUTES) minutes of a deployment under load, with faults (MINUTES=…, ARGS=\"--seed …\")"
 	@echo "make check        lint, format, types (mypy and pyright), import directions"
 	@echo "make format       let ruff rewrite what it can"
@@ -65,6 +66,18 @@ test: $(VENV)/.dev
 test-long: $(VENV)/.dev
 	PENSTOCK_TEST_EFFORT=$(EFFORT) $(BIN)/python -m pytest -n auto --dist worksteal --timeout 1200 -o faulthandler_timeout=1500 $(PYTEST_ARGS)
 
+# Each backend in an environment of its own: they pin what Penstock does not.
+.backends/phoenix/.stamp: BACKEND := arize-phoenix
+.backends/mlflow/.stamp: BACKEND := mlflow
+.backends/%/.stamp: tests/backends/constraints-%.txt
+	$(PYTHON) -m venv .backends/$*
+	.backends/$*/bin/python -m pip install --quiet --disable-pip-version-check -c $< $(BACKEND)
+	@touch $@
+
+# They take half a minute to start, so no test is ended as early as elsewhere.
+test-backends: $(VENV)/.dev .backends/phoenix/.stamp .backends/mlflow/.stamp
+	PENSTOCK_TEST_BACKENDS=.backends $(BIN)/python -m pytest tests/backends --timeout 600 -o faulthandler_timeout=900 $(PYTEST_ARGS)
+
 check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -97,5 +110,5 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .venv-peers build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-peers .backends build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,6 +3,7 @@
     python examples/semantic_search.py                                 fill two indexes, then ask them at a prompt
     python examples/semantic_search.py ~/project --query "try again later"
     python examples/semantic_search.py --embed sentences.json --out vectors.npy
+    python examples/semantic_search.py --trace examples                 send what happens to Jaeger: how-to/jaeger.md
 
 Files are read in threads and parsed in processes; what they define is embedded on a device, in batches; one index ranks
 by meaning and one by keywords, side by side. Then a deployment answers many callers at once.
@@ -238,12 +239,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="also what is private, nested, or has no docstring")
     parser.add_argument("--embed", type=Path, metavar="FILE", help="embed a JSON list of strings instead")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where their vectors go, as .npy")
+    parser.add_argument("--trace", action="store_true", help="send spans to Jaeger, or wherever OTEL_* variables say")
     options = read_options(parser, arguments)
     if (options.embed is None) != (options.out is None):
         parser.error("--embed and --out need each other")
     try:
+        if options.trace:
+            telemetry.setup(service_name="semantic-search")
         return search(options) if options.embed is None else embed_file(parser, options.embed, options.out)
-    except ModuleNotFoundError as error:  # JAX, or the weights of the model
+    except ImportError as error:  # JAX, the weights of the model, or what sends spans
         parser.error(str(error))
 
 

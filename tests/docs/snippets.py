@@ -13,6 +13,7 @@ import contextlib
 import doctest
 import io
 import linecache
+import os
 import re
 import subprocess
 import sys
@@ -82,7 +83,9 @@ def check_page(page: Path, loop: str) -> None:
         run_page(page, LOOPS[loop])
         return
     program = [sys.executable, "-W", "error", "-m", "tests.docs.snippets", str(page), loop]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
+    # A page that shows how to send traces finds nobody who takes them.
+    environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}
+    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

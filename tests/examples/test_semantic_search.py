@@ -4,15 +4,18 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from examples import minilm, semantic_search
 from examples.code_search import Definition, parse
 from examples.semantic_index import choose, describe
 from tests.examples import programs
+from tests.telemetry.otlp_receiver import Receiver, receiving
 
 PROGRAM = Path(semantic_search.__file__)
 DATA = Path(__file__).parent / "data" / "minilm"
@@ -59,8 +62,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def answered(folder: Path) -> subprocess.CompletedProcess[str]:
-    return programs.run(PROGRAM, folder, "--query", "persist data", "--query", "heat", "--compare")
+def traced(folder: Path) -> tuple[subprocess.CompletedProcess[str], Receiver]:
+    """The program has run, and has sent its trace."""
+    with receiving() as receiver, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoints["http/protobuf"])
+        done = programs.run(PROGRAM, folder, "--query", "persist data", "--query", "heat", "--compare", "--trace")
+    return done, receiver
+
+
+@pytest.fixture(scope="module")
+def answered(traced: tuple[subprocess.CompletedProcess[str], Receiver]) -> subprocess.CompletedProcess[str]:
+    return traced[0]
 
 
 def block(output: str, query: str) -> str:
@@ -100,6 +112,19 @@ def test_it_says_what_it_does_and_what_limits(answered: subprocess.CompletedProc
     assert re.search(r"  broken\.py  SyntaxError: ", printed)
     assert re.search(r"encode +each +3 +0 ", printed)
     assert re.search(r"encode +ask +65 +0 ", printed)  # 64 callers, and the one that ranks
+
+
+def test_its_trace_arrives(traced: tuple[subprocess.CompletedProcess[str], Receiver]) -> None:
+    messages = [ExportTraceServiceRequest.FromString(body) for body in traced[1].bodies("traces")]
+    groups = [group for message in messages for group in message.resource_spans]
+    resource = [attribute.value.string_value for group in groups for attribute in group.resource.attributes]
+    assert "semantic-search" in resource
+    spans = [span for group in groups for scope in group.scope_spans for span in scope.spans]
+    ids = {span.span_id for span in spans}
+    assert {span.parent_span_id for span in spans} - ids == {b""}  # every parent has arrived
+    names = Counter(span.name for span in spans)
+    assert names["penstock.run ask"] == 65  # 64 callers, and the one that ranks
+    assert (names["penstock.stream"], names["penstock.run fill"]) == (1, 2)
 
 
 def test_the_plain_loop_finds_the_same(answered: subprocess.CompletedProcess[str]) -> None:

@@ -1,0 +1,136 @@
+"""Sends the spans and metrics of an application to a receiver of OTLP.
+
+Libraries call the API of OpenTelemetry and nothing else. What is set up here belongs to the application, so the SDK is
+an extra, and only `setup` loads it.
+"""
+
+import os
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import metrics, trace
+
+from .leaving import close_at_exit
+from .logs import warning
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+# What OTEL_EXPORTER_OTLP_PROTOCOL may say, and the exporter that speaks it. The first is the standard's default.
+_PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
+
+
+def setup(*, service_name: str, endpoint: str | None = None) -> None:
+    """Send the spans and metrics of this application to a receiver of OTLP: a collector, Jaeger, or any other.
+
+    Call it once, before the first call of a graph. It sets the global providers of OpenTelemetry, so that everything
+    else in the process that is instrumented is sent, too, and `trace.get_tracer_provider().force_flush()` works.
+    When the interpreter exits, what is left is sent, for 3 seconds at most.
+
+    The standard `OTEL_*` variables say the rest, and one that is set wins over an argument: the operator has the last
+    word. `OTEL_EXPORTER_OTLP_PROTOCOL` chooses between `http/protobuf`, the default, and `grpc`;
+    `OTEL_TRACES_SAMPLER` what is sampled (unset, all but the requests that their callers do not sample);
+    `OTEL_TRACES_EXPORTER=none` or `OTEL_METRICS_EXPORTER=none` turns one off, `OTEL_SDK_DISABLED=true` both.
+
+    What has a provider already, set by the application or by an earlier call, stays as it is, and a warning
+    `telemetry.already_set_up` is logged.
+
+    Args:
+        service_name: `service.name` of what is sent, unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` has one.
+        endpoint: URL of the receiver, unless `OTEL_EXPORTER_OTLP_ENDPOINT` is set, as in `http://collector:4318`. For
+            HTTP it is the base to which `/v1/traces` and `/v1/metrics` are added. Unset, it is this machine, at port
+            4318 (4317 for gRPC).
+
+    Raises:
+        ImportError: the SDK is not installed, or an exporter that a variable names; the message says what to install.
+        ValueError: a variable asks for a protocol that there is no exporter for.
+    """
+    if _read("OTEL_SDK_DISABLED").lower() == "true":
+        return
+    try:
+        resource = _resource(service_name)
+    except ImportError as error:
+        raise ImportError("telemetry.setup() needs the SDK: pip install 'penstock[otlp]'") from error
+    traces, numbers = (_find_exporters(signal, endpoint) for signal in ("traces", "metrics"))  # all, or an error
+    closes: list[Callable[[], None]] = []
+    if traces and _is_free("traces", trace.get_tracer_provider()):
+        closes.append(_send_traces(traces, resource).shutdown)
+    if numbers and _is_free("metrics", metrics.get_meter_provider()):
+        closes.append(_send_metrics(numbers, resource).shutdown)
+    close_at_exit(closes)
+
+
+def _send_traces(exporters: list[Callable[[], Any]], resource: "Resource") -> "TracerProvider":
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    for make in exporters:
+        provider.add_span_processor(BatchSpanProcessor(make()))
+    trace.set_tracer_provider(provider)
+    return provider
+
+
+def _send_metrics(exporters: list[Callable[[], Any]], resource: "Resource") -> "MeterProvider":
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+
+    made = [make() for make in exporters]
+    # Some are readers themselves: that of Prometheus is asked, and does not send.
+    readers = [each if isinstance(each, MetricReader) else PeriodicExportingMetricReader(each) for each in made]
+    provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
+    metrics.set_meter_provider(provider)
+    return provider
+
+
+def _is_free(signal: str, provider: object) -> bool:
+    """Whether nobody has set a provider; warns otherwise."""
+    # Until then the API shows a stand-in, and that of metrics has no public name.
+    if "Proxy" in type(provider).__name__:
+        return True
+    remedy = "call telemetry.setup() once, and only where nothing else sets a provider"
+    warning("telemetry.already_set_up", signal=signal, provider=type(provider).__qualname__, remedy=remedy)
+    return False
+
+
+def _find_exporters(signal: str, endpoint: str | None) -> list[Callable[[], Any]]:
+    """Return what makes the exporters that the variables ask for."""
+    names = [name.strip() for name in (_read(f"OTEL_{signal.upper()}_EXPORTER") or "otlp").split(",")]
+    return [_exporter(signal, name, endpoint) for name in names if name.lower() != "none"]
+
+
+def _exporter(signal: str, name: str, endpoint: str | None) -> Callable[[], Any]:
+    variables = f"OTEL_EXPORTER_OTLP_{signal.upper()}_", "OTEL_EXPORTER_OTLP_"
+    if name == "otlp":
+        name = _protocol(signal, variables)
+    try:
+        make: Callable[..., Any] = next(iter(entry_points(group=f"opentelemetry_{signal}_exporter", name=name))).load()
+    except (StopIteration, ImportError) as error:
+        package = "penstock[otlp]" if name in _PROTOCOLS.values() else f"opentelemetry-exporter-{name}"
+        raise ImportError(f"no exporter {name!r} for {signal} is installed: pip install {package!r}") from error
+    if endpoint is None or name not in _PROTOCOLS.values() or any(_read(f"{prefix}ENDPOINT") for prefix in variables):
+        return make
+    url = endpoint if name == _PROTOCOLS["grpc"] else f"{endpoint.rstrip('/')}/v1/{signal}"
+    return lambda: make(endpoint=url)
+
+
+def _protocol(signal: str, prefixes: tuple[str, ...]) -> str:
+    chosen = next(filter(None, (_read(f"{prefix}PROTOCOL") for prefix in prefixes)), "http/protobuf")
+    if chosen not in _PROTOCOLS:
+        known = " or ".join(_PROTOCOLS)
+        raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL for {signal} is {chosen!r}; Penstock can send {known}")
+    return _PROTOCOLS[chosen]
+
+
+def _resource(service_name: str) -> "Resource":
+    from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+
+    named = OTELResourceDetector().detect().attributes.get(SERVICE_NAME)  # what the environment says
+    return Resource.create({} if named else {SERVICE_NAME: service_name})
+
+
+def _read(variable: str) -> str:
+    return os.environ.get(variable, "").strip()  # to the standard, empty means unset

@@ -1,0 +1,73 @@
+"""Arize Phoenix has every span of a real run, sent over HTTP and over gRPC: `make test-backends`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.backends import sent
+from tests.backends.otlp_json import record_of
+from tests.backends.server import free_port, program, serving
+from tests.telemetry.records import Record
+
+
+@dataclass(frozen=True)
+class Phoenix:
+    """A running one: it takes traces over HTTP at the port where it is asked, and over gRPC at another."""
+
+    url: str
+    endpoints: dict[str, str]
+
+    def spans(self, project: str) -> list[Record]:
+        """Returns what it has of a project; nothing as long as it does not know it."""
+        found: list[Record] = []
+        query: dict[str, Any] = {"limit": 1000}
+        while True:
+            answer = httpx.get(f"{self.url}/v1/projects/{project}/spans/otlpv1", params=query, timeout=30)
+            if answer.status_code == httpx.codes.NOT_FOUND:
+                return []
+            page = answer.raise_for_status().json()
+            found += [record_of(span) for span in page["data"]]
+            if not page["next_cursor"]:
+                return found
+            query["cursor"] = page["next_cursor"]
+
+
+@pytest.fixture(scope="module")
+def phoenix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Phoenix]:
+    command = program("phoenix")
+    folder = tmp_path_factory.mktemp("phoenix")
+    http, grpc = free_port(), free_port()
+    variables = {
+        "PHOENIX_WORKING_DIR": str(folder),
+        "PHOENIX_HOST": "127.0.0.1",
+        "PHOENIX_PORT": str(http),
+        "PHOENIX_GRPC_PORT": str(grpc),
+        "PHOENIX_TELEMETRY_ENABLED": "false",
+    }
+    url = f"http://127.0.0.1:{http}"
+    with serving([command, "serve"], folder, variables, f"{url}/healthz"):
+        yield Phoenix(url, {"http/protobuf": url, "grpc": f"http://127.0.0.1:{grpc}"})
+
+
+@pytest.mark.parametrize(
+    ("what", "protocol"),
+    [(sent.DEMO, "http/protobuf"), (sent.GRAPHS, "http/protobuf"), (sent.GRAPHS, "grpc")],
+    ids=["demo by HTTP", "graphs by HTTP", "graphs by gRPC"],
+)
+def test_phoenix_has_every_span(
+    what: tuple[str, ...], protocol: str, phoenix: Phoenix, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("sent")
+    project = folder.name
+    recorded = sent.send(
+        what,
+        folder,
+        OTEL_EXPORTER_OTLP_ENDPOINT=phoenix.endpoints[protocol],
+        OTEL_EXPORTER_OTLP_PROTOCOL=protocol,
+        OTEL_RESOURCE_ATTRIBUTES=f"openinference.project.name={project}",
+    )
+    found = sent.wait_until_all_are_there(recorded, lambda: phoenix.spans(project))
+    sent.compare(recorded, found, links=False)

@@ -1,0 +1,148 @@
+"""A receiver of OTLP in a process of its own, over gRPC and HTTP, that keeps what it is sent, undecoded.
+
+It says where it listens. When its standard input ends, it writes a line for each request, and ends as well.
+"""
+
+import base64
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request as it came over the wire.
+
+    Attributes:
+        protocol: "http/protobuf" or "grpc".
+        target: the path of the URL, or the full name of the method.
+        encoding: how its body was compressed; gRPC does not tell.
+        body: the message, not compressed.
+        headers: those of HTTP, or the metadata of gRPC, in lower case.
+    """
+
+    protocol: str
+    target: str
+    encoding: str
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def signal(self) -> str:
+        return "traces" if "trace" in self.target.lower() else "metrics"
+
+
+@dataclass
+class Receiver:
+    """Where a receiver listens, and once it has ended, what it was sent."""
+
+    endpoints: dict[str, str]
+    requests: list[Request] = field(default_factory=list[Request])
+
+    def bodies(self, signal: str) -> list[bytes]:
+        return [request.body for request in self.requests if request.signal == signal]
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    """Run a receiver for the length of a `with` block; behind it are its requests."""
+    command = [sys.executable, "-m", "tests.telemetry.otlp_receiver"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        receiver = Receiver(json.loads(process.stdout.readline()))
+        try:
+            yield receiver
+        finally:
+            process.stdin.close()
+            for line in process.stdout:
+                fields = json.loads(line)
+                receiver.requests.append(Request(**{**fields, "body": base64.b64decode(fields["body"])}))
+
+
+# --- The program ---
+
+_kept: list[dict[str, object]] = []  # written at the end: nobody reads a pipe before, and it holds little
+
+
+def keep(protocol: str, target: str, encoding: str, body: bytes, headers: dict[str, str]) -> None:
+    kept = {"protocol": protocol, "target": target, "encoding": encoding, "headers": headers}
+    _kept.append({**kept, "body": base64.b64encode(body).decode()})
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Takes OTLP over HTTP; an empty answer says that all was taken."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        encoding = self.headers.get("content-encoding", "")
+        assert self.headers["content-type"] == "application/x-protobuf"
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        keep("http/protobuf", self.path, encoding, gzip.decompress(body) if encoding == "gzip" else body, headers)
+        self.send_response(200)
+        self.send_header("content-type", "application/x-protobuf")
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def serve_grpc() -> Any:
+    """Start the services of OTLP for gRPC; returns the server and its port."""
+    import grpc
+    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics
+    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_grpc
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as traces_grpc
+
+    def keep_message(target: str, message: Any, context: grpc.ServicerContext) -> None:
+        headers = {name: str(value) for name, value in context.invocation_metadata()}
+        keep("grpc", target, "", message.SerializeToString(), headers)
+
+    class Traces(traces_grpc.TraceServiceServicer):
+        def Export(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the method's name
+            keep_message("TraceService/Export", request, context)
+            return traces.ExportTraceServiceResponse()
+
+    class Metrics(metrics_grpc.MetricsServiceServicer):
+        def Export(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the method's name
+            keep_message("MetricsService/Export", request, context)
+            return metrics.ExportMetricsServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(4))
+    traces_grpc.add_TraceServiceServicer_to_server(Traces(), server)
+    metrics_grpc.add_MetricsServiceServicer_to_server(Metrics(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return server, port
+
+
+def main() -> None:
+    grpc_server, grpc_port = serve_grpc()
+    http_server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=http_server.serve_forever, daemon=True).start()
+    http_port = http_server.server_address[1]
+    endpoints = {"grpc": f"http://127.0.0.1:{grpc_port}", "http/protobuf": f"http://127.0.0.1:{http_port}"}
+    print(json.dumps(endpoints), flush=True)
+    sys.stdin.read()
+    grpc_server.stop(None).wait()
+    for kept in _kept:
+        print(json.dumps(kept))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""A graph of one node, that the programs of `test_setup` run."""
+
+import asyncio
+
+from opentelemetry import metrics
+
+import penstock as ps
+from penstock import engine
+
+
+@ps.node
+async def double(x: int) -> int:
+    metrics.get_meter("test").create_counter("doubled").add(1)
+    return 2 * x
+
+
+@ps.graph
+async def graph(x: int) -> int:
+    return await double(x)
+
+
+def run() -> None:
+    assert asyncio.run(engine.run(graph(1))) == 2

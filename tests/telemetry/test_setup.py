@@ -1,0 +1,211 @@
+"""`telemetry.setup`: the environment has the last word, nothing is set up twice, and no exit is held up.
+
+What it sets belongs to the process, so each of these programs has one of its own.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from penstock import telemetry
+from tests.telemetry import records
+from tests.telemetry.otlp_receiver import ROOT, Receiver, receiving
+
+PATIENCE_SECONDS = 50
+BEGIN = """
+import os, sys
+from opentelemetry import metrics, trace
+from penstock import telemetry
+from tests.telemetry.small_application import run
+"""
+SET_UP = "telemetry.setup(service_name='here', endpoint=sys.argv[1])\n"
+
+
+def run(program: str, endpoint: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", BEGIN + program, endpoint],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def succeed(program: str, endpoint: str, **variables: str) -> str:
+    """Runs a program to a good end; returns what it printed."""
+    done = run(program, endpoint, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def spans_of(receiver: Receiver) -> list[tuple[str, str]]:
+    """Returns service and name of every span that arrived."""
+    messages = [ExportTraceServiceRequest.FromString(body) for body in receiver.bodies("traces")]
+    return [
+        (records.attributes_of(group.resource.attributes)["service.name"], span.name)
+        for message in messages
+        for group in message.resource_spans
+        for scope in group.scope_spans
+        for span in scope.spans
+    ]
+
+
+ONE_RUN = ["double", "penstock.run graph"]
+
+
+def test_spans_and_metrics_go_to_the_endpoint_by_http_unless_told_otherwise() -> None:
+    with receiving() as receiver:
+        succeed(SET_UP + "run()", receiver.endpoints["http/protobuf"] + "/")
+    assert sorted(spans_of(receiver)) == [("here", name) for name in ONE_RUN]
+    assert sorted(request.target for request in receiver.requests) == ["/v1/metrics", "/v1/traces"]
+
+
+def test_what_the_environment_says_wins_over_arguments() -> None:
+    with receiving() as receiver, receiving() as other:
+        succeed(
+            SET_UP + "run()",
+            other.endpoints["http/protobuf"],
+            OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoints["http/protobuf"] + "/base",
+            OTEL_SERVICE_NAME="from the environment",
+        )
+    assert sorted(spans_of(receiver)) == [("from the environment", name) for name in ONE_RUN]
+    assert {request.target for request in receiver.requests} == {"/base/v1/metrics", "/base/v1/traces"}
+    assert other.requests == []
+
+
+def test_a_signal_may_go_its_own_way() -> None:
+    with receiving() as receiver:
+        succeed(
+            SET_UP + "run()",
+            receiver.endpoints["http/protobuf"],
+            OTEL_EXPORTER_OTLP_TRACES_PROTOCOL="grpc",
+            OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=receiver.endpoints["grpc"],
+            OTEL_RESOURCE_ATTRIBUTES="service.name=named",
+        )
+    assert sorted((request.protocol, request.target) for request in receiver.requests) == [
+        ("grpc", "TraceService/Export"),
+        ("http/protobuf", "/v1/metrics"),
+    ]
+    assert {service for service, _ in spans_of(receiver)} == {"named"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "signals"),
+    [
+        ({"OTEL_METRICS_EXPORTER": "none"}, {"traces"}),
+        ({"OTEL_TRACES_EXPORTER": "none"}, {"metrics"}),
+        ({"OTEL_TRACES_SAMPLER": "always_off"}, {"metrics"}),
+        ({"OTEL_SDK_DISABLED": "True"}, set()),
+    ],
+    ids=str,
+)
+def test_variables_turn_signals_off(variables: dict[str, str], signals: set[str]) -> None:
+    with receiving() as receiver:
+        succeed(SET_UP + "run()", receiver.endpoints["http/protobuf"], **variables)
+    assert {request.signal for request in receiver.requests} == signals
+
+
+def test_disabled_it_loads_and_starts_nothing() -> None:
+    program = "import threading; print('opentelemetry.sdk' in sys.modules, threading.active_count())"
+    assert succeed(SET_UP + program, "http://127.0.0.1:9", OTEL_SDK_DISABLED="true") == "False 1\n"
+
+
+def test_a_console_is_an_exporter_as_well() -> None:
+    variables = {"OTEL_TRACES_EXPORTER": "console", "OTEL_METRICS_EXPORTER": "none"}
+    assert '"name": "penstock.run graph"' in succeed(SET_UP + "run()", "http://127.0.0.1:9", **variables)
+
+
+def test_a_second_call_changes_nothing_and_says_so() -> None:
+    again = "telemetry.setup(service_name='again', endpoint=sys.argv[1])\n"
+    with receiving() as receiver:
+        printed = succeed(SET_UP + again + "run()", receiver.endpoints["http/protobuf"])
+    assert sorted(spans_of(receiver)) == [("here", name) for name in ONE_RUN]
+    assert printed.count("telemetry.already_set_up") == 2
+    assert "signal=traces" in printed
+    assert "signal=metrics" in printed
+
+
+def test_a_provider_of_the_application_stays() -> None:
+    own = """
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.trace import TracerProvider
+trace.set_tracer_provider(tracing := TracerProvider())
+metrics.set_meter_provider(metering := MeterProvider())
+"""
+    same = "assert (trace.get_tracer_provider(), metrics.get_meter_provider()) == (tracing, metering); run()"
+    with receiving() as receiver:
+        printed = succeed(own + SET_UP + same, receiver.endpoints["http/protobuf"])
+    assert printed.count("telemetry.already_set_up") == 2
+    assert receiver.requests == []
+
+
+def test_a_forked_worker_sends_what_it_has_at_its_exit() -> None:
+    forking = """
+if pid := os.fork():
+    assert os.waitpid(pid, 0)[1] == 0
+else:
+    run()
+"""
+    with receiving() as receiver:
+        succeed(SET_UP + forking, receiver.endpoints["http/protobuf"], OTEL_METRICS_EXPORTER="none")
+    assert sorted(spans_of(receiver)) == [("here", name) for name in ONE_RUN]
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The URL of something that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_receiver_that_never_answers_does_not_keep_the_interpreter(silent: str, protocol: str) -> None:
+    # The exporter would wait for ten minutes, and this test for less than one.
+    variables = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600", "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+    assert "telemetry.not_sent" in succeed(SET_UP + "run()", silent, **variables)
+
+
+def test_without_the_sdk_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    with pytest.raises(ImportError, match=r"pip install 'penstock\[otlp\]'"):
+        telemetry.setup(service_name="here")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_without_its_exporter_the_error_names_the_extra(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter", None)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", {"http": "http/protobuf", "grpc": "grpc"}[protocol])
+    with pytest.raises(ImportError, match=rf"no exporter 'otlp_proto_{protocol}' .* pip install 'penstock\[otlp\]'"):
+        telemetry.setup(service_name="here")
+
+
+def test_an_exporter_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
+    with pytest.raises(ImportError, match="pip install 'opentelemetry-exporter-zipkin'"):
+        telemetry.setup(service_name="here")
+
+
+def test_a_protocol_that_nothing_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/json")
+    with pytest.raises(ValueError, match="for metrics is 'http/json'; Penstock can send http/protobuf or grpc"):
+        telemetry.setup(service_name="here")
+
+
+def test_an_error_sets_nothing_up() -> None:
+    failing = """
+os.environ["OTEL_METRICS_EXPORTER"] = "carrier_pigeon"
+try:
+    telemetry.setup(service_name='here')
+except ImportError:
+    del os.environ["OTEL_METRICS_EXPORTER"]
+"""
+    with receiving() as receiver:
+        assert succeed(failing + SET_UP + "run()", receiver.endpoints["http/protobuf"]) == ""
+    assert sorted(spans_of(receiver)) == [("here", name) for name in ONE_RUN]
