@@ -6,6 +6,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast
 
+from .whole_numbers import is_whole
+
 Buckets: TypeAlias = Literal["powers_of_two"] | tuple[int, ...]
 
 
@@ -50,7 +52,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         for name, value, least in (("max_size", self.max_size, 1), ("max_queue", self.max_queue, 0)):
-            if value is not None and not _is_whole(value, least):
+            if value is not None and not is_whole(value, least):
                 raise ValueError(f"Batch({name}={value!r}): a whole number of at least {least}")
         if not 0 <= self.max_wait_seconds < math.inf:
             raise ValueError(f"Batch(max_wait_seconds={self.max_wait_seconds!r}): 0 or more, and finite")
@@ -66,17 +68,13 @@ class Batch:
         object.__setattr__(self, "pad_axes", MappingProxyType(dict(self.pad_axes)))  # nobody changes it later
 
 
-def _is_whole(value: object, least: int) -> bool:
-    return type(value) is int and value >= least
-
-
 def _check_buckets(name: str, buckets: object) -> None:
     if buckets == "powers_of_two":
         return
     if not isinstance(buckets, tuple):
         raise TypeError(f'Batch({name}={buckets!r}): "powers_of_two" or a tuple of whole numbers')
     sizes = cast("tuple[int, ...]", buckets)
-    if not sizes or not all(_is_whole(size, 1) for size in sizes) or list(sizes) != sorted(set(sizes)):
+    if not sizes or not all(is_whole(size, 1) for size in sizes) or list(sizes) != sorted(set(sizes)):
         raise ValueError(f"Batch({name}={sizes!r}): whole numbers of at least 1, in ascending order")
 
 
@@ -87,5 +85,5 @@ def _check_pad_axes(pad_axes: object) -> None:
         if not isinstance(name, str):
             raise TypeError(f"Batch(pad_axes=...): {name!r} is not the name of a parameter")
         each = cast("tuple[object, ...]", axes) if isinstance(axes, tuple) else (axes,)
-        if not each or not all(_is_whole(axis, 0) for axis in each) or len(set(each)) < len(each):
+        if not each or not all(is_whole(axis, 0) for axis in each) or len(set(each)) < len(each):
             raise ValueError(f"Batch(pad_axes={{{name!r}: {axes!r}}}): an axis, counted from 0, or a tuple of them")

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, cast, get_args
 
 from .supervision import RestartMode
+from .whole_numbers import is_whole
 
 RunsOn = Literal["loop", "thread", "process"]
 """The values of `runs_on=`: where a plain `def` is called."""
@@ -35,8 +36,10 @@ class Retry:
     retry_on: type[Exception] | tuple[type[Exception], ...] = Exception
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ValueError(f"Retry(attempts={self.attempts}): at least 1, the first time included")
+        if not is_whole(self.attempts, 1):
+            raise ValueError(
+                f"Retry(attempts={self.attempts!r}): a whole number of at least 1, with the first time"
+            )
         if not (0 <= self.backoff_seconds < math.inf and 0 <= self.max_backoff_seconds < math.inf):
             raise ValueError("Retry: backoff_seconds and max_backoff_seconds must be finite and not negative")
         if not 0 <= self.jitter <= 1:
@@ -69,7 +72,7 @@ class Policy:
     def __post_init__(self) -> None:
         for name in ("concurrency", "capacity", "max_bytes"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if value is not None and not is_whole(value, 1):
                 raise ValueError(f"{name}={value!r}: a whole number of at least 1")
         if self.timeout_seconds is not None and not 0 < self.timeout_seconds < math.inf:
             raise ValueError(

@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from .whole_numbers import is_whole
+
 Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
 """The values of `strategy=`: which others are restarted with a stateful node that has crashed."""
 
@@ -48,7 +50,7 @@ class SupervisorFlags:
     def __post_init__(self) -> None:
         if self.strategy not in get_args(Strategy):
             raise ValueError(f"strategy={self.strategy!r}: one of {', '.join(map(repr, get_args(Strategy)))}")
-        if type(self.max_restarts) is not int or self.max_restarts < 0:  # a bool is an int, too
+        if not is_whole(self.max_restarts, 0):
             raise ValueError(f"max_restarts={self.max_restarts!r}: a whole number of at least 0")
         if not 0 < self.within_seconds < math.inf:
             raise ValueError(f"within_seconds={self.within_seconds!r}: more than 0 and finite")

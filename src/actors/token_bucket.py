@@ -2,6 +2,8 @@
 
 import math
 
+from .whole_numbers import is_whole
+
 
 class TokenBucket:
     """A rate with bursts: a state machine without a clock.
@@ -21,7 +23,7 @@ class TokenBucket:
     def __init__(self, per_second: float, burst: int) -> None:
         if not 0 < per_second < math.inf:
             raise ValueError(f"per_second={per_second!r}: more than 0 and finite")
-        if type(burst) is not int or burst < 1:
+        if not is_whole(burst, 1):
             raise ValueError(f"burst={burst!r}: a whole number of at least 1")
         self._seconds_per_token = 1 / per_second
         self._slack = (burst - 1) / per_second

@@ -7,6 +7,7 @@ from .._errors import PlanError
 from .device_programs import DevicePrograms
 from .dispatch.device_pool import DevicePool
 from .dispatch.parameters import check_same_shapes
+from .platform.inventory import AUTO
 
 if TYPE_CHECKING:
     from ..actors.frame import Frame
@@ -54,7 +55,9 @@ class DeviceExecutor:
         """
         check_same_shapes(old, new)
 
-    async def warm_up(self, site: "CallSite", pools: "Pools", resources: Mapping[str, Any]) -> None:
+    async def warm_up(
+        self, site: "CallSite", pools: "Pools", device_strategy: str, resources: Mapping[str, Any]
+    ) -> None:
         """Compile the programs for the samples of the node.
 
         Raises:
@@ -67,23 +70,29 @@ class DeviceExecutor:
                 "for; give it the arguments of one item, as a tuple"
             )
         for sample in samples:
-            await self.compile(pools, site.resources, sample, resources)
+            await self.compile(pools, device_strategy, site.resources, sample, resources)
 
     async def compile(
-        self, pools: "Pools", names: frozenset[str], sample: tuple[Any, ...], resources: Mapping[str, Any]
+        self,
+        pools: "Pools",
+        device_strategy: str,
+        names: frozenset[str],
+        sample: tuple[Any, ...],
+        resources: Mapping[str, Any],
     ) -> None:
         """Compile what calls like a sample need.
 
         Args:
             pools: those of the Engine.
+            device_strategy: where it runs, if that is left open.
             names: parameters whose arguments come from resources.
             sample: the other arguments, in order.
             resources: those arguments.
         """
-        use = await self._opened(pools, names)
+        use = await self._opened(pools, device_strategy, names)
         await use.compile(self.programs.arguments(names).merge(sample, resources))
 
-    def body(self, site: "CallSite", pools: "Pools") -> "Body":
+    def body(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "Body":
         """Return what runs one item on the device."""
         options = self.programs.options
         arguments = self.programs.arguments(site.resources)
@@ -95,7 +104,7 @@ class DeviceExecutor:
         ) -> Any:
             nonlocal use
             if use is None:
-                use = await self._opened(pools, site.resources, donated)
+                use = await self._opened(pools, device_strategy, site.resources, donated)
             call = use.call(
                 arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=site.is_handed_on,
                 label=site.label,
@@ -105,8 +114,11 @@ class DeviceExecutor:
 
         return run_on_device
 
-    async def _opened(self, pools: "Pools", resources: frozenset[str], donated: tuple[int, ...] = ()) -> "DeviceUse":
+    async def _opened(
+        self, pools: "Pools", device_strategy: str, resources: frozenset[str], donated: tuple[int, ...] = ()
+    ) -> "DeviceUse":
         """Return the node on its devices, which are opened if they are not."""
         pool, options = pools.other(DevicePool, DevicePool), self.programs.options
-        stations = pool.opened(options.device, options.replicas) or await pool.open(options.device, options.replicas)
+        device = device_strategy if options.device == AUTO else options.device
+        stations = pool.opened(device, options.replicas) or await pool.open(device, options.replicas)
         return stations[0].use(self.programs, resources, stations, donated)

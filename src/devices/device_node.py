@@ -1,13 +1,15 @@
 """`device_node`: a node whose function is plain JAX and runs on a device."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from ..actors.batch import Batch
 from ..actors.policy import Policy, Retry
+from ..actors.whole_numbers import is_whole
 from ..engine.engine import default_engine
 from ..engine.node import Node, is_async, is_generator
+from ..engine.options import resolve
 from .batches.batch_statistics import BatchStatistics
 from .jax_import import require_jax
 from .jax_types import is_device
@@ -69,7 +71,8 @@ def device_node(
     Args:
         fn: the function, when used without parentheses.
         name: how it is drawn, traced and named in errors; default: the name of the function.
-        device: where it runs, as `penstock.devices.select` takes it.
+        device: where it runs, as `penstock.devices.select` takes it; "auto" leaves it to the execution option
+            `device_strategy`.
         batch: calls of any number of requests are stacked and run as one vectorised program.
         static: names of the parameters whose values the program is compiled for; they are hashable, and no arrays.
         donate: the result may take the memory of arguments that are results of device nodes, and that nobody else
@@ -109,10 +112,13 @@ def device_node(
         )  # fmt: skip
         label = name or str(getattr(target, "__name__", type(target).__name__))
         _check_function(target, label)
-        _check_options(label, device, batch, static)
-        _check_replicas(label, device, replicas, prefetch)
-        samples = _samples(label, sample_input)
-        options = DeviceOptions(device, batch, static, donate, pure, in_specs, out_specs, replicas, prefetch, samples)
+        _check_place(label, device, batch)
+        _check_switches(label, donate, pure)
+        _check_numbers(label, device, replicas, prefetch)
+        options = DeviceOptions(
+            device, batch, _names(label, static), donate, pure, in_specs, out_specs, replicas, prefetch,
+            _samples(label, sample_input),
+        )  # fmt: skip
         return DeviceNode(target, policy, name=label, executor=DeviceExecutor(DevicePrograms(label, target, options)))
 
     return decorate if fn is None else decorate(fn)
@@ -142,15 +148,15 @@ class DeviceNode(Node[P, R]):
             Exception: what the function raised while it was traced.
         """
         shared = resources or {}
-        pools = default_engine()._runtime.pools
-        await self._device_executor.compile(pools, frozenset(shared), sample, shared)
+        pools, options = default_engine()._runtime.pools, resolve("Engine", {}, {})
+        await self._device_executor.compile(pools, options.device_strategy, frozenset(shared), sample, shared)
 
     @property
     def _device_executor(self) -> "DeviceExecutor":
         return cast("DeviceExecutor", self.executor)
 
 
-def _check_options(label: str, device: object, batch: object, static: object) -> None:
+def _check_place(label: str, device: object, batch: object) -> None:
     from .platform.selection import is_selectable
 
     if not is_selectable(device):
@@ -160,8 +166,25 @@ def _check_options(label: str, device: object, batch: object, static: object) ->
         )
     if batch is not None and not isinstance(batch, Batch):
         raise TypeError(f"device node {label!r} has batch={batch!r}: a Batch, such as penstock.Batch(max_size=32)")
-    if isinstance(static, str):
-        raise TypeError(f"device node {label!r} has static={static!r}: a tuple of names, as in static=({static!r},)")
+
+
+def _check_switches(label: str, donate: object, pure: object) -> None:
+    if not isinstance(donate, bool):
+        raise TypeError(
+            f"device node {label!r} has donate={donate!r}: True or False; which arguments it may overwrite is found "
+            "out from the graph. Code that keeps its own arrays names them: penstock.devices.actor(...).run has "
+            "donate_argnums="
+        )
+    if not isinstance(pure, bool):
+        raise TypeError(f"device node {label!r} has pure={pure!r}: True or False")
+
+
+def _names(label: str, static: object) -> tuple[str, ...]:
+    names = cast("Sequence[object]", static) if isinstance(static, tuple | list) else ()
+    if not isinstance(static, tuple | list) or not all(isinstance(name, str) for name in names):
+        example = f", as in static=({static!r},)" if isinstance(static, str) else ""
+        raise TypeError(f"device node {label!r} has static={static!r}: a tuple of names of parameters{example}")
+    return cast("tuple[str, ...]", tuple(names))
 
 
 def _samples(label: str, given: tuple[Any, ...] | list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
@@ -177,10 +200,10 @@ def _samples(label: str, given: tuple[Any, ...] | list[tuple[Any, ...]]) -> tupl
     return tuple(samples)
 
 
-def _check_replicas(label: str, device: Any, replicas: int, prefetch: int) -> None:
+def _check_numbers(label: str, device: Any, replicas: int, prefetch: int) -> None:
     for option, value in (("replicas", replicas), ("prefetch", prefetch)):
-        if value < 1:
-            raise ValueError(f"device node {label!r}: {option} must be at least 1, got {value}")
+        if not is_whole(value, 1):
+            raise ValueError(f"device node {label!r} has {option}={value!r}: a whole number of at least 1")
     if replicas > 1 and not (isinstance(device, str) or is_device(device)):
         raise TypeError(
             f"device node {label!r} has replicas={replicas}, and runs on a mesh, whose devices compute together: name "

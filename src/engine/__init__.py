@@ -18,6 +18,7 @@ from .engine import EngineStatistics as EngineStatistics
 from .engine import default_engine as _default_engine
 from .graph import Call, Graph
 from .options import CallOptions as CallOptions
+from .options import resolve as _resolve
 from .planning import Plan as Plan
 from .planning import Scheduler as Scheduler
 from .service import Service as Service
@@ -36,7 +37,7 @@ async def run(call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -
 
     Args:
         call: the call, `search(url)`; a graph without parameters may be passed itself.
-        **options: `scheduler` and `timeout_seconds`; see `ExecutionOptions`.
+        **options: `scheduler`, `timeout_seconds`, `enable_caching` and `device_strategy`; see `ExecutionOptions`.
 
     Returns:
         The result of the graph.
@@ -61,8 +62,8 @@ def stream(calls: Any, /, **options: Unpack[CallOptions]) -> Stream[Any]:
     Args:
         calls: the calls, from any iterable or async iterable; they are asked for as there is room. Or one call, of a
             graph that returns an `AsyncIterator`.
-        **options: `scheduler`, `timeout_seconds`; of many calls also `max_in_flight`, `max_workers`, `ordered`,
-            `on_error`.
+        **options: `scheduler`, `timeout_seconds`, `enable_caching`, `device_strategy`; of many calls also
+            `max_in_flight`, `max_workers`, `ordered`, `on_error`.
 
     Returns:
         A `Stream`, an async iterator and async context manager.
@@ -97,7 +98,8 @@ def deploy(
             `DeploymentFailed`.
         within_seconds: the window, in seconds.
         warmup: compile what device nodes need before it is ready, for the `sample_input=` of each.
-        **options: `max_in_flight`, `max_queue`, `max_workers`, `scheduler`, `timeout_seconds`.
+        **options: `max_in_flight`, `max_queue`, `max_workers`, `scheduler`, `timeout_seconds`, `enable_caching`,
+            `device_strategy`.
 
     Returns:
         A `Service`, an async context manager.
@@ -121,4 +123,4 @@ def plan(graph: Graph[..., object], /) -> Plan:
         GraphTraceError: the graph does something that a trace cannot represent.
         PlanError: a value does not fit the parameter it is passed to.
     """
-    return graph._planned()
+    return graph._planned(is_cached=_resolve("Engine", {}, {}).enable_caching)

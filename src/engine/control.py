@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, cast, overload
 
 from .._errors import IterationLimitError
 from ..actors.parts import close_stream
+from ..actors.whole_numbers import is_whole
 from .tracing.annotations import result_hint
 from .tracing.tracer import Trace, active
 
@@ -136,9 +137,10 @@ def while_loop(
 
     Raises:
         IterationLimitError: the predicate is still true after `max_iterations`.
+        ValueError: `max_iterations` is no whole number of at least 0.
     """
-    if max_iterations < 0:
-        raise ValueError(f"max_iterations={max_iterations}: must not be negative")
+    if not is_whole(max_iterations, 0):
+        raise ValueError(f"while_loop(max_iterations={max_iterations!r}): a whole number of at least 0")
     tracer = active()
     if tracer is None:
         return _loop(predicate, body, initial, max_iterations)
@@ -174,9 +176,12 @@ def map_each(
 
     Returns:
         The results, in the order of the items: for a list a list, to be awaited; for a stream a stream.
+
+    Raises:
+        ValueError: `concurrency` is no whole number of at least 1.
     """
-    if concurrency < 1:
-        raise ValueError(f"map_each(concurrency={concurrency}): at least 1")
+    if not is_whole(concurrency, 1):
+        raise ValueError(f"map_each(concurrency={concurrency!r}): a whole number of at least 1")
     tracer = active()
     if tracer is None:
         return _map_stream(fn, items) if isinstance(items, AsyncIterable) else _map(fn, items)

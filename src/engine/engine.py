@@ -127,7 +127,7 @@ class Engine:
 
     def plan(self, graph: Graph[..., Any], /) -> Plan:
         """Return what a graph will do; see `penstock.engine.plan`."""
-        return graph._planned()
+        return graph._planned(is_cached=resolve("Engine", {}, self._options).enable_caching)
 
     def statistics(self) -> EngineStatistics:
         """Return a snapshot of the counters."""

@@ -40,12 +40,15 @@ class Executor(Protocol):
         """
         ...
 
-    async def warm_up(self, site: "CallSite", pools: "Pools", resources: "Mapping[str, Any]") -> None:
+    async def warm_up(
+        self, site: "CallSite", pools: "Pools", device_strategy: str, resources: "Mapping[str, Any]"
+    ) -> None:
         """Do before the first item what the first item would wait for.
 
         Args:
             site: where the node is called.
             pools: those of the Engine.
+            device_strategy: the execution option of the scope.
             resources: the arguments that come from resources, by parameter.
 
         Raises:
@@ -53,6 +56,12 @@ class Executor(Protocol):
         """
         ...
 
-    def body(self, site: "CallSite", pools: "Pools") -> "Body":
-        """Return what runs the handler for one item, for scopes of the Engine that has these pools."""
+    def body(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "Body":
+        """Return what runs the handler for one item.
+
+        Args:
+            site: where the node is called.
+            pools: those of the Engine.
+            device_strategy: the execution option of the scope.
+        """
         ...

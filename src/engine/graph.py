@@ -10,6 +10,7 @@ from weakref import WeakSet
 from .._errors import GraphTraceError
 from .control import Control
 from .node import Node
+from .passes import merge_equal_calls
 from .planning import Plan, make_plan
 from .resources.eager import run_eagerly
 from .stateful import is_stateful
@@ -126,18 +127,25 @@ class Graph(Generic[P, R_co]):
             GraphTraceError: the function does something that a trace cannot represent.
         """
         if self._trace is None or self._epoch != epoch() or self._references.changed():
-            self._trace = self._traced()
+            self._trace, self._references = self._traced()
             self._epoch = epoch()
         return self._trace
 
-    def _planned(self) -> Plan:
-        """Return the plan of the present trace; made once for each trace."""
+    def _planned(self, *, is_cached: bool = True) -> Plan:
+        """Return the plan of the present trace, made once for each; or a new one, for one that asks for it alone.
+
+        Args:
+            is_cached: the execution option `enable_caching`.
+        """
+        if not is_cached:
+            return make_plan(self._traced()[0], without=(merge_equal_calls,))
         trace = self._present_trace()
         if self._plan is None or self._plan.trace is not trace:
             self._plan = make_plan(trace)
         return self._plan
 
-    def _traced(self) -> Trace:
+    def _traced(self) -> tuple[Trace, References]:
+        """Trace the function; returns what it does, and the names that it has used for that."""
         tracer = Tracer(self.name)
         parameters = tuple(
             [
@@ -153,11 +161,11 @@ class Graph(Generic[P, R_co]):
             raise endless_recursion(definition_location(self.fn), self.name) from None
         finally:
             tracer.closed = True
-        self._references = References()
+        references = References()
         for fn in dict.fromkeys(trace.functions):
             _check(fn, again=False)  # a body may come from elsewhere than the graph that drives it
-            self._references = self._references | resolve_references(fn, is_tracked=is_tracked)
-        return trace
+            references = references | resolve_references(fn, is_tracked=is_tracked)
+        return trace, references
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:

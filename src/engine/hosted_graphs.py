@@ -39,9 +39,10 @@ class HostedGraphs:
             Exception: a graph cannot be traced, or a stateful node did not start.
         """
         for graph in self._graphs:
-            wired = self._wired[graph] = await scope.prepare(graph._planned())
+            plan = graph._planned(is_cached=scope.options.enable_caching)
+            wired = self._wired[graph] = await scope.prepare(plan)
             if warms_up:
-                await warm_up(wired.program, scope.engine.pools)
+                await warm_up(wired.program, scope.engine.pools, scope.options.device_strategy)
             if wired.program.resources and not wired.program.is_filled:  # one has ended while nodes were started
                 self._lost.add(graph)
             elif not wired.program.plan._gives_stream:

@@ -1,6 +1,7 @@
 """Execution options: one frozen record, and the rules by which the levels at which one can set them are merged."""
 
 import dataclasses
+import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -8,11 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
 from .._errors import OptionsError
+from ..actors.whole_numbers import is_whole
 from .planning import Scheduler
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class CallOptions(TypedDict, total=False):
@@ -26,6 +24,8 @@ class CallOptions(TypedDict, total=False):
     max_queue: int | None
     ordered: bool
     on_error: Literal["raise", "skip"]
+    enable_caching: bool
+    device_strategy: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,11 @@ class ExecutionOptions:
             wait.
         ordered: whether a stream yields in input order, or as items are completed.
         on_error: whether a stream raises an item's error in its turn, or skips and logs the item.
+        enable_caching: whether a graph is traced and planned once for all of its calls, and equal calls of `pure` nodes
+            in it are made once. With False, each run, stream and deployment traces and plans its graphs anew, for
+            itself alone, and makes every call that the source has. What was compiled for devices is kept all the same.
+        device_strategy: where device nodes run that are left to it by device="auto": a name that
+            `penstock.devices.select` takes, "auto", "cpu", "gpu:1". A deployment keeps the one that it began with.
 
     Raises:
         OptionsError: a value is out of its range.
@@ -62,6 +67,8 @@ class ExecutionOptions:
     max_queue: int | None = None
     ordered: bool = True
     on_error: Literal["raise", "skip"] = "raise"
+    enable_caching: bool = True
+    device_strategy: str = "auto"
 
     def __post_init__(self) -> None:
         if self.scheduler not in ("auto", "actors", "parallel", "wave", "sequential"):
@@ -72,12 +79,25 @@ class ExecutionOptions:
             raise OptionsError(f"on_error={self.on_error!r}: one of 'raise', 'skip'")
         for name, least in (("max_workers", 1), ("max_in_flight", 1), ("max_queue", 0)):
             value = getattr(self, name)
-            if value is not None and (not _is_whole(value) or value < least):
+            if value is not None and not is_whole(value, least):
                 raise OptionsError(f"{name}={value!r}: a whole number of at least {least}")
-        if not _is_whole(self.priority):
+        if not is_whole(self.priority):
             raise OptionsError(f"priority={self.priority!r}: a whole number, higher first")
+        for name in ("ordered", "enable_caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionsError(f"{name}={getattr(self, name)!r}: True or False")
+        if not _is_device_name(self.device_strategy):
+            raise OptionsError(
+                f"device_strategy={self.device_strategy!r}: 'auto', or the name of a platform, 'cpu', 'gpu', 'cuda', "
+                "'rocm' or 'tpu', which a number may follow, as in 'gpu:1'"
+            )
         if self.timeout_seconds is not None and not self.timeout_seconds >= 0:
             raise OptionsError(f"timeout_seconds={self.timeout_seconds!r}: a number of seconds, 0 or more, or None")
+
+
+def _is_device_name(value: object) -> bool:
+    # Which platforms and devices there are is known where they are looked for, on the floor above.
+    return isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*(:\d+)?", value) is not None
 
 
 DEFAULTS = ExecutionOptions()
@@ -85,10 +105,10 @@ NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
 
 # What applies to each verb. `run` has one item, so nothing that bounds or orders several applies to it.
 APPLICABLE: Mapping[str, frozenset[str]] = {
-    "run": frozenset({"scheduler", "timeout_seconds"}),
+    "run": frozenset({"scheduler", "timeout_seconds", "enable_caching", "device_strategy"}),
     "stream": NAMES - {"max_queue", "priority"},
     "deploy": NAMES - {"ordered", "on_error", "priority"},
-    "stream(call)": frozenset({"scheduler", "timeout_seconds"}),
+    "stream(call)": frozenset({"scheduler", "timeout_seconds", "enable_caching", "device_strategy"}),
     "service.run": frozenset({"timeout_seconds", "priority"}),
     "service.stream": frozenset({"timeout_seconds", "priority", "ordered", "on_error", "max_in_flight"}),
     "service.stream(call)": frozenset({"timeout_seconds", "priority"}),

@@ -1,6 +1,7 @@
 """Plan: what a graph will do, after the passes; immutable and printable."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -79,8 +80,8 @@ class Plan:
     trace: Trace
 
     @cached_property
-    def _wirings(self) -> "WeakKeyDictionary[Runtime, dict[ChosenScheduler, Wiring]]":
-        """The actors that all runs of this plan in an Engine share, by Engine."""
+    def _wirings(self) -> "WeakKeyDictionary[Runtime, dict[tuple[ChosenScheduler, str], Wiring]]":
+        """The actors that all runs of this plan in an Engine share, by Engine, and then by what tells them apart."""
         return WeakKeyDictionary()
 
     @cached_property
@@ -136,13 +137,18 @@ class Plan:
 
 
 def make_plan(
-    trace: Trace, *, run_passes: tuple[passes.Pass, ...] | None = None, resources: frozenset[int] = frozenset()
+    trace: Trace,
+    *,
+    run_passes: tuple[passes.Pass, ...] | None = None,
+    without: Collection[passes.Pass] = (),
+    resources: frozenset[int] = frozenset(),
 ) -> Plan:
     """Run the passes over a trace.
 
     Args:
         trace: what was recorded.
         run_passes: which; by default all of them, and those that the executors of its nodes bring.
+        without: passes that are left out.
         resources: of a body, the numbers of the resources of the graph around it.
 
     Raises:
@@ -157,6 +163,8 @@ def make_plan(
     )
     reports: list[PassReport] = []
     for run_pass in _all_passes(trace) if run_passes is None else run_passes:
+        if run_pass in without:
+            continue
         draft, report = run_pass(draft)
         reports.append(report)
         if run_pass is passes.eliminate_dead_nodes and report.changes:
@@ -171,7 +179,9 @@ def make_plan(
             label,
             chain,
             tuple(labels.next(step.callee.name) for step in chain[1:]),
-            tuple(make_plan(body, run_passes=run_passes, resources=shared) for body in chain[0].bodies),
+            tuple(
+                make_plan(body, run_passes=run_passes, without=without, resources=shared) for body in chain[0].bodies
+            ),
         )
         for chain in draft.steps
         for label in [labels.next(chain[0].callee.name)]

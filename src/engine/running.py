@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 async def run_call(runtime: "Runtime", call: Call[Any], options: ExecutionOptions) -> Any:
     """Run one call from start to end; nothing of it is left when this returns or raises."""
-    plan = one_value(call.graph, "engine.run")
+    plan = one_value(call.graph, options, "engine.run")
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
-    wired = runtime.shared_wiring(plan, scheduler)
+    wired = runtime.shared_wiring(plan, scheduler, options.device_strategy)
     if wired is not None and wired.program.resources:
         return await _run_with_resources(runtime, call, options, wired)
     if wired is not None:

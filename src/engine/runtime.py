@@ -81,7 +81,7 @@ class Runtime:
         """Return the error of a call that the end of the Engine ends."""
         return EngineClosedError("the Engine was closed while this call was in flight")
 
-    def shared_wiring(self, plan: Plan, scheduler: ChosenScheduler) -> Wired | None:
+    def shared_wiring(self, plan: Plan, scheduler: ChosenScheduler, device_strategy: str) -> Wired | None:
         """Return actors that all runs of a plan share; None if it has stateful nodes, which each run has its own of."""
         # Kept with the plan and not here, so that graphs made by a factory for one call leave nothing behind.
         shared = plan._wirings.get(self)
@@ -90,10 +90,11 @@ class Runtime:
                 return None
             shared = plan._wirings[self] = {}
             self._plans.add(plan)
-        wiring = shared.get(scheduler)
+        wiring = shared.get((scheduler, device_strategy))
         if wiring is None:
             # Every run has workers of its own, so nothing but the limits of nodes is shared and bounded here.
-            wiring = shared[scheduler] = Wiring(self.pools, None, None)
+            wiring = Wiring(self.pools, None, None, device_strategy=device_strategy)
+            shared[scheduler, device_strategy] = wiring
             registry.scope_opened(wiring)
         return wiring.wire(self.resources.program(plan, scheduler))
 

@@ -33,6 +33,7 @@ class Scope:
         is_one_call: whether it is for one call alone.
 
     Attributes:
+        options: the same.
         on_failed: called when they crash too often, with a function that makes an error out of the name of what
             failed; whoever owns the scope ends what is in it, and closes it.
         is_open: whether `close` has not begun.
@@ -48,6 +49,7 @@ class Scope:
         is_one_call: bool = False,
     ) -> None:
         self.engine = engine
+        self.options = options
         self.loop = asyncio.get_running_loop()
         self.scheduler: ChosenScheduler = scheduler
         self.on_failed: Escalation | None = None
@@ -55,7 +57,7 @@ class Scope:
         # Only a pipeline bounds its actors: elsewhere each frame has workers of its own, and admission bounds frames.
         max_workers = options.max_workers if scheduler == "actors" else None
         room: Room = (1, "call") if is_one_call else (options.max_in_flight, "max_in_flight")
-        self.wiring = Wiring(engine.pools, self.instances, max_workers, room)
+        self.wiring = Wiring(engine.pools, self.instances, max_workers, room, device_strategy=options.device_strategy)
         self._crews: set[Crew] = set()
         self.uptime = Uptime()
         self.is_open = True

@@ -177,7 +177,9 @@ class CallsStream(Stream[T_co]):
     def _own_pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
         scope = Scope(self._runtime, options, scheduler)
-        return Pipeline(scope, calls, options, prepare=lambda graph: scope.prepare(one_value(graph)), owns_scope=True)
+        return Pipeline(
+            scope, calls, options, prepare=lambda graph: scope.prepare(one_value(graph, options)), owns_scope=True
+        )
 
     async def __anext__(self) -> T_co:
         """Return the next result.

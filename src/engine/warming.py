@@ -12,24 +12,26 @@ if TYPE_CHECKING:
     from .program import Program
 
 
-async def warm_up(program: "Program", pools: "Pools") -> None:
+async def warm_up(program: "Program", pools: "Pools", device_strategy: str) -> None:
     """Have every executor of a program's nodes, bodies of control flow included, do what it can do now.
 
     Raises:
         PlanError: an executor does not know what to do.
     """
-    await _warm_up(program, pools, dict(zip(program.plan.trace.resources.values(), program.blank, strict=False)))
+    known = dict(zip(program.plan.trace.resources.values(), program.blank, strict=False))
+    await _warm_up(program, pools, device_strategy, known)
 
 
-async def _warm_up(program: "Program", pools: "Pools", known: Mapping[int, Any]) -> None:
+async def _warm_up(program: "Program", pools: "Pools", device_strategy: str, known: Mapping[int, Any]) -> None:
     for unit in program.units:
         if unit.step is None:
             continue
         callee = unit.step.head.callee
         if isinstance(callee, Node) and callee.runs_in is not None:
-            await callee.runs_in.warm_up(call_site_of(program, unit), pools, resources_of(unit, known))
+            site, resources = call_site_of(program, unit), resources_of(unit, known)
+            await callee.runs_in.warm_up(site, pools, device_strategy, resources)
         for body in unit.step.bodies:
-            await _warm_up(body._program("parallel"), pools, _inside(body, known))
+            await _warm_up(body._program("parallel"), pools, device_strategy, _inside(body, known))
 
 
 def _inside(body: "Plan", known: Mapping[int, Any]) -> dict[int, Any]:

@@ -78,10 +78,17 @@ class Wiring:
         max_workers: how far an `async def` node grows; None for as far as there are items, where every frame has
             workers of its own.
         room: how many calls there may be at a time, and what bounds them; None if nothing does.
+        device_strategy: the execution option.
     """
 
     def __init__(
-        self, pools: "Pools", instances: InstanceRegistry | None, max_workers: int | None, room: Room = None
+        self,
+        pools: "Pools",
+        instances: InstanceRegistry | None,
+        max_workers: int | None,
+        room: Room = None,
+        *,
+        device_strategy: str,
     ) -> None:
         self._pools = pools
         self._instances = instances
@@ -90,6 +97,7 @@ class Wiring:
         self._wired: dict[Plan, Wired] = {}
         self._bodies: Wiring | None = None
         self._room = room
+        self._device_strategy = device_strategy
         self._measured = 0  # how many profiles want to know all times
 
     def wire(self, program: Program) -> Wired:
@@ -198,7 +206,7 @@ class Wiring:
         if unit.streams:
             actor.invoke = reading(unit.streams)
         if node.runs_in is not None:
-            actor.body = node.runs_in.body(call_site_of(program, unit), self._pools)
+            actor.body = node.runs_in.body(call_site_of(program, unit), self._pools, self._device_strategy)
         elif policy.runs_on == "process" and not fake:
             actor.body = invocation.in_process(self._pools.processes, process_target(node.fn))
         elif policy.runs_on != "loop":  # a fake of a process node need not be importable: it runs in a thread
@@ -253,7 +261,7 @@ class Wiring:
         if self._max_workers is None:
             return self
         if self._bodies is None:
-            self._bodies = Wiring(self._pools, self._instances, None)
+            self._bodies = Wiring(self._pools, self._instances, None, device_strategy=self._device_strategy)
             self._bodies._instance_places = self._instance_places
             self._bodies._measured = self._measured
         return self._bodies

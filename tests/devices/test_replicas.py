@@ -1,6 +1,7 @@
 """Replicas: copies of a node on several devices behind one inbox, the next free one first."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -147,12 +148,21 @@ async def test_more_replicas_than_devices_are_an_error_that_lists_these() -> Non
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"replicas": 0}, ValueError, "replicas must be at least 1, got 0"),
-        ({"prefetch": 0}, ValueError, "prefetch must be at least 1, got 0"),
+        *[
+            ({option: value}, ValueError, f"has {option}={re.escape(repr(value))}: a whole number of at least 1")
+            for option in ("replicas", "prefetch")
+            for value in (0, "2", 2.0, True, None)
+        ],
+        ({"donate": "x"}, TypeError, "has donate='x': True or False.*actor.*has donate_argnums="),
+        ({"donate": (0,)}, TypeError, r"has donate=\(0,\): True or False"),
+        ({"pure": None}, TypeError, "has pure=None: True or False"),
+        ({"static": 3}, TypeError, "has static=3: a tuple of names of parameters"),
+        ({"static": ("x", 0)}, TypeError, r"has static=\('x', 0\): a tuple of names of parameters"),
+        ({"static": ("y",)}, TypeError, "static='y' is no parameter of it; it has x"),
         ({"batch": 8}, TypeError, r"has batch=8: a Batch, such as penstock.Batch\(max_size=32\)"),
         ({"device": ["cpu"]}, TypeError, r"has device=\['cpu'\]: the name of a device, a jax.Device"),
         ({"device": 3}, TypeError, "has device=3: the name of a device, a jax.Device"),
-        ({"static": "x"}, TypeError, r"has static='x': a tuple of names, as in static=\('x',\)"),
+        ({"static": "x"}, TypeError, r"has static='x': a tuple of names of parameters, as in static=\('x',\)"),
         ({"sample_input": np.ones(2)}, TypeError, r"has a ndarray: if that is an argument, write sample_input=\(argum"),
         ({"sample_input": [np.ones(2)]}, TypeError, r"has a ndarray: if that is an argument, write sample_input=\(arg"),
         (
@@ -165,5 +175,5 @@ async def test_more_replicas_than_devices_are_an_error_that_lists_these() -> Non
 def test_options_that_do_not_fit_are_refused_when_the_node_is_decorated(
     options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=message):
-        ps.device_node(**options)(lambda x: x)
+    with pytest.raises(error, match=f"device node 'wrong'.*{message}"):
+        ps.device_node(name="wrong", **options)(lambda x: x)

@@ -2,7 +2,9 @@
 
 import asyncio
 import dataclasses
+import gc
 import threading
+from collections.abc import AsyncIterator
 from typing import Any, get_type_hints
 
 import pytest
@@ -98,11 +100,18 @@ async def test_a_context_that_is_left_in_another_task_changes_nothing_there() ->
     [
         ("scheduler", "quick"), ("on_error", "ignore"), ("max_workers", 0), ("max_in_flight", True), ("max_queue", -1),
         ("max_in_flight", 1.5), ("priority", "high"), ("timeout_seconds", -1), ("timeout_seconds", float("nan")),
+        ("ordered", "no"), ("enable_caching", 1), ("device_strategy", ""), ("device_strategy", "gpu:first"),
+        ("device_strategy", None), ("device_strategy", 0),
     ],
 )  # fmt: skip
 def test_a_value_out_of_its_range_is_named(name: str, value: Any) -> None:
     with pytest.raises(ps.OptionsError, match=f"{name}={value!r}"):
         ps.ExecutionOptions(**{name: value})
+
+
+def test_names_that_no_device_can_have_are_answered_with_those_that_one_can() -> None:
+    with pytest.raises(ps.OptionsError, match=r"'auto'.* 'cpu', 'gpu', 'cuda', 'rocm' or 'tpu'.* 'gpu:1'"):
+        ps.set_execution_options(device_strategy="gpu 1")
 
 
 async def test_an_unknown_option_lists_the_valid_ones() -> None:
@@ -205,6 +214,91 @@ async def test_the_scheduler_is_the_one_that_is_asked_for() -> None:
     order.clear()
     assert await engine.run(both(), scheduler="sequential") == [1, 2]
     assert order == ["first", "second"]
+
+
+class Counting:
+    """A graph that makes two equal calls of a pure node; counts how often it is traced, and the node called."""
+
+    def __init__(self) -> None:
+        self.traced = self.called = 0
+
+        @ps.node(pure=True)
+        async def once(x: int) -> int:
+            self.called += 1
+            return x
+
+        @ps.graph
+        async def graph(x: int) -> list[int]:
+            self.traced += 1
+            return [await once(x), await once(x)]
+
+        @ps.node
+        async def values(x: list[int]) -> AsyncIterator[int]:
+            for value in x:
+                yield value
+
+        @ps.graph
+        async def giving(x: int) -> AsyncIterator[int]:
+            self.traced += 1
+            return values([await once(x), await once(x)])
+
+        self.graph, self.giving = graph, giving
+
+    def counts(self) -> tuple[int, int]:
+        """Returns how often the graph was traced, and the node called, since the last time."""
+        counts = self.traced, self.called
+        self.traced = self.called = 0
+        return counts
+
+
+async def test_without_caching_each_run_stream_and_deployment_traces_anew_and_merges_no_equal_calls() -> None:
+    counting = Counting()
+    graph, giving = counting.graph, counting.giving
+    async with engine.Engine() as own:
+        for _ in range(3):
+            assert await own.run(graph(1)) == [1, 1]
+        assert counting.counts() == (1, 3)
+        actors = len(own.statistics().actors)
+        for _ in range(3):
+            assert await own.run(graph(1), enable_caching=False) == [1, 1]
+        assert counting.counts() == (3, 6)
+        async with own.stream((graph(x) for x in range(3)), enable_caching=False) as results:
+            assert await _list(results) == [[0, 0], [1, 1], [2, 2]]
+        assert counting.counts() == (1, 6)
+        async with own.deploy(graph, enable_caching=False) as service:
+            assert [await service(1), await service(2)] == [[1, 1], [2, 2]]
+        assert counting.counts() == (1, 4)
+        for is_cached, expected in ((True, (1, 1)), (False, (1, 2)), (True, (0, 1))):
+            async with own.stream(giving(1), enable_caching=is_cached) as given:
+                assert await _list(given) == [1, 1]
+            assert counting.counts() == expected
+        # And what is cached is what it was, and nothing else has been kept.
+        assert await own.run(graph(1)) == [1, 1]
+        assert counting.counts() == (0, 1)
+        gc.collect()
+        assert len(own.statistics().actors) == actors
+
+
+async def test_every_level_says_whether_plans_are_cached() -> None:
+    counting = Counting()
+
+    async def calls(**options: Any) -> int:
+        await own.run(counting.graph(1), **options)
+        return counting.counts()[1]
+
+    async with engine.Engine() as own:
+        assert await calls() == 1
+        ps.set_execution_options(enable_caching=False)
+        assert await calls() == 2
+        assert "merged" not in str(engine.plan(counting.graph))
+    async with engine.Engine(enable_caching=True) as own:
+        assert await calls() == 1
+        assert "merged once" in str(own.plan(counting.graph))
+        with ps.execution_options(enable_caching=False):
+            assert await calls() == 2
+            assert "merged" not in str(own.plan(counting.graph))
+            assert await calls(enable_caching=True) == 1
+        assert await calls(enable_caching=False) == 2
 
 
 async def test_max_queue_and_priority_decide_who_waits_for_a_place() -> None:

@@ -108,6 +108,13 @@ async def test_monkeypatch_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await engine.run(graph("a")) == await engine.run(search("a")) == "real a"
 
 
+async def test_a_call_without_caching_hides_no_change_from_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await engine.run(search("a")) == "real a"
+    monkeypatch.setattr(sys.modules[__name__], "fetch", ps.node(fake))
+    assert await engine.run(search("a"), enable_caching=False) == "fake a"
+    assert await engine.run(search("a")) == "fake a"
+
+
 async def test_a_closure_that_changes() -> None:
     def build() -> tuple[ps.Graph[[str], str], Callable[[Any], None]]:
         step: Any = fetch

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..._errors import DeviceError
+from ...actors.whole_numbers import is_whole
 from .inventory import AUTO, available, devices_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class DeviceMesh:
         # Lists are taken, too: what is written in a configuration file.
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "axis_names", tuple(self.axis_names))
-        if not self.shape or not all(type(length) is int and length >= 1 for length in self.shape):
+        if not self.shape or not all(is_whole(length, 1) for length in self.shape):
             raise ValueError(f"DeviceMesh(shape={self.shape!r}): a whole number of at least 1 for each axis")
         if len(self.axis_names) != len(self.shape) or len(set(self.axis_names)) < len(self.axis_names):
             raise ValueError(

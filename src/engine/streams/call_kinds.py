@@ -6,16 +6,19 @@ from ..._errors import PlanError
 
 if TYPE_CHECKING:
     from ..graph import Graph
+    from ..options import ExecutionOptions
     from ..planning import Plan
 
 
-def one_value(graph: "Graph[..., Any]", verb: str = "engine.stream of many calls") -> "Plan":
+def one_value(
+    graph: "Graph[..., Any]", options: "ExecutionOptions", verb: str = "engine.stream of many calls"
+) -> "Plan":
     """Return the plan of a graph whose calls give one value each.
 
     Raises:
         PlanError: they give streams.
     """
-    plan = graph._planned()
+    plan = graph._planned(is_cached=options.enable_caching)
     if plan._gives_stream:
         raise gives_stream(graph, verb)
     return plan
@@ -27,7 +30,7 @@ def values(graph: "Graph[..., Any]") -> None:
     Raises:
         PlanError: they give one value.
     """
-    if not graph._planned()._gives_stream:
+    if not graph._present_trace().gives_stream:
         raise gives_one_value(graph, "engine")
 
 

@@ -75,7 +75,8 @@ class OwnScope:
         timer = asyncio.timeout_at(deadline)
         try:
             async with timer:
-                return self._scope, await self._scope.prepare(call.graph._planned()), 0
+                plan = call.graph._planned(is_cached=self._options.enable_caching)
+                return self._scope, await self._scope.prepare(plan), 0
         except TimeoutError as error:
             if not timer.expired():
                 raise
