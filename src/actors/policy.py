@@ -37,9 +37,7 @@ class Retry:
 
     def __post_init__(self) -> None:
         if not is_whole(self.attempts, 1):
-            raise ValueError(
-                f"Retry(attempts={self.attempts!r}): a whole number of at least 1, with the first time"
-            )
+            raise ValueError(f"Retry(attempts={self.attempts!r}): a whole number of at least 1, with the first time")
         if not (0 <= self.backoff_seconds < math.inf and 0 <= self.max_backoff_seconds < math.inf):
             raise ValueError("Retry: backoff_seconds and max_backoff_seconds must be finite and not negative")
         if not 0 <= self.jitter <= 1:
