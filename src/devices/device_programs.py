@@ -69,7 +69,7 @@ class DevicePrograms:
         # A region belongs to the plans that have it.
         self._shared: WeakSet[DevicePrograms] = WeakSet()
         self._arguments: dict[frozenset[str], Arguments] = {}
-        self._programs: dict[tuple[Placement, frozenset[str], tuple[int, ...]], Program] = {}
+        self._programs: dict[tuple[Placement, tuple[int, ...], tuple[int, ...]], Program] = {}
         self._specs = Specs(
             name, options.device, self.arguments(frozenset()).names, options.in_specs, options.out_specs
         )
@@ -92,9 +92,11 @@ class DevicePrograms:
 
     def program(self, placement: "Placement", resources: frozenset[str], donated: tuple[int, ...] = ()) -> "Program":
         """Return the program for a device, with these parameters from resources, and these arguments donated."""
-        key = placement, resources, donated
+        arguments = self.arguments(resources)
+        # A parameter is an argument like others, except in a batch, where it has no rows.
+        key = placement, arguments.shared if self.options.batch is not None else (), donated
         if key not in self._programs:
-            self._programs[key] = self._make(placement, self.arguments(resources), donated)
+            self._programs[key] = self._make(placement, arguments, donated)
         return self._programs[key]
 
     def batch_sizes(self, batch: Batch, resources: frozenset[str]) -> tuple[int, ...]:
@@ -120,9 +122,22 @@ class DevicePrograms:
             in_specs=tuple(in_specs),
             out_specs=specs.result,
             pure=options.pure,
-            bucketed=options.batch is not None,
+            bucketed=_bucketed(arguments),
             log=self.log,
         )
+
+
+def _bucketed(arguments: Arguments) -> tuple[frozenset[int], ...]:
+    """Return for each argument of a batch which axes are padded to buckets."""
+    if arguments.stacker is None:
+        return ()
+    rows = {position: {0} for position in arguments.stacked}
+    masks: list[frozenset[int]] = []
+    for position, axes in zip(arguments.stacked, arguments.stacker.axes, strict=True):
+        rows[position].update(axis + 1 for axis in axes)
+        if axes:
+            masks.append(frozenset(range(len(axes) + 1)))
+    return (*[frozenset(rows.get(position, ())) for position in range(len(arguments.names))], *masks)
 
 
 def _in_order(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:

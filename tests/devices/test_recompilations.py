@@ -1,6 +1,7 @@
 """Why a node was compiled again: told in its statistics, and logged once per cause."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import jax
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import structlog
 
+import penstock as ps
+from penstock import engine
 from penstock.devices.programs.compile_cache import CompileCache
 from penstock.devices.programs.compile_log import CompileLog
 from tests.devices.compiled import called, leased, program
@@ -107,11 +110,89 @@ def test_shapes_without_end_are_warned_of_once_and_stay_bounded(events: Events) 
 
 
 def test_shapes_that_a_caller_bounds_are_no_cause_for_a_log(cache: CompileCache, events: Events) -> None:
-    node = program(lambda x: x + 1, bucketed=True)
+    node = program(lambda x: x + 1, bucketed=(frozenset({0}),))
     for size in range(1, 13):
         called(cache, node, ones(size))
     assert events == []
-    assert len(node.log.statistics().recompilations) == 11
+    reasons = node.log.statistics().recompilations
+    assert len(reasons) == 11
+    assert {reason.remedy for reason in reasons} == {""}
+
+
+@pytest.mark.parametrize(
+    ("bucketed", "first", "second", "remedy"),
+    [
+        ({0}, ones(1, 3), ones(2, 4), "pass arrays of the same shape, or .* pad_axes={'x': 0}$"),
+        ({0, 1}, ones(1, 8, 3), ones(4, 16, 3), "^$"),
+        ({0, 1}, ones(1, 8, 3), ones(4, 16, 5), r"pass arrays of the same shape, or .* pad_axes={'x': \(0, 1\)}$"),
+        ({0, 2}, {"a": ones(1, 5, 8)}, {"a": ones(1, 6, 8)}, r"pad_axes={'x': \(0, 1\)}$"),
+        ({0}, ones(1, 3), ones(1, 3, 1), "^pass arrays of the same shape$"),
+        (set(), ones(3), ones(4), "^pass arrays of the same shape$"),
+    ],
+)
+def test_a_batch_is_told_what_its_buckets_do_not_bound_yet(
+    bucketed: set[int], first: Any, second: Any, remedy: str, cache: CompileCache, events: Events
+) -> None:
+    node = program(lambda x: jax.tree.map(lambda leaf: leaf + 1, x), bucketed=(frozenset(bucketed),))
+    called(cache, node, first)
+    called(cache, node, second)
+    [reason] = node.log.statistics().recompilations
+    assert reason.cause == "shape"
+    assert re.search(remedy, reason.remedy)
+    assert [event["remedy"] for event in events] == [reason.remedy] * bool(reason.remedy)
+
+
+@ps.resource
+async def weights() -> AsyncIterator[Any]:
+    yield ones(3)
+
+
+def called_both_ways(node: Any) -> Any:
+    @ps.graph
+    async def of_both(x: Any, w: Any) -> Any:
+        return [node(x, await weights()), node(x, w)]
+
+    return of_both
+
+
+async def test_one_program_serves_arguments_from_resources_and_from_callers(events: Events) -> None:
+    node = ps.device_node(device="cpu", pure=False)(lambda x, w: x * w)
+    results = await engine.run(called_both_ways(node)(ones(3), 2 * ones(3)))
+    assert [np.asarray(result).tolist() for result in results] == [[1, 1, 1], [2, 2, 2]]
+    statistics = node.compile_statistics()
+    assert (statistics.programs, statistics.recompilations) == (1, ())
+    assert events == []
+
+
+async def test_a_batch_has_a_program_for_each_of_them_and_says_so(events: Events) -> None:
+    node = ps.device_node(name="scaled", device="cpu", batch=ps.Batch(1))(lambda x, w: x * w)
+    graph = called_both_ways(node)
+    results = await engine.run(graph(ones(3), 2 * ones(3)))
+    assert [np.asarray(result).tolist() for result in results] == [[1, 1, 1], [2, 2, 2]]
+    [reason] = node.compile_statistics().recompilations
+    assert (reason.cause, reason.argument) == ("resource", "w")
+    assert {reason.before, reason.after} == {"passed by callers", "from a resource"}
+    [event] = events
+    assert (event["node"], event["cause"], event["remedy"]) == ("scaled", "resource", reason.remedy)
+    assert "from a @resource wherever the node is called, or nowhere" in reason.remedy
+
+
+async def test_lengths_of_buckets_are_meant_and_other_axes_have_a_remedy(events: Events) -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(2, pad_axes={"x": 0}))
+    def total(x: Any, mask: Any = None) -> Any:
+        return x.sum(where=mask[:, None])
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return total(x)
+
+    for length in (1, 9, 17):
+        assert float(await engine.run(of(ones(length, 2)))) == 2 * length
+    assert events == []
+    assert float(await engine.run(of(ones(1, 3)))) == 3
+    [event] = events
+    assert (event["argument"], event["cause"]) == ("x", "shape")
+    assert event["remedy"].endswith("pad_axes={'x': (0, 1)}")
 
 
 def test_a_program_that_was_evicted_says_so() -> None:

@@ -82,6 +82,7 @@ class Stacker:
         batch: which axes are padded, and to which lengths.
 
     Attributes:
+        axes: for each of the parameters the axes of its arrays that are padded.
         padded: those of the parameters that are padded, in their order; masks have it too.
     """
 
@@ -92,6 +93,7 @@ class Stacker:
         self._parameters = [
             (name, (each,) if isinstance(each, int) else each) for name, each in zip(parameters, axes, strict=True)
         ]
+        self.axes = tuple(each for _, each in self._parameters)
         self.padded = tuple(name for name, each in self._parameters if each)
         # Signatures of arguments that are NumPy's arrays, by what makes them.
         self._known: dict[tuple[Any, ...], Signature] = {}

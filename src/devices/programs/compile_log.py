@@ -90,11 +90,11 @@ class CompileLog:
             self._reasons.extend(reasons)
             counts: list[int] = []
             for reason in reasons:
-                if reason.cause == "shape":
+                if reason.cause == "shape" and reason.remedy:
                     self._shapes[reason.argument] = self._shapes.get(reason.argument, 1) + 1
                 counts.append(self._shapes.get(reason.argument, 0))
         for reason, count in zip(reasons, counts, strict=True):
-            report(program.name, program.bucketed, reason, count, self.is_first)
+            report(program.name, reason, count, self.is_first)
 
     def dropped(self, executable: "Executable") -> None:
         """Count a program that had to go, and let go of it."""

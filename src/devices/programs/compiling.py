@@ -40,7 +40,8 @@ class Program:
         in_specs: a PartitionSpec or a prefix of them per argument, also for static ones; None copies to every device.
         out_specs: a prefix of the result's structure; None lets XLA choose.
         pure: refuses a function with effects that JAX knows of.
-        bucketed: whoever calls it bounds the number of shapes, so that a new one is no cause for a log.
+        bucketed: of a batch, for each argument the axes that are padded to buckets, that of the items too; none for
+            what all items share. Empty for what is no batch.
         log: gathers what happens to the programs of one node; several programs of a node share it.
         serial: number of the object.
     """
@@ -54,7 +55,7 @@ class Program:
     in_specs: tuple[Any, ...] | None = None
     out_specs: Any = None
     pure: bool = True
-    bucketed: bool = False
+    bucketed: tuple[frozenset[int], ...] = ()
     log: CompileLog = field(default_factory=CompileLog)
     serial: int = field(default_factory=count().__next__, init=False)
 
