@@ -15,7 +15,7 @@ from .planning import Plan, make_plan
 from .resources.eager import run_eagerly
 from .stateful import is_stateful
 from .tracing.annotations import hints_of, is_stream_parameter
-from .tracing.call_site import call_location, definition_location, is_users
+from .tracing.locations import call_location, definition_location, is_users
 from .tracing.outside import inner_codes
 from .tracing.ref import PendingRef, Ref, Unawaited, refuse_leak
 from .tracing.references import References, resolve_references

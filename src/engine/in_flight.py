@@ -53,17 +53,9 @@ class InFlight:
             DeadlineExceeded: it got no place in time.
         """
         timer = asyncio.timeout_at(deadline)
-        try:
-            async with timer:
-                await self.admission.reserve(priority, graph)
-        except Overloaded:  # counted as refused
-            raise
-        except BaseException as error:
-            too_late = f"the call of graph {graph!r} got no place before its deadline"
-            reason = self._not_begun(error, timer, too_late)
-            if reason is error:
-                raise
-            raise reason from error
+        too_late = f"the call of graph {graph!r} got no place before its deadline"
+        # What is refused is counted as that.
+        await self._wait(self.admission.reserve(priority, graph), timer, too_late, counted=(Overloaded,))
 
     async def prepare(self, preparing: Awaitable[None], graph: str, deadline: float | None) -> None:
         """Wait for what a call needs; a call that does not get it is counted.
@@ -73,19 +65,28 @@ class InFlight:
             PenstockError: the deployment has ended.
         """
         timer = asyncio.timeout_at(deadline)
+        too_late = f"the resources of graph {graph!r} were not opened again before the deadline of a call"
         self._preparing.add(timer)
         try:
+            await self._wait(preparing, timer, too_late)
+        finally:
+            self._preparing.discard(timer)
+            self._changed.notify_all()
+
+    async def _wait(
+        self, needed: Awaitable[None], timer: asyncio.Timeout, too_late: str, counted: tuple[type[Exception], ...] = ()
+    ) -> None:
+        """Wait for what a call needs; a call that does not get it is counted, unless the error is `counted` already."""
+        try:
             async with timer:
-                await preparing
+                await needed
+        except counted:
+            raise
         except BaseException as error:
-            too_late = f"the resources of graph {graph!r} were not opened again before the deadline of a call"
             reason = self._not_begun(error, timer, too_late)
             if reason is error:
                 raise
             raise reason from error
-        finally:
-            self._preparing.discard(timer)
-            self._changed.notify_all()
 
     def _not_begun(self, error: BaseException, timer: asyncio.Timeout, too_late: str) -> BaseException:
         """Count a call that does not begin; returns what to raise."""

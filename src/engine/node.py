@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 from .._errors import GraphTraceError
 from ..actors.policy import Policy, Retry
 from .tracing.annotations import hints_of
-from .tracing.call_site import call_location
+from .tracing.locations import call_location
 from .tracing.ref import PendingRef, Ref, refuse_leak
 from .tracing.tracer import active
 

@@ -11,7 +11,7 @@ from .._errors import GraphTraceError
 from ..actors.own_loop import check_loop, owns_loop
 from ..actors.policy import Policy
 from .node import Node, check_policy, is_async
-from .tracing.call_site import call_location
+from .tracing.locations import call_location
 from .tracing.tracer import active
 
 if TYPE_CHECKING:

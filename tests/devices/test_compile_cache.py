@@ -130,23 +130,23 @@ def test_the_least_recently_used_program_goes_without_a_trace() -> None:
     assert (node.log.statistics().evictions, node.log.statistics().programs) == (3, 3)
 
 
-def test_a_dropped_program_leaves_neither_function_nor_constants() -> None:
+def test_an_evicted_program_leaves_neither_function_nor_constants() -> None:
     def make() -> tuple[Any, weakref.ref[Any]]:
         captured = jnp.arange(1000.0)
-        return program(lambda x: x + captured.sum(), name="dropped"), weakref.ref(captured)
+        return program(lambda x: x + captured.sum(), name="evicted"), weakref.ref(captured)
 
     node, captured = make()
-    with leased(CompileCache()) as cache:
+    with leased(CompileCache(capacity=1)) as cache:
         called(cache, node, X)
-        assert loaded_programs("jit_dropped") == 1
+        assert loaded_programs("jit_evicted") == 1
         fn = weakref.ref(node.fn)
-        cache.drop(node)
+        called(cache, program(lambda x: x), X)
         assert cache.find(node, (X,)) is None
         del node
         gc.collect()
         assert fn() is None
         assert captured() is None
-        assert loaded_programs("jit_dropped") == 0
+        assert loaded_programs("jit_evicted") == 0
 
 
 def test_the_arguments_of_a_call_are_not_kept() -> None:

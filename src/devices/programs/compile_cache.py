@@ -107,15 +107,6 @@ class CompileCache:
                 return
         on_done(executable)
 
-    def drop(self, program: Program) -> None:
-        """Let go of all that a program was compiled to, because its function will not be called again."""
-        with self._lock:
-            dropped = [(key, held) for key, held in self._held.items() if key[0] is program]
-            for key, _ in dropped:
-                del self._held[key]
-        for _, executable in dropped:
-            program.log.dropped(executable)
-
     def __len__(self) -> int:
         return len(self._held)
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from ..._errors import GraphTraceError
-from ...engine.tracing.call_site import call_location
+from ...engine.tracing.locations import call_location
 from ...engine.tracing.ref import PendingRef, Ref, refuse_leak
 from ...engine.tracing.tracer import active
 from ..device_node import DeviceNode, device_node

@@ -8,8 +8,8 @@ from typing import Any, Generic, NoReturn, ParamSpec, Self, TypeVar, cast, get_a
 from ..._errors import GraphTraceError, ResourceError
 from ...actors.policy import Policy
 from ..node import Node
-from ..tracing.call_site import call_location
 from ..tracing.hidden import hidden_ref
+from ..tracing.locations import call_location
 from ..tracing.template import Constant
 from ..tracing.tracer import Tracer, active
 from .eager import open_eagerly

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from ..._errors import GraphTraceError
-from .call_site import call_location, is_users
+from .locations import call_location, is_users
 from .ref import Ref
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ..._errors import GraphTraceError
 from .annotations import Hint, hint_inside, members_of
-from .call_site import call_location
+from .locations import call_location
 from .template import Access, Read
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from ..._errors import GraphTraceError
 from ..streams.one_reader import StreamValues
 from .annotations import Hint, parameter_of_body
-from .call_site import call_location, definition_location
 from .driving import drive
 from .hidden import hidden_ref
+from .locations import call_location, definition_location
 from .outside import Outside
 from .ref import PendingRef, Ref, Unawaited, read_of
 from .template import Constant, Read, Template, capture, reads
