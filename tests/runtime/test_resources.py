@@ -569,12 +569,15 @@ class Lost:
         self.resource: Any = None
         self.gate = asyncio.Event()
         self.gate.set()
+        self.refusal: Exception | None = None
 
     def graph(self) -> ps.Graph[[], int]:
         @ps.resource
         async def line() -> AsyncIterator[int]:
             self.task = asyncio.current_task()
             await self.gate.wait()
+            if self.refusal is not None:
+                raise self.refusal
             self.opened += 1
             self.is_open = True
             try:
@@ -678,6 +681,20 @@ async def test_a_call_that_waits_for_it_keeps_its_deadline_and_ends_with_its_dep
             await waiting
         seen = service.statistics()
     assert (seen.completed, seen.failed, seen.expired) == (1, 1, 1)
+
+
+@pytest.mark.timeout(20)
+async def test_a_call_whose_resource_is_not_opened_again_has_failed_whatever_the_reason() -> None:
+    lost = Lost()
+    graph = lost.graph()
+    async with engine.deploy(graph) as service:
+        assert await service() == 1
+        await lost.lose()
+        for lost.refusal in (OSError("down"), ps.Overloaded("another deployment has no place")):
+            with pytest.raises(type(lost.refusal)):
+                await service()
+        seen = service.statistics()
+    assert (seen.completed, seen.failed, seen.admission.refused) == (1, 2, 0)
 
 
 @pytest.mark.timeout(20)

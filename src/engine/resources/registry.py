@@ -243,9 +243,9 @@ class Resources:
                 await entry.candidate.ended()
             if entry.retiring:
                 await asyncio.wait(entry.retiring)
-            was_lost = entry.keeper.was_opened and entry.keeper.task.done()  # that was logged when it happened
+            had_ended = entry.keeper.task.done()  # it was lost, which was logged, or whoever waited for it was told why
             error = await entry.keeper.ended()
-            if error is not None and not was_lost:
+            if error is not None and not had_ended:
                 errors.append(error)
             self._forget(entry)
         for error in errors[1:]:
