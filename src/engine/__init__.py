@@ -61,7 +61,8 @@ def stream(calls: Any, /, **options: Unpack[CallOptions]) -> Stream[Any]:
 
     Args:
         calls: the calls, from any iterable or async iterable; they are asked for as there is room. Or one call, of a
-            graph that returns an `AsyncIterator`.
+            graph that returns an `AsyncIterator`. A plain iterable sees the context variables of the caller, but may be
+            asked outside of any task, where `asyncio.current_task()` is None; an async iterable has a task of its own.
         **options: `scheduler`, `timeout_seconds`, `enable_caching`, `device_strategy`; of many calls also
             `max_in_flight`, `max_workers`, `ordered`, `on_error`.
 

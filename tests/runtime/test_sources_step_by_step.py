@@ -1,0 +1,139 @@
+"""Plain sources, in every way in which they are stepped: by a worker, in a task of their own, or by no task at all."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+var: ContextVar[str] = ContextVar("var", default="unset")
+
+
+@ps.node
+def plain(x: int) -> int:
+    return x
+
+
+@ps.node
+async def suspending(x: int) -> int:
+    await asyncio.sleep(0)
+    return x
+
+
+class Source:
+    """Gives calls, and notes at each step what it sees; `end` may raise."""
+
+    def __init__(self, graph: Any, end: Callable[[], None] = lambda: None) -> None:
+        self.seen: list[str] = []
+        self.tasks: list[asyncio.Task[Any] | None] = []
+        self._graph = graph
+        self._end = end
+
+    def __iter__(self) -> Iterator[Any]:
+        for x in range(6):
+            self._note()
+            var.set(f"set at {x}")
+            yield self._graph(x)
+        self._note()
+        self._end()
+
+    def _note(self) -> None:
+        self.seen.append(var.get())
+        self.tasks.append(asyncio.current_task())
+
+
+@ps.graph
+async def of_plain(x: int) -> int:
+    return plain(x)
+
+
+@ps.graph
+async def of_suspending(x: int) -> int:
+    return await suspending(x)
+
+
+def with_one_place() -> tuple[Any, asyncio.Event]:
+    """Returns a graph whose items wait in its only inbox until the event is set: then nobody runs who could ask."""
+    release = asyncio.Event()
+
+    @ps.node(concurrency=1)
+    async def waiting(x: int) -> int:
+        await release.wait()
+        return x
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await waiting(x)
+
+    return graph, release
+
+
+STEPS = ["caller", *[f"set at {x}" for x in range(6)]]
+
+
+@pytest.mark.parametrize("graph", [of_plain, of_suspending])
+@pytest.mark.parametrize("is_deployed", [False, True])
+async def test_a_source_sees_its_callers_variables_and_its_own(graph: Any, is_deployed: bool) -> None:
+    var.set("caller")
+    source = Source(graph)
+    async with (
+        engine.deploy(graph) as service,
+        service.stream(source) if is_deployed else engine.stream(source) as results,
+    ):
+        assert [x async for x in results] == list(range(6))
+    assert source.seen == STEPS
+    assert var.get() == "caller"
+
+
+async def test_also_where_it_is_stepped_outside_of_any_task() -> None:
+    var.set("caller")
+    graph, release = with_one_place()
+    source = Source(graph)
+    async with engine.stream(source) as results:
+        await testing.wait_quiescent()
+        assert None in source.tasks
+        release.set()
+        assert [x async for x in results] == list(range(6))
+    assert source.seen == STEPS
+    assert var.get() == "caller"
+
+
+ERRORS: list[tuple[type[BaseException], type[BaseException]]] = [
+    (LookupError, LookupError),
+    (StopAsyncIteration, RuntimeError),
+    (asyncio.CancelledError, ps.NodeCancelledError),
+    (KeyboardInterrupt, KeyboardInterrupt),
+]
+
+
+@pytest.mark.parametrize(("error", "expected"), ERRORS)
+async def test_an_error_there_comes_in_its_turn_like_any_other(
+    error: type[BaseException], expected: type[BaseException]
+) -> None:
+    def end() -> None:
+        raise error("of the source")
+
+    graph, release = with_one_place()
+    source = Source(graph, end)
+    unhandled: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
+    found: list[int] = []
+    with pytest.raises(expected) as caught:
+        await _read(source, release, found)
+    assert "of the source" in (str(caught.value), str(caught.value.__cause__))
+    assert source.tasks[-1] is None
+    # KeyboardInterrupt ends everything at once.
+    assert found == ([] if error is KeyboardInterrupt else list(range(6)))
+    assert unhandled == []
+
+
+async def _read(source: Source, release: asyncio.Event, found: list[int]) -> None:
+    async with engine.stream(source) as results:
+        await testing.wait_quiescent()
+        release.set()
+        async for x in results:
+            found.append(x)  # noqa: PERF401 - what was read before an error counts
