@@ -11,7 +11,7 @@ from ..actors.channel import Channel
 from ..actors.driver import reading
 from ..actors.frame import Frame
 from ..actors.mailbox import bytes_of
-from ..actors.node_actor import ASYNC, GENERAL, INLINE, NodeActor
+from ..actors.node_actor import ASYNC, INLINE, Body, NodeActor
 from ..actors.parts import DEFAULT_PARTS
 from ..actors.places import UNLIMITED, Places
 from ..actors.policy import Policy
@@ -181,15 +181,7 @@ class Wiring:
         inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
         actor = NodeActor(step.label, program.name, unit.index, policy, self._places(node), inbox)
         if node.runs_loop:
-            assert self._instances is not None
-            actor.instance = loop = self._instances.loop_of(node)
-            actor.fn = node.fn  # its name is all that is asked for
-            actor.work = loop.host.inbox
-            actor.body = invocation.in_loop(loop.host)
-            if node.gives_stream:
-                actor.invoke = opening_in_loop(loop.host, policy.capacity or DEFAULT_PARTS, unit.streams)
-            elif unit.streams:
-                actor.invoke = reading(unit.streams)
+            self._own_loop(actor, unit, node)
             return actor
         if node.template is None or fake:
             actor.fn = node.target
@@ -205,25 +197,38 @@ class Wiring:
             actor.links = (Link(step.label, actor.fn), *(Link(label, _target(link)) for label, link in further))
         if unit.streams:
             actor.invoke = reading(unit.streams)
-        if node.runs_in is not None:
-            actor.body = node.runs_in.body(call_site_of(program, unit), self._pools, self._device_strategy)
-        elif policy.runs_on == "process" and not fake:
-            actor.body = invocation.in_process(self._pools.processes, process_target(node.fn))
-        elif policy.runs_on != "loop":  # a fake of a process node need not be importable: it runs in a thread
-            actor.body = invocation.in_thread(self._pools.threads)
-        elif node.is_async and starts_tasks(node.target):
-            actor.body = invocation.run_task_starter
-        elif node.is_async:
-            actor.body = invocation.run_async
-        else:
-            actor.body = invocation.run_inline
-        actor.mode = GENERAL
+        actor.body = self._body(program, unit, node)
         if actor.gate is None and not unit.streams and policy.is_once:
             if policy.runs_on != "loop" or node.runs_in is not None:
                 actor.invoke = invocation.invoke_once
             elif actor.body is not invocation.run_task_starter:
                 actor.mode = ASYNC if node.is_async else INLINE
         return actor
+
+    def _own_loop(self, actor: NodeActor, unit: Unit, node: Node[..., Any]) -> None:
+        """Wire an actor to the loop that its node owns."""
+        assert self._instances is not None
+        actor.instance = loop = self._instances.loop_of(node)
+        actor.fn = node.fn  # its name is all that is asked for
+        actor.work = loop.host.inbox
+        actor.body = invocation.in_loop(loop.host)
+        if node.gives_stream:
+            actor.invoke = opening_in_loop(loop.host, node.policy.capacity or DEFAULT_PARTS, unit.streams)
+        elif unit.streams:
+            actor.invoke = reading(unit.streams)
+
+    def _body(self, program: Program, unit: Unit, node: Node[..., Any]) -> Body:
+        """Return what runs the handler of a node where it belongs."""
+        fake = node.origin.replacement is not None
+        if node.runs_in is not None:
+            return node.runs_in.body(call_site_of(program, unit), self._pools, self._device_strategy)
+        if node.policy.runs_on == "process" and not fake:
+            return invocation.in_process(self._pools.processes, process_target(node.fn))
+        if node.policy.runs_on != "loop":  # a fake of a process node need not be importable: it runs in a thread
+            return invocation.in_thread(self._pools.threads)
+        if not node.is_async:
+            return invocation.run_inline
+        return invocation.run_task_starter if starts_tasks(node.target) else invocation.run_async
 
     def _places(self, node: Node[..., Any]) -> Places:
         policy = node.policy
