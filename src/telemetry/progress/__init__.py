@@ -1,0 +1,1 @@
+"""Progress of streams on a terminal."""
