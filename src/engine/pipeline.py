@@ -19,6 +19,7 @@ from ..telemetry import logs, spans
 from .admission import Admission
 from .inside import refuse_to_close_from_inside
 from .options import ExecutionOptions
+from .progress import StreamProgress
 from .scope import Scope
 from .source import Calls, Prepare, PulledSource, checked_call, enter, feed
 from .uptime import Uptime
@@ -42,6 +43,7 @@ class Pipeline:
         window: the places, and the items that have ended.
         uptime: how long it has been open.
         on_closed: called with the pipeline when it has ended.
+        progress: what shows how far it is; None if nobody wants to see that.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Pipeline:
         self._finishing = False
         self.on_item_settled: Callable[[Frame], None] | None = None
         self.on_closed: Callable[[Pipeline], None] | None = None
+        self.progress: StreamProgress | None = None
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         if options.timeout_seconds is not None:
@@ -124,6 +127,10 @@ class Pipeline:
     def name(self) -> str:
         """The name of the graph that its items go through, or of one of them."""
         return next((actor.graph for actor in self.actors()), "a stream")
+
+    def name_of_an_item(self) -> str:
+        """Return the name of the graph of an item in flight; empty if there is none."""
+        return next((frame.layout.name for frame in self.window.frames.values()), "")
 
     @property
     def actors_uptime(self) -> Uptime:
@@ -229,6 +236,8 @@ class Pipeline:
     async def _close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self.progress is not None:
+            self.progress.end()
         self.window.closed = True
         self._source.cancel()
         had_failed = self._source_error is not None
@@ -246,7 +255,12 @@ class Pipeline:
             if self._owns_scope:
                 await self._scope.close()
         finally:
-            self._closed()
+            progress, self.progress = self.progress, None
+            try:
+                if progress is not None:
+                    await progress.aclose()
+            finally:
+                self._closed()
 
     def _closed(self) -> None:
         self.uptime.stop()

@@ -3,8 +3,8 @@
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from ..profiling.readings import NodeReading
 from ..profiling.node_profile import node_profile_of
+from ..profiling.readings import NodeReading
 from ..profiling.sums import Name, Sums
 from .look import NodeLook
 
