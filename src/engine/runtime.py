@@ -102,7 +102,9 @@ class Runtime:
         return wiring.wire(self.resources.program(plan, scheduler))
 
     def open_scopes(self) -> list[Wiring]:
-        """Return the actors of all scopes that are open, for a profile; those that runs share are always open."""
+        """Return the actors of all scopes that are open, for a profile; those that runs share, until the loop ends."""
+        if self._loop is not None and self._loop.is_closed():
+            return []
         shared = [wiring for plan in self._plans for wiring in plan._wirings[self].values()]
         return [*shared, *self.wirings]
 
