@@ -17,6 +17,7 @@ from ..actors.node_actor import NodeActor
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs, spans
 from .admission import Admission
+from .graph import Graph
 from .inside import refuse_to_close_from_inside
 from .options import ExecutionOptions
 from .progress import StreamProgress
@@ -62,7 +63,8 @@ class Pipeline:
         if owns_scope:
             scope.on_failed = self._failed
         self._options = options
-        self._prepare = prepare
+        self._prepare_graph = prepare
+        self._graph_name = ""
         self.uptime = Uptime()
         self.reader_wait_seconds = 0.0
         self._owns_scope = owns_scope
@@ -126,11 +128,7 @@ class Pipeline:
     @property
     def name(self) -> str:
         """The name of the graph that its items go through, or of one of them."""
-        return next((actor.graph for actor in self.actors()), "a stream")
-
-    def name_of_an_item(self) -> str:
-        """Return the name of the graph of an item in flight; empty if there is none."""
-        return next((frame.layout.name for frame in self.window.frames.values()), "")
+        return self._graph_name or "a stream"
 
     @property
     def actors_uptime(self) -> Uptime:
@@ -193,6 +191,10 @@ class Pipeline:
         finally:
             self._exhausted = True
             self.window.wake_reader()
+
+    async def _prepare(self, graph: Graph[..., Any]) -> Wired:
+        self._graph_name = self._graph_name or graph.name
+        return await self._prepare_graph(graph)
 
     async def _start(self, call: Any, index: int) -> None:
         graph = checked_call(call, index).graph

@@ -52,7 +52,7 @@ class StreamProgress:
 
     Args:
         loop: that of the stream.
-        name: says what is streamed; empty as long as that is not known.
+        name: says what is streamed.
         total: how many items there will be; None if unknown.
         statistics: the counters of the stream.
     """
@@ -69,7 +69,6 @@ class StreamProgress:
         self._name = name
         self._total = total
         self._statistics = statistics
-        self._known_name = ""
         self._past: deque[StreamStatistics] = deque()
         self._bar = Bar(self._look, loop)
 
@@ -88,10 +87,9 @@ class StreamProgress:
             past.popleft()
         lately = now.since(past[0]) if past else now
         past.append(now)
-        self._known_name = self._known_name or self._name()
         ended = lately.completed + lately.failed
         return Standing(
-            self._known_name or "stream",
+            self._name(),
             now.completed + now.failed,
             now.failed,
             self._total,

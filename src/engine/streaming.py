@@ -267,9 +267,8 @@ class CallsStream(Stream[T_co]):
             total = length_of(self._calls) if self._shows_progress else None
             pipeline = self._pipeline = make_pipeline(self._calls, self._options)
             if self._shows_progress:
-                pipeline.progress = StreamProgress(
-                    pipeline.loop, pipeline.name_of_an_item, total, partial(_statistics_of, pipeline, 0)
-                )
+                look = partial(_statistics_of, pipeline, 0)
+                pipeline.progress = StreamProgress(pipeline.loop, lambda: pipeline.name, total, look)
             self._calls = None
             self._window = self._pipeline.window
         return self._pipeline
