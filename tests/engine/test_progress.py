@@ -161,7 +161,18 @@ async def test_bars_of_streams_that_run_together_stand_below_each_other(screen: 
 
 async def test_what_a_break_cancels_has_not_failed(screen: Screen) -> None:
     screen.attach()
-    async with engine.stream([checked(5 * number) for number in range(50)], progress=True) as results:
+
+    @ps.node
+    async def wait(number: int) -> int:
+        if number:
+            await asyncio.Event().wait()
+        return number
+
+    @ps.graph
+    async def waiting(number: int) -> int:
+        return await wait(number)
+
+    async with engine.stream([waiting(number) for number in range(50)], progress=True) as results:
         async for _ in results:
             break
     assert "failed" not in screen.last()
@@ -237,10 +248,14 @@ async def test_what_the_program_prints_stays_where_it_belongs(screen: Screen, mo
     output = io.StringIO()
     monkeypatch.setattr(sys, "stdout", output)
     async with engine.stream([checked(1)], progress=True) as results:
+        shown = ""
+        while not shown:  # until the display has begun
+            await asyncio.sleep(0)
+            shown = screen.shown()
         async for number in results:
             print("found", number)
     assert output.getvalue() == "found 1\n"
-    assert "found" not in screen.shown()
+    assert "found" not in shown + screen.shown()
     assert sys.stdout is output
     assert sys.stderr is screen.file
 
