@@ -8,6 +8,7 @@ The map of the house, in the order in which its floors may know each other:
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
     testing      virtual time, seeded interleavings, fakes
+    _cli         the command line, a module for each command
 """
 
 from . import devices as devices

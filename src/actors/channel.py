@@ -172,8 +172,9 @@ class Channel(Generic[T]):
             self._putters = Lanes()
         putter = _Putter(item, self._size(item), asyncio.get_running_loop().create_future())
         self._putters.push(putter, priority)
-        self._putting += 1
+        # In this order, as below: whoever looks from another thread must not see the one without the other.
         self._put_wait -= perf_counter()
+        self._putting += 1
         try:
             await putter.entered
         except BaseException:  # a cancel, as a rule; raised again

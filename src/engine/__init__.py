@@ -53,16 +53,24 @@ async def run(call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -
 
 
 @overload
-def stream(call: Call[AsyncIterator[R]], /, **options: Unpack[CallOptions]) -> Stream[R]: ...
+def stream(call: Call[AsyncIterator[R]], /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[R]: ...
 @overload
-def stream(calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, **options: Unpack[CallOptions]) -> Stream[R]: ...
-def stream(calls: Any, /, **options: Unpack[CallOptions]) -> Stream[Any]:
+def stream(
+    calls: Iterable[Call[R]] | AsyncIterable[Call[R]],
+    /,
+    *,
+    progress: bool = False,
+    **options: Unpack[CallOptions],
+) -> Stream[R]: ...
+def stream(calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[Any]:
     """Run many calls as a pipeline, and yield their results in input order; or yield the values that one call gives.
 
     Args:
         calls: the calls, from any iterable or async iterable; they are asked for as there is room. Or one call, of a
             graph that returns an `AsyncIterator`. A plain iterable sees the context variables of the caller, but may be
             asked outside of any task, where `asyncio.current_task()` is None; an async iterable has a task of its own.
+        progress: whether a bar on standard error shows rate, errors, the node that limits and, of calls that know
+            how many they are, such as those in a list, the time that is left. Silent where that is no terminal.
         **options: `scheduler`, `timeout_seconds`, `enable_caching`, `device_strategy`; of many calls also
             `max_in_flight`, `max_workers`, `ordered`, `on_error`.
 
@@ -74,8 +82,9 @@ def stream(calls: Any, /, **options: Unpack[CallOptions]) -> Stream[Any]:
         PlanError: the only call is one of a graph that returns one value: use `engine.run`.
         OptionsError: an option is unknown or does not apply.
         EngineLoopError: no event loop is running.
+        MissingExtraError: there is progress to show, and rich is not installed.
     """
-    return _default_engine().stream(calls, **options)
+    return _default_engine().stream(calls, progress=progress, **options)
 
 
 def deploy(

@@ -16,6 +16,7 @@ from ..telemetry.tables import Rendered
 from .graph import Call, Graph, as_call
 from .options import DEFAULTS, CallOptions, ExecutionOptions, checked, resolve
 from .planning import Plan
+from .progress import is_shown
 from .running import run_call
 from .runtime import Runtime, running_loop
 from .service import Service
@@ -92,18 +93,28 @@ class Engine:
         return result
 
     @overload
-    def stream(self, call: Call[AsyncIterator[R]], /, **options: Unpack[CallOptions]) -> Stream[R]: ...
+    def stream(
+        self, call: Call[AsyncIterator[R]], /, *, progress: bool = False, **options: Unpack[CallOptions]
+    ) -> Stream[R]: ...
     @overload
     def stream(
-        self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, **options: Unpack[CallOptions]
+        self,
+        calls: Iterable[Call[R]] | AsyncIterable[Call[R]],
+        /,
+        *,
+        progress: bool = False,
+        **options: Unpack[CallOptions],
     ) -> Stream[R]: ...
-    def stream(self, calls: Any, /, **options: Unpack[CallOptions]) -> Stream[Any]:
+    def stream(self, calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[Any]:
         """Run many calls as a pipeline, or one call that gives a stream; see `penstock.engine.stream`."""
+        shows_progress = is_shown(progress)
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             values(call.graph)
-            return ValuesStream(partial(self._streaming_call, call, resolve("stream(call)", options, self._options)))
-        return CallsStream(self._runtime, calls, resolve("stream", options, self._options))
+            merged = resolve("stream(call)", options, self._options)
+            return ValuesStream(partial(self._streaming_call, call, merged), shows_progress=shows_progress)
+        merged = resolve("stream", options, self._options)
+        return CallsStream(self._runtime, calls, merged, shows_progress=shows_progress)
 
     def _streaming_call(self, call: Call[Any], options: ExecutionOptions) -> StreamingCall:
         self._runtime.check_loop()

@@ -17,8 +17,10 @@ from ..actors.node_actor import NodeActor
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs, spans
 from .admission import Admission
+from .graph import Graph
 from .inside import refuse_to_close_from_inside
 from .options import ExecutionOptions
+from .progress import StreamProgress
 from .scope import Scope
 from .source import Calls, Prepare, PulledSource, checked_call, enter, feed
 from .uptime import Uptime
@@ -42,6 +44,7 @@ class Pipeline:
         window: the places, and the items that have ended.
         uptime: how long it has been open.
         on_closed: called with the pipeline when it has ended.
+        progress: what shows how far it is; None if nobody wants to see that.
     """
 
     def __init__(
@@ -60,7 +63,8 @@ class Pipeline:
         if owns_scope:
             scope.on_failed = self._failed
         self._options = options
-        self._prepare = prepare
+        self._prepare_graph = prepare
+        self._graph_name = ""
         self.uptime = Uptime()
         self.reader_wait_seconds = 0.0
         self._owns_scope = owns_scope
@@ -78,6 +82,7 @@ class Pipeline:
         self._finishing = False
         self.on_item_settled: Callable[[Frame], None] | None = None
         self.on_closed: Callable[[Pipeline], None] | None = None
+        self.progress: StreamProgress | None = None
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         if options.timeout_seconds is not None:
@@ -123,7 +128,7 @@ class Pipeline:
     @property
     def name(self) -> str:
         """The name of the graph that its items go through, or of one of them."""
-        return next((actor.graph for actor in self.actors()), "a stream")
+        return self._graph_name or "a stream"
 
     @property
     def actors_uptime(self) -> Uptime:
@@ -187,6 +192,10 @@ class Pipeline:
             self._exhausted = True
             self.window.wake_reader()
 
+    async def _prepare(self, graph: Graph[..., Any]) -> Wired:
+        self._graph_name = self._graph_name or graph.name
+        return await self._prepare_graph(graph)
+
     async def _start(self, call: Any, index: int) -> None:
         graph = checked_call(call, index).graph
         wired = self._wired.get(graph)
@@ -229,6 +238,8 @@ class Pipeline:
     async def _close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self.progress is not None:
+            self.progress.end()
         self.window.closed = True
         self._source.cancel()
         had_failed = self._source_error is not None
@@ -246,7 +257,12 @@ class Pipeline:
             if self._owns_scope:
                 await self._scope.close()
         finally:
-            self._closed()
+            progress, self.progress = self.progress, None
+            try:
+                if progress is not None:
+                    await progress.aclose()
+            finally:
+                self._closed()
 
     def _closed(self) -> None:
         self.uptime.stop()

@@ -1,7 +1,8 @@
 """Runtime: the inside of an Engine, which its runs, streams and deployments share."""
 
 import asyncio
-from collections.abc import Collection
+import threading
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -41,6 +42,7 @@ class Runtime:
         scopes: runs, streams and deployments that are open.
         wirings: the actors of those that have their own.
         closed: whether `async with` was left, or is being left.
+        loop_thread: the thread of its event loop, by the number of the operating system; None before its first use.
     """
 
     def __init__(self, max_threads: int, *, is_default: bool) -> None:
@@ -54,6 +56,7 @@ class Runtime:
         self.wirings: set[Wiring] = set()
         self.closed = False
         self._is_default = is_default
+        self.loop_thread: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._last_scope_closed = Condition()
         self._plans: WeakSet[Plan] = WeakSet()
@@ -70,7 +73,7 @@ class Runtime:
         if self.closed:
             raise EngineClosedError("this Engine was closed; make a new one: async with engine.Engine() as e: ...")
         if self._loop is None:
-            self._loop = loop
+            self._loop, self.loop_thread = loop, threading.get_native_id()
         elif self._loop is not loop:
             raise EngineLoopError(
                 "this Engine was first used on another event loop; make one for each loop, or use the functions of "
@@ -99,13 +102,24 @@ class Runtime:
         return wiring.wire(self.resources.program(plan, scheduler))
 
     def open_scopes(self) -> list[Wiring]:
-        """Return the actors of all scopes that are open, for a profile; those that runs share are always open."""
+        """Return the actors of all scopes that are open, for a profile; those that runs share, until the loop ends."""
+        if self._loop is not None and self._loop.is_closed():
+            return []
         shared = [wiring for plan in self._plans for wiring in plan._wirings[self].values()]
         return [*shared, *self.wirings]
 
     def open_readers(self) -> "list[Pipeline | StreamingCall]":
         """Return the streams that are open, for a profile."""
         return list(self.pipelines)
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Call something in the thread of its loop, for who looks from another one; never, once the loop is closed."""
+        if self._loop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            pass  # it is closed
 
     def stream_opened(self, stream: "Pipeline | StreamingCall") -> None:
         """Keep a stream that has begun."""

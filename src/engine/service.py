@@ -20,6 +20,7 @@ from .graph import Call, Graph, as_call
 from .node import Node
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .pipeline import Pipeline
+from .progress import is_shown
 from .resources.reloading import reload
 from .source import Calls
 from .statistics import Bottleneck
@@ -170,16 +171,24 @@ class Service(Generic[P, R]):
         return result
 
     @overload
-    def stream(self, call: Call[AsyncIterator[T]], /, **options: Unpack[CallOptions]) -> Stream[T]: ...
+    def stream(
+        self, call: Call[AsyncIterator[T]], /, *, progress: bool = False, **options: Unpack[CallOptions]
+    ) -> Stream[T]: ...
     @overload
     def stream(
-        self, calls: Iterable[Call[T]] | AsyncIterable[Call[T]], /, **options: Unpack[CallOptions]
+        self,
+        calls: Iterable[Call[T]] | AsyncIterable[Call[T]],
+        /,
+        *,
+        progress: bool = False,
+        **options: Unpack[CallOptions],
     ) -> Stream[T]: ...
-    def stream(self, calls: Any, /, **options: Unpack[CallOptions]) -> Stream[Any]:
+    def stream(self, calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[Any]:
         """Run many calls of deployed graphs, and yield their results in input order; or yield the values of one call.
 
         Args:
             calls: the calls; or one call, of a graph that returns an `AsyncIterator`.
+            progress: whether a bar shows how it gets on; see `penstock.engine.stream`.
             **options: `timeout_seconds`, `priority`; of many calls also `ordered`, `on_error`, and `max_in_flight` of
                 this stream.
 
@@ -188,17 +197,20 @@ class Service(Generic[P, R]):
             PlanError: the graph is not part of the deployment, or the only call gives one value.
         """
         self._deployment.check_callable()
+        shows_progress = is_shown(progress)
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             self._deployment.graphs.values(call.graph)
             merged = resolve("service.stream(call)", options, self._inherited())
-            return ValuesStream(partial(self._streaming_call, call, merged))
+            return ValuesStream(partial(self._streaming_call, call, merged), shows_progress=shows_progress)
         merged = resolve("service.stream", options, self._inherited())
-        return CallsStream(self._runtime, calls, merged, self._pipeline)
+        return CallsStream(self._runtime, calls, merged, self._pipeline, shows_progress=shows_progress)
 
-    async def map(self, calls: Iterable[Call[T]], /, **options: Unpack[CallOptions]) -> list[T]:
+    async def map(
+        self, calls: Iterable[Call[T]], /, *, progress: bool = False, **options: Unpack[CallOptions]
+    ) -> list[T]:
         """Run many calls of deployed graphs; returns their results in input order."""
-        async with self.stream(calls, **options) as results:
+        async with self.stream(calls, progress=progress, **options) as results:
             return [result async for result in results]
 
     async def ready(self) -> None:

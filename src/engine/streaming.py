@@ -4,6 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from .._errors import EngineClosedError
@@ -12,6 +13,7 @@ from ..actors.node_actor import ActorStatistics
 from ..telemetry.tables import Rendered
 from .options import ExecutionOptions
 from .pipeline import Pipeline, log_skipped
+from .progress import StreamProgress, length_of
 from .scope import Scope
 from .source import Calls
 from .statistics import Bottleneck
@@ -159,6 +161,8 @@ class CallsStream(Stream[T_co]):
         calls: Calls,
         options: ExecutionOptions,
         make_pipeline: Callable[[Calls, ExecutionOptions], Pipeline] | None = None,
+        *,
+        shows_progress: bool = False,
     ) -> None:
         if not hasattr(calls, "__iter__") and not hasattr(calls, "__aiter__"):
             raise TypeError(
@@ -173,6 +177,7 @@ class CallsStream(Stream[T_co]):
         self._window: Window | None = None
         self._closed = False
         self._skipped = 0
+        self._shows_progress = shows_progress
 
     def _own_pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
@@ -250,18 +255,7 @@ class CallsStream(Stream[T_co]):
         """Return a snapshot of the counters."""
         if self._pipeline is None:
             return StreamStatistics(0, 0, 0, 0, 0, 0, ())
-        window = self._pipeline.window
-        return StreamStatistics(
-            window.submitted,
-            window.completed,
-            window.failed,
-            self._skipped,
-            window.position - self._skipped,
-            window.in_flight,
-            tuple(actor.statistics() for actor in self._pipeline.actors()),
-            self._pipeline.uptime.seconds,
-            self._pipeline.actors_uptime.seconds,
-        )
+        return _statistics_of(self._pipeline, self._skipped)
 
     def _start(self) -> Pipeline:
         if self._pipeline is None:
@@ -270,7 +264,11 @@ class CallsStream(Stream[T_co]):
             self._runtime.check_loop()
             assert self._calls is not None
             make_pipeline = self._make_pipeline or self._own_pipeline
-            self._pipeline = make_pipeline(self._calls, self._options)
+            total = length_of(self._calls) if self._shows_progress else None
+            pipeline = self._pipeline = make_pipeline(self._calls, self._options)
+            if self._shows_progress:
+                look = partial(_statistics_of, pipeline, 0)
+                pipeline.progress = StreamProgress(pipeline.loop, lambda: pipeline.name, total, look)
             self._calls = None
             self._window = self._pipeline.window
         return self._pipeline
@@ -295,3 +293,18 @@ class CallsStream(Stream[T_co]):
         if pipeline is not None and not self._closed and not pipeline.loop.is_closed():
             # Perhaps in another thread: the garbage collector chooses where it runs.
             pipeline.loop.call_soon_threadsafe(pipeline.abort)
+
+
+def _statistics_of(pipeline: Pipeline, skipped: int) -> StreamStatistics:
+    window = pipeline.window
+    return StreamStatistics(
+        window.submitted,
+        window.completed,
+        window.failed,
+        skipped,
+        window.position - skipped,
+        window.in_flight,
+        tuple(actor.statistics() for actor in pipeline.actors()),
+        pipeline.uptime.seconds,
+        pipeline.actors_uptime.seconds,
+    )

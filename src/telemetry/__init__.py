@@ -1,7 +1,8 @@
-"""Spans, logs, profiles and tables; knows the API of OpenTelemetry and nothing of the rest of the house."""
+"""Spans, logs, profiles, live looks and tables; knows the API of OpenTelemetry and nothing of the rest of the house."""
 
 from .exporting import setup as setup
 from .incoming import continue_trace as continue_trace
+from .live import expose as expose
 from .profiling import NodeProfile as NodeProfile
 from .profiling import Profile as Profile
 from .profiling import Verdict as Verdict

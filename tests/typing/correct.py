@@ -277,6 +277,7 @@ async def calls(urls: list[str], more: AsyncIterator[str]) -> None:
         assert_type(results.position, int)
         assert_type(results.statistics(), engine.StreamStatistics)
     assert_type(engine.stream(search(url) async for url in more), engine.Stream[list[Hit]])
+    assert_type(engine.stream([first("a")], progress=True, ordered=False), engine.Stream[Hit])
     assert_type(engine.plan(search), engine.Plan)
 
 
@@ -285,6 +286,7 @@ async def deployments(urls: list[str]) -> None:
         assert_type(await service("a", popularity=3.0), list[Hit])
         assert_type(await service.run(first("a"), priority=2, timeout_seconds=1), Hit)
         assert_type(await service.map(first(url) for url in urls), list[Hit])
+        assert_type(await service.map([first("a")], progress=True), list[Hit])
         assert_type(service.stream([search("a")], on_error="skip"), engine.Stream[list[Hit]])
         await service.ready()
         await service.drain(timeout_seconds=3)

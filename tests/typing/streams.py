@@ -100,7 +100,7 @@ async def files(folder: Path) -> AsyncIterator[Path]:
 
 
 async def losses(folder: Path) -> list[float]:
-    async with engine.stream(epoch(files(folder))) as stream:
+    async with engine.stream(epoch(files(folder)), progress=True) as stream:
         assert_type(stream, engine.Stream[float])
         return [loss async for loss in stream]
 

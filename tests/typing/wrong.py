@@ -113,6 +113,8 @@ async def options(urls: list[str]) -> None:
     await engine.run(search("a"), timeout=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await engine.run(search("a"), scheduler="wavy")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     engine.stream([search("a")], max_inflight=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    engine.stream([search("a")], progress="yes")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    await engine.run(search("a"), progress=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     engine.deploy(search, strategy="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     engine.deploy(search, max_queues=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     engine.Engine(threads=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -17,6 +17,7 @@ from ...telemetry import spans
 from ..graph import Call
 from ..inside import refuse_to_close_from_inside
 from ..options import ExecutionOptions
+from ..progress import StreamProgress
 from ..scope import Scope
 from ..uptime import Uptime
 from ..wiring import Wired
@@ -33,6 +34,7 @@ class StreamingCall:
         reader: what the call gives; None until it is opened.
         uptime: how long it has been open.
         reader_wait_seconds: how long its reader has waited for values.
+        progress: what shows how many values there were; None if nobody wants to see that.
     """
 
     def __init__(self, where: CallScope, call: Call[Any], options: ExecutionOptions) -> None:
@@ -49,6 +51,7 @@ class StreamingCall:
         self._deadline = None if seconds is None else self.loop.time() + seconds
         self.uptime = Uptime()
         self.reader_wait_seconds = 0.0
+        self.progress: StreamProgress | None = None
         self._scope: Scope | None = None
         self._frame: Frame | None = None
         self._span: Span | None = None
@@ -186,7 +189,7 @@ class StreamingCall:
         except BaseException as error:  # noqa: BLE001 - whoever reads the stream raises it
             self._error = error
         try:
-            await uninterrupted(self._where.call_ended())
+            await uninterrupted(self._ended())
         except asyncio.CancelledError as error:
             self._cancelled(error)
         except BaseException as error:  # noqa: BLE001 - as above: a stateful node did not end well
@@ -195,6 +198,15 @@ class StreamingCall:
             self.uptime.stop()
             self._opened.set()
             self._where.runtime.stream_closed(self)
+
+    async def _ended(self) -> None:
+        """Leave the scope, and have the last numbers shown."""
+        progress, self.progress = self.progress, None
+        try:
+            await self._where.call_ended()
+        finally:
+            if progress is not None:
+                await progress.aclose()
 
     def _cancelled(self, cause: BaseException) -> None:
         """Its task was cancelled: by `abort`, or else by whoever shuts the loop down."""

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
 from ..._errors import EngineClosedError
 from ...actors.parts import Parts
+from ..progress import StreamProgress
 from ..streaming import Outcome, Stream, StreamStatistics
 from .streaming_call import StreamingCall
 
@@ -18,9 +20,11 @@ class ValuesStream(Stream[T_co]):
 
     Args:
         start: starts the call.
+        shows_progress: whether it is shown how many there were.
     """
 
-    def __init__(self, start: Callable[[], StreamingCall]) -> None:
+    def __init__(self, start: Callable[[], StreamingCall], *, shows_progress: bool = False) -> None:
+        self._shows_progress = shows_progress
         # Not its own method: a stream that is dropped has to go at once, and not when cycles are collected.
         self._start_call = start
         self._call: StreamingCall | None = None
@@ -78,22 +82,15 @@ class ValuesStream(Stream[T_co]):
 
     def statistics(self) -> StreamStatistics:
         """Return a snapshot of the counters."""
-        if self._call is None:
-            return StreamStatistics(0, 0, 0, 0, 0, 0, ())
-        held = 0 if self._parts is None else len(self._parts.held)
-        given = self.position + held
-        actors = tuple(actor.statistics() for actor in self._call.actors())
-        counting = self._call.actors_uptime
-        return StreamStatistics(
-            given, given, int(self._call.has_failed), 0, self.position, held, actors,
-            self._call.uptime.seconds, None if counting is None else counting.seconds,
-        )  # fmt: skip
+        return StreamStatistics(0, 0, 0, 0, 0, 0, ()) if self._call is None else _statistics_of(self._call)
 
     def _start(self) -> StreamingCall:
         if self._call is None:
             if self._closed:
                 raise EngineClosedError("this stream was closed; a stream is read once: make a new one")
-            self._call = self._start_call()
+            call = self._call = self._start_call()
+            if self._shows_progress:
+                call.progress = StreamProgress(call.loop, lambda: call.name, None, partial(_statistics_of, call))
         return self._call
 
     async def _open(self) -> Parts[Any]:
@@ -141,3 +138,15 @@ class ValuesStream(Stream[T_co]):
         if call is not None and not self._closed and not call.loop.is_closed():
             # Perhaps in another thread: the garbage collector chooses where it runs.
             call.loop.call_soon_threadsafe(call.abort)
+
+
+def _statistics_of(call: StreamingCall) -> StreamStatistics:
+    parts = None if call.reader is None else call.reader.parts
+    position, held = (0, 0) if parts is None else (parts.position, len(parts.held))
+    given = position + held
+    actors = tuple(actor.statistics() for actor in call.actors())
+    counting = call.actors_uptime
+    return StreamStatistics(
+        given, given, int(call.has_failed), 0, position, held, actors,
+        call.uptime.seconds, None if counting is None else counting.seconds,
+    )  # fmt: skip

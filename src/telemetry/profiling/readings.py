@@ -3,7 +3,7 @@
 Telemetry knows no engine. An engine that wants to be seen implements these.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -125,4 +125,13 @@ class Host(Protocol):
 
     def open_readers(self) -> Iterable[Reader]:
         """Return the streams that are open now."""
+        ...
+
+    @property
+    def loop_thread(self) -> int | None:
+        """The thread of its event loop, by the number that the operating system gives it; None before its first use."""
+        ...
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Call something in that thread, between two steps of what runs there; never, once its loop is closed."""
         ...

@@ -1,0 +1,3 @@
+"""The command line, `python -m penstock`: one module for each command."""
+
+from .main import main as main

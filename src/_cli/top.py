@@ -1,0 +1,101 @@
+"""`python -m penstock top`: what a running process does, as a table that is kept up to date."""
+
+import argparse
+import dataclasses
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from .._errors import MissingExtraError
+from ..telemetry.live.client import Client
+from ..telemetry.live.look import Look
+from ..telemetry.live.tables import look_table
+from ..telemetry.tables.as_text import to_text
+from .arguments import seconds
+
+SUMMARY: Final = "show what a running process does, and which node limits it"
+
+# The facts above the table, which may take two lines each, its head, and the prompt below.
+_LINES_BESIDE_ROWS: Final = 9
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments, and describe the command."""
+    parser.description = (
+        "Show the nodes of a running process, until it ends or Ctrl-C. The process has to let itself be looked at: "
+        '`with telemetry.expose("PATH"):`. Where the output is no terminal, a table is printed after each interval.'
+    )
+    parser.add_argument("path", metavar="PATH", help="the socket that the process has opened")
+    parser.add_argument("--once", action="store_true", help="look for one interval, print that, and end")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each interval")
+    parser.add_argument(
+        "--interval-seconds", type=seconds, default=1.0, metavar="S", help="how long to look (1, if not given)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look until there is nothing more to see; returns the exit status."""
+    is_live = sys.stdout.isatty() and not options.once and not options.json
+    if is_live:
+        _require_rich()
+    try:
+        _show(options, is_live=is_live)
+    except KeyboardInterrupt:
+        return 0
+    except BrokenPipeError:
+        # Who read the output has seen enough. What is left in the buffer would complain at the end of the interpreter.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"python -m penstock top: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _show(options: argparse.Namespace, *, is_live: bool) -> None:
+    client = Client(options.path)
+    try:
+        looks = _looks(client, options.interval_seconds)
+        if is_live:
+            _keep_showing(looks)
+        next(looks)  # what is printed has rates
+        for look in looks:
+            print(_line_of(look) if options.json else f"{to_text(look_table(look))}\n", flush=True)
+            if options.once:
+                break
+    finally:
+        client.close()
+
+
+def _looks(client: Client, interval_seconds: float) -> Iterator[Look]:
+    while True:
+        yield client.look()
+        client.wait(interval_seconds)
+
+
+def _keep_showing(looks: Iterator[Look]) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from ..telemetry.tables.as_rich import to_rich
+
+    console = Console()
+    with Live(console=console, auto_refresh=False) as live:
+        for look in looks:
+            rows = console.height - _LINES_BESIDE_ROWS
+            live.update(to_rich(look_table(look, max_rows=rows)), refresh=True)
+
+
+def _line_of(look: Look) -> str:
+    return json.dumps(dataclasses.asdict(look), allow_nan=False)
+
+
+def _require_rich() -> None:
+    try:
+        importlib.import_module("rich")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            'the live table needs rich: pip install "penstock[rich]"; or look once, with --once', name=error.name
+        ) from error

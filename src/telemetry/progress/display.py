@@ -1,0 +1,165 @@
+"""Display: draws all bars of the process on standard error, in a thread of its own. Nobody loads it without rich.
+
+A terminal can be slow, or be stopped with Ctrl-S, so no event loop writes to it.
+"""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from .standing import Standing
+
+_REFRESH_SECONDS: Final = 0.25
+
+
+class Bar:
+    """A bar. Its numbers are taken in the thread of the event loop, and drawn in that of the display.
+
+    Args:
+        look: says how far it is.
+        loop: where that may be asked.
+    """
+
+    def __init__(self, look: Callable[[], Standing], loop: asyncio.AbstractEventLoop) -> None:
+        self._look = look
+        self._loop = loop
+        self._is_drawn: asyncio.Future[threading.Thread | None] = loop.create_future()
+        self.standing = look()
+        self.has_ended = False
+        _DISPLAY.add(self)
+
+    def end(self) -> None:
+        """Take the last numbers."""
+        if not self.has_ended:
+            self.standing = self._look()
+            self.has_ended = True
+            _DISPLAY.wake()
+
+    async def drawn(self) -> None:
+        """Wait until the last numbers are on the terminal, and the thread is gone if this was the last bar."""
+        thread = await self._is_drawn
+        if thread is not None:
+            thread.join()  # it has nothing left to do
+
+    def refresh_soon(self) -> bool:
+        """Have the numbers taken; returns whether there is a loop that can."""
+        return self._call_soon(self._refresh)
+
+    def was_drawn(self, ending: threading.Thread | None) -> None:
+        """The last numbers are on the terminal.
+
+        Args:
+            ending: the thread of the display, if it ends now.
+        """
+        self._call_soon(partial(self._say_drawn, ending))
+
+    def _say_drawn(self, ending: threading.Thread | None) -> None:
+        if not self._is_drawn.done():  # whoever waited may have been cancelled
+            self._is_drawn.set_result(ending)
+
+    def _refresh(self) -> None:
+        if not self.has_ended:
+            self.standing = self._look()
+
+    def _call_soon(self, callback: Callable[[], object]) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:  # it was closed without ending its streams
+            return False
+        return True
+
+
+class _Display:
+    """All bars that there are, below each other; those that have ended stay until the last one has."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bars: list[Bar] = []
+        self._thread: threading.Thread | None = None
+        self._woken = threading.Event()
+
+    def add(self, bar: Bar) -> None:
+        """Draw a bar from now on."""
+        with self._lock:
+            self._bars.append(bar)
+            if self._thread is None:
+                # A daemon: a loop that was stopped in the middle does not keep the interpreter from ending.
+                self._thread = threading.Thread(target=self._draw, name="penstock-progress", daemon=True)
+                self._thread.start()
+
+    def wake(self) -> None:
+        """Draw now."""
+        self._woken.set()
+
+    def _draw(self) -> None:
+        ending: list[Bar] = []
+        while True:
+            for bar in ending:
+                bar.was_drawn(None)
+            ending = self._draw_until_all_ended()
+            with self._lock:
+                if not self._bars:
+                    self._thread = None
+                    break
+        for bar in ending:
+            bar.was_drawn(threading.current_thread())
+
+    def _draw_until_all_ended(self) -> list[Bar]:
+        """Return the bars that ended last, once the display is closed."""
+        tasks: dict[Bar, TaskID] = {}
+        # What the program prints meanwhile appears above the bars, if it goes to a terminal too.
+        goes_to_terminal = sys.stdout is not None and sys.stdout.isatty()
+        with Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(20),
+            TextColumn("{task.fields[words]}", markup=False),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            redirect_stdout=goes_to_terminal,
+        ) as progress:
+            while True:
+                with self._lock:
+                    bars = list(self._bars)
+                ended = [bar for bar in bars if bar.has_ended]
+                for bar in bars:
+                    _update(progress, tasks, bar)
+                progress.refresh()
+                with self._lock:
+                    self._bars = [bar for bar in self._bars if bar not in ended]
+                    if not self._bars:
+                        return ended
+                for bar in ended:
+                    bar.was_drawn(None)
+                self._woken.wait(_REFRESH_SECONDS)
+                self._woken.clear()
+                self._refresh()
+
+    def _refresh(self) -> None:
+        with self._lock:
+            bars = list(self._bars)
+        lost = [bar for bar in bars if not bar.refresh_soon()]
+        if lost:
+            with self._lock:
+                self._bars = [bar for bar in self._bars if bar not in lost]
+
+
+def _update(progress: Progress, tasks: dict[Bar, TaskID], bar: Bar) -> None:
+    standing = bar.standing
+    if bar not in tasks:
+        tasks[bar] = progress.add_task(standing.name, total=standing.total, words="")
+    progress.update(
+        tasks[bar],
+        description=standing.name,
+        completed=standing.done,
+        total=standing.done if bar.has_ended and standing.total is None else standing.total,
+        words=standing.words(),
+    )
+
+
+_DISPLAY: Final = _Display()

@@ -1,0 +1,39 @@
+"""A program that exposes itself and runs a stream until it is ended; of its nodes, `slow` limits."""
+
+import asyncio
+import itertools
+import sys
+
+import penstock as ps
+from penstock import engine, telemetry
+
+
+@ps.node
+async def fetch(number: int) -> int:
+    await asyncio.sleep(0)
+    return number
+
+
+@ps.node(concurrency=2)
+async def slow(number: int) -> int:
+    await asyncio.sleep(0.004)
+    if number % 2:
+        raise ValueError(number)
+    return number
+
+
+@ps.graph
+async def chew(number: int) -> int:
+    return await slow(await fetch(number))
+
+
+async def main() -> None:
+    async with engine.stream(chew(number) for number in itertools.count()) as results:
+        async for _ in results.outcomes():
+            pass
+
+
+if __name__ == "__main__":
+    with telemetry.expose(sys.argv[1]):
+        print("exposed", flush=True)
+        asyncio.run(main())
