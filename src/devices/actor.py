@@ -52,11 +52,15 @@ class DeviceActor:
         It is compiled when it is called with new shapes or dtypes, so pass the same function each time, not a new
         lambda.
 
+        What donates is not interrupted once it has begun on the device: a cancellation that comes later waits for the
+        result, which the caller gets, and is raised where the caller waits next. One that comes before is raised at
+        once, and nothing was donated. So `self.state = await actor.run(step, self.state, donate_argnums=(0,))` always
+        leaves a state that can be used.
+
         Args:
             fn: plain JAX.
             *args: arrays of JAX or NumPy, scalars, and pytrees of them.
-            donate_argnums: positions of the arguments whose memory the result may take; they cannot be used again, also
-                if the wait for the result is cancelled.
+            donate_argnums: positions of the arguments whose memory the result may take; they cannot be used again.
             ready: wait until the result is there. Without, it is an array that will be, for the next call.
 
         Returns:
@@ -74,7 +78,8 @@ class DeviceActor:
         (station,) = pool.opened(self._device) or await pool.open(self._device)
         program = _program(fn, station.placement, donate_argnums)
         call = DeviceCall(station.loop, program, args, hands_on=not ready)
-        return cast(R, await station.queue.run(station.others, call))
+        run = station.queue.run_to_end if donate_argnums else station.queue.run
+        return cast(R, await run(station.others, call))
 
 
 # What is made anew for each call is told apart from a new shape because all of them share it.

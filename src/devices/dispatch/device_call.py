@@ -1,6 +1,7 @@
 """Device call: one call of a function on a device, from the moment at which it waits to its result."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,13 @@ class DeviceCall:
         label: of the node in its graph; None for what is no node.
         size_bytes: of the arguments that may have to be transferred.
         arrived_at: when it began to wait, in the loop's time.
-        started: whether it was handed to the device, and cannot be taken back.
+        started: whether it was handed to the device's thread.
         returned: whether the device has nothing to do with it any more.
     """
 
     __slots__ = (
-        "_on_returned", "args", "arrived_at", "deadline", "group", "hands_on", "label", "priority", "program", "result",
-        "returned", "size_bytes", "started",
+        "_on_returned", "_turn", "args", "arrived_at", "deadline", "group", "hands_on", "label", "priority", "program",
+        "result", "returned", "size_bytes", "started",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +60,15 @@ class DeviceCall:
         self.started = False
         self.returned = False
         self._on_returned: list[Callable[[], None]] = []
+        self._turn = threading.Lock()  # taken once and never given back, by the device or by who takes the call back
+
+    def begin(self) -> bool:
+        """The device enqueues it now; returns False if it was taken back. On the device's thread."""
+        return self._turn.acquire(blocking=False)
+
+    def take_back(self) -> bool:
+        """Keep it from running, unless the device has begun with it; returns whether it was kept from it."""
+        return self._turn.acquire(blocking=False) and self.result.cancel()
 
     def is_wanted(self, now: float) -> bool:
         """Whether somebody waits for the result, and will when it comes."""

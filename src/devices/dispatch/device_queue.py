@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from ..._errors import EngineClosedError, Overloaded
 from ...actors.batch import Batch
 from ...actors.condition import Condition
+from ...actors.postponed import postpone, raise_postponed
+from ...actors.uninterrupted import until
 from ..batches.gathering import Gathering
 from .device_call import DeviceCall
 
@@ -113,6 +115,31 @@ class DeviceQueue:
             return await call.result
         finally:
             self.withdraw(lane, call)
+
+    async def run_to_end(self, lane: Lane, call: DeviceCall) -> Any:
+        """Run a call whose result must not be lost, because it takes the place of what the call destroys.
+
+        A cancellation takes it back if the device has not begun with it. Otherwise the caller gets the result, or the
+        error, and the cancellation where it waits next.
+        """
+        raise_postponed()
+        task = asyncio.current_task()
+        assert task is not None
+        undisturbed = task.cancelling()
+        self.submit(lane, call)
+        try:
+            await asyncio.wait([call.result])
+        except asyncio.CancelledError as error:
+            if not call.result.done() and call.take_back():
+                self.withdraw(lane, call)
+                raise
+            args = error.args
+            try:
+                await until(call.result.done, lambda: asyncio.wait([call.result]))
+            except asyncio.CancelledError as another:
+                args = another.args
+            postpone(args, undisturbed)
+        return call.result.result()
 
     def submit(self, lane: Lane, call: DeviceCall) -> None:
         """Have a call run; its result comes through its future.

@@ -27,11 +27,11 @@ class Job(Protocol):
     """Something to enqueue; its methods are called on the dispatch thread, which must not be held up."""
 
     def begin(self) -> bool:
-        """Return whether anybody still wants it; from then on it cannot be taken back."""
+        """Return whether anybody still wants it."""
         ...
 
     def dispatch(self) -> "list[Any] | None":
-        """Enqueue it; returns the arrays that it will give. None: not yet, it will be submitted again."""
+        """Enqueue it; returns the arrays that it will give. None: not yet, it will be submitted again, or never."""
         ...
 
     def inputs(self) -> Iterable[Any]:

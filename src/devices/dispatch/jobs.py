@@ -98,6 +98,9 @@ class Job:
         if executable is None:
             self._route.cache.compile(self._program, self._args, self._compiled)
             return None
+        if not self.is_left():
+            self._over()
+            return None
         self.has_run = True
         try:
             self._given = executable(*self._args)
@@ -125,6 +128,10 @@ class Job:
         """Tell the callers."""
         self.error = error
         self._over()
+
+    def is_left(self) -> bool:
+        """Return whether it is still to run, immediately before it does."""
+        return True
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the program."""
@@ -162,6 +169,8 @@ class Job:
             raise FloatingPointError(
                 f"{self._program.name!r} gave a {kind}, which jax_debug_nans or jax_debug_infs refuses"
             ) from error
+        if "has been deleted" not in str(error):  # a call that fails after it has begun has lost what it donates, too
+            return
         for position, arg in enumerate(self._args):
             if any(is_device_array(leaf) and leaf.is_deleted() for leaf in jax.tree.leaves(arg)):
                 raise DeviceError(
@@ -202,6 +211,10 @@ class SingleJob(Job):
         self._call_args = call.args
         self._parameters = parameters
         self._hands_on = call.hands_on
+
+    def is_left(self) -> bool:
+        """Return False if the call was taken back; from now on it cannot be."""
+        return self.calls[0].begin()
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the call."""

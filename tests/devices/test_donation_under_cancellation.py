@@ -1,0 +1,420 @@
+"""State that is donated to a device and replaced by what comes back, while callers are cancelled."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Self
+
+import anyio
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import devices, engine
+from penstock.devices.dispatch.device_queue import DeviceQueue
+
+from .gates import Gate
+
+LENGTH = 512
+
+
+class Device:
+    """Steps of a state that remembers them, as does the device: what it has begun, and what the state has seen."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self._actor = devices.actor("cpu")
+
+    def seen(self, state: Any) -> list[int]:
+        count, numbers = state
+        return [int(number) for number in np.asarray(numbers)[: int(count)]]
+
+    async def step(self, state: Any, number: int, *, ready: bool = True) -> Any:
+        return await self._actor.run(self._step, state, np.int32(number), donate_argnums=(0,), ready=ready)
+
+    async def look(self, state: Any) -> list[int]:
+        """Reads the state; raises if it was donated and is gone."""
+        return self.seen(await self._actor.run(_same, state))
+
+    def _step(self, state: Any, number: jax.Array) -> Any:
+        count, numbers = state
+        number = jax.pure_callback(self._note, jax.ShapeDtypeStruct((), jnp.int32), number)
+        return count + 1, numbers.at[count].set(number)
+
+    def _note(self, number: Any) -> Any:
+        self.begun.append(int(number))
+        return np.asarray(number)
+
+
+def _same(state: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf + 0, state)
+
+
+def empty() -> Any:
+    return jnp.zeros((), jnp.int32), jnp.zeros(LENGTH, jnp.int32)
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def recorder(device: Device, *, ready: bool) -> Any:
+    """A stateful node that donates its state to each step; for a negative number, it gives what the state has seen."""
+
+    @ps.node
+    class Recorder:
+        async def __aenter__(self) -> Self:
+            self.state = empty()
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            pass
+
+        async def __call__(self, number: int) -> list[int]:
+            if number < 0:
+                return await device.look(self.state)
+            self.state = await device.step(self.state, number, ready=ready)
+            await asyncio.sleep(0)
+            return []
+
+    return Recorder()
+
+
+def recording_loop(device: Device, *, ready: bool) -> Any:
+    """The same as an actor that owns its loop, and gives up a step when its caller has left."""
+
+    @ps.node
+    class Recorder(ps.Actor[int, list[int]]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, list[int]]]) -> None:
+            self.state = empty()
+            while True:
+                work = await inbox.get()
+                if work.value < 0:
+                    work.finish(await device.look(self.state))
+                    continue
+                try:
+                    async with asyncio.timeout(None) as timer:
+                        watch = asyncio.ensure_future(self._stop_with(work, timer))
+                        try:
+                            self.state = await device.step(self.state, work.value, ready=ready)
+                            work.finish([])
+                        finally:
+                            watch.cancel()
+                except TimeoutError:
+                    pass
+
+        async def _stop_with(self, work: "ps.Work[int, list[int]]", timer: asyncio.Timeout) -> None:
+            while not work.cancelled:
+                await asyncio.sleep(0)
+            timer.reschedule(asyncio.get_running_loop().time())
+
+    return Recorder()
+
+
+@pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize("kind", [recorder, recording_loop])
+async def test_the_state_is_always_usable_and_has_seen_every_step_that_has_begun(
+    kind: Callable[..., Any], ready: bool, effort: int
+) -> None:
+    for seed in range(3 * effort):
+        chance = random.Random(seed)
+        device = Device()
+        node = kind(device, ready=ready)
+
+        @ps.graph
+        async def of(number: int) -> list[int]:
+            return await node(number)  # noqa: B023 - the graph is used in this round only
+
+        async with engine.deploy(of) as service:
+            calls: list[asyncio.Task[list[int]]] = []
+            for number in range(100):
+                calls.append(asyncio.ensure_future(service(number)))
+                await turns(chance.choice((0, 0, 1, 1, 2, 3, 8)))
+                if chance.random() < 0.6:
+                    chance.choice(calls[-4:]).cancel()
+                if chance.random() < 0.1:
+                    seen = await service(-1)
+                    assert seen == device.begun[: len(seen)]
+            await asyncio.wait(calls)
+            assert await service(-1) == device.begun
+        cancelled = {number for number, call in enumerate(calls) if call.cancelled()}
+        assert 0 < len(cancelled) < 100
+        assert {*range(100)} - cancelled <= {*device.begun}
+        assert len(device.begun) == len({*device.begun})
+
+
+class Held:
+    """A call that donates and stands still on the device."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.state = jnp.zeros(4)
+        self.result: Any = None
+        self.steps: list[str] = []
+        self.opening: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        self.result = await devices.actor("cpu").run(self._step, self.state, donate_argnums=(0,))
+
+    def _step(self, state: jax.Array) -> jax.Array:
+        return self.gate.pass_through(state) + 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the result of the call has been stored."""
+        return self.result is not None and np.asarray(self.result).tolist() == [1] * 4
+
+    async def cancel_and_open(self, cancel: Callable[[], object]) -> None:
+        """Cancels once the device has begun, and then lets it go on."""
+        await self.gate.entered()
+        cancel()
+        await turns(10)
+        assert self.result is None
+        self.gate.open()
+
+
+@pytest.fixture
+async def held() -> AsyncIterator[Held]:
+    found = Held()
+    yield found
+    found.gate.open()
+
+
+async def test_what_has_begun_gives_its_result_and_the_cancellation_comes_with_the_next_await(held: Held) -> None:
+    async def handler() -> None:
+        await held.run()
+        held.steps.append("stored")
+        await asyncio.sleep(30)
+        held.steps.append("went on")
+
+    task = asyncio.ensure_future(handler())
+    await held.cancel_and_open(lambda: task.cancel("why"))
+    with pytest.raises(asyncio.CancelledError, match="why"):
+        await task
+    assert held.is_whole
+    assert held.steps == ["stored"]
+    assert task.cancelling() == 1
+
+
+async def test_a_task_that_waits_for_nothing_more_ends_with_the_result(held: Held) -> None:
+    task = asyncio.ensure_future(held.run())
+    await held.cancel_and_open(task.cancel)
+    await task
+    assert held.is_whole
+
+
+async def test_a_call_that_would_hold_up_a_cancellation_again_does_not_begin(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = DeviceQueue.submit
+
+    def submit_and_begin(self: DeviceQueue, lane: Any, call: Any) -> None:
+        submit(self, lane, call)
+        while held.result is not None and not call._turn.locked():  # so that only the result could come
+            time.sleep(0.001)
+
+    monkeypatch.setattr(DeviceQueue, "submit", submit_and_begin)
+
+    async def handler() -> None:
+        await held.run()
+        for number in range(20):
+            await devices.actor("cpu").run(jnp.negative, jnp.zeros(4), donate_argnums=(0,))
+            held.steps.append(f"call {number}")
+
+    task = asyncio.ensure_future(handler())
+    await held.cancel_and_open(lambda: task.cancel("why"))
+    with pytest.raises(asyncio.CancelledError, match="why"):
+        await task
+    assert held.is_whole
+    assert (held.steps, task.cancelling()) == ([], 1)
+
+
+async def test_what_has_not_begun_is_taken_back_at_once_and_nothing_is_donated(held: Held) -> None:
+    device = devices.actor("cpu")
+    first = asyncio.ensure_future(held.run())
+    await held.gate.entered()
+    states = [jnp.full(4, number) for number in range(40)]  # more than the device holds, so that some wait on the loop
+    waiting = [asyncio.ensure_future(device.run(jnp.negative, state, donate_argnums=(0,))) for state in states]
+    await turns(5)
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    assert all(task.cancelled() for task in waiting)
+    held.gate.open()
+    await first
+    await device.run(jnp.positive, np.zeros(1))  # behind all of them
+    assert not any(state.is_deleted() for state in states)
+
+
+async def test_what_is_being_compiled_is_taken_back_at_once() -> None:
+    tracing, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow_to_trace(x: jax.Array) -> jax.Array:
+        loop.call_soon_threadsafe(tracing.set)
+        assert go_on.wait(20)
+        return x * 2
+
+    state = jnp.ones(4)
+    device = devices.actor("cpu")
+    task = asyncio.ensure_future(device.run(slow_to_trace, state, donate_argnums=(0,)))
+    try:
+        await tracing.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+    finally:
+        go_on.set()
+    assert np.asarray(await device.run(slow_to_trace, state)).tolist() == [2] * 4
+    assert not state.is_deleted()
+
+
+async def test_an_error_of_what_has_begun_reaches_the_caller_and_so_does_the_cancellation() -> None:
+    gate = Gate()
+
+    def refuse(x: Any) -> Any:
+        raise ValueError("refused")
+
+    def step(state: jax.Array) -> jax.Array:
+        passed = gate.pass_through(state)
+        return jax.pure_callback(refuse, jax.ShapeDtypeStruct(state.shape, state.dtype), passed)
+
+    steps: list[str] = []
+
+    async def handler() -> None:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="refused"):
+            await devices.actor("cpu").run(step, jnp.zeros(4), donate_argnums=(0,))
+        steps.append("knows")
+        await asyncio.sleep(30)
+        steps.append("went on")
+
+    task = asyncio.ensure_future(handler())
+    await gate.entered()
+    task.cancel()
+    await turns(3)
+    gate.open()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert steps == ["knows"]
+
+
+async def test_a_timeout_that_passes_meanwhile_is_raised_where_its_block_waits_next(held: Held) -> None:
+    async def handler() -> None:
+        async with asyncio.timeout(None) as timer:
+            held.steps.append("began")
+            held.opening = asyncio.ensure_future(held.cancel_and_open(lambda: timer.reschedule(0)))
+            await held.run()
+            await asyncio.sleep(30)
+        held.steps.append("went on")
+
+    task = asyncio.ensure_future(handler())
+    with pytest.raises(TimeoutError):
+        await task
+    assert held.is_whole
+    assert (held.steps, task.cancelling()) == (["began"], 0)
+
+
+async def test_a_timeout_that_passes_meanwhile_and_whose_block_has_ended_is_over(held: Held) -> None:
+    async def handler() -> None:
+        async with asyncio.timeout(None) as timer:
+            expiring = asyncio.ensure_future(held.cancel_and_open(lambda: timer.reschedule(0)))
+            await held.run()
+        assert timer.expired()
+        await expiring
+        await turns(5)
+        held.steps.append("went on")
+
+    task = asyncio.ensure_future(handler())
+    await task
+    assert held.is_whole
+    assert (held.steps, task.cancelling()) == (["went on"], 0)
+
+
+async def test_a_timeout_takes_back_its_own_cancellation_and_not_that_of_another(held: Held) -> None:
+    async def handler() -> None:
+        async with asyncio.timeout(None) as timer:
+            cancelling = asyncio.ensure_future(held.cancel_and_open(lambda: cancel_twice(timer)))
+            await held.run()
+        held.steps.append("block left")
+        await cancelling
+        await asyncio.sleep(30)
+
+    def cancel_twice(timer: asyncio.Timeout) -> None:
+        timer.reschedule(0)
+        asyncio.get_running_loop().call_soon(task.cancel)
+
+    task = asyncio.ensure_future(handler())
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert held.is_whole
+    assert (held.steps, task.cancelling()) == (["block left"], 1)
+
+
+async def test_a_task_group_ends_with_the_error_of_another_task(held: Held) -> None:
+    async def fail() -> None:
+        await held.gate.entered()
+        asyncio.get_running_loop().call_later(0, held.gate.open)
+        raise LookupError("another")
+
+    async def handler() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+                await held.run()
+                held.steps.append("stored")
+                await asyncio.sleep(30)
+        except* LookupError:
+            held.steps.append("failed")
+        await turns(5)
+        held.steps.append("went on")
+
+    task = asyncio.ensure_future(handler())
+    await task
+    assert held.is_whole
+    assert (held.steps, task.cancelling()) == (["stored", "failed", "went on"], 0)
+
+
+@pytest.mark.parametrize("waits_again", [True, False])
+async def test_a_cancel_scope_of_anyio_is_left_as_it_should(held: Held, waits_again: bool) -> None:
+    async def handler() -> None:
+        with anyio.CancelScope() as scope:
+            cancelling = asyncio.ensure_future(held.cancel_and_open(scope.cancel))
+            await held.run()
+            held.steps.append("stored")
+            if waits_again:
+                await asyncio.sleep(30)
+                held.steps.append("went on inside")
+        assert scope.cancelled_caught == waits_again
+        await cancelling
+        await turns(5)
+        held.steps.append("went on")
+
+    task = asyncio.ensure_future(handler())
+    await task
+    assert held.is_whole
+    assert (held.steps, task.cancelling()) == (["stored", "went on"], 0)
+
+
+async def test_a_task_group_of_anyio_whose_block_is_in_a_call_when_it_is_cancelled(held: Held) -> None:
+    async def handler() -> None:
+        async with anyio.create_task_group() as group:
+            cancelling = asyncio.ensure_future(held.cancel_and_open(group.cancel_scope.cancel))
+            group.start_soon(asyncio.sleep, 30)
+            with anyio.CancelScope():
+                await held.run()
+            held.steps.append("stored")
+            await asyncio.sleep(30)
+            held.steps.append("went on inside")
+        await cancelling
+        await turns(5)
+        held.steps.append("went on")
+
+    task = asyncio.ensure_future(handler())
+    await task
+    assert held.is_whole
+    assert (held.steps, task.cancelling()) == (["stored", "went on"], 0)
