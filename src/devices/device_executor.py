@@ -70,7 +70,7 @@ class DeviceExecutor:
                 "for; give it the arguments of one item, as a tuple"
             )
         for sample in samples:
-            await self.compile(pools, device_strategy, site.resources, sample, resources)
+            await self.compile(pools, device_strategy, site.resources, sample, resources, self._donated(site))
 
     async def compile(
         self,
@@ -79,6 +79,7 @@ class DeviceExecutor:
         names: frozenset[str],
         sample: tuple[Any, ...],
         resources: Mapping[str, Any],
+        donated: tuple[int, ...] = (),
     ) -> None:
         """Compile what calls like a sample need.
 
@@ -88,15 +89,15 @@ class DeviceExecutor:
             names: parameters whose arguments come from resources.
             sample: the other arguments, in order.
             resources: those arguments.
+            donated: positions of the arguments whose memory the result may take.
         """
-        use = await self._opened(pools, device_strategy, names)
+        use = await self._opened(pools, device_strategy, names, donated)
         await use.compile(self.programs.arguments(names).merge(sample, resources))
 
     def body(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "Body":
         """Return what runs one item on the device."""
-        options = self.programs.options
         arguments = self.programs.arguments(site.resources)
-        donated = arguments.positions(site.owned) if options.donate and options.batch is None else ()
+        donated = self._donated(site)
         use: DeviceUse | None = None  # for as long as the Engine is open, and so are its devices
 
         async def run_on_device(
@@ -113,6 +114,13 @@ class DeviceExecutor:
             return await use.lane.queue.run(use.lane, call)
 
         return run_on_device
+
+    def _donated(self, site: "CallSite") -> tuple[int, ...]:
+        """Return the positions of the arguments whose memory the result of a call there may take."""
+        options = self.programs.options
+        if not options.donate or options.batch is not None:
+            return ()
+        return self.programs.arguments(site.resources).positions(site.owned)
 
     async def _opened(
         self, pools: "Pools", device_strategy: str, resources: frozenset[str], donated: tuple[int, ...] = ()

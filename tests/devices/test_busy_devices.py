@@ -572,6 +572,28 @@ async def test_nothing_is_donated_that_somebody_else_may_read(donated: list[Any]
     assert {positions for _, positions in donated} == {()}
 
 
+async def test_what_donates_is_compiled_before_the_first_call_as_it_will_run(donated: list[Any]) -> None:
+    sample = (np.zeros(64, np.float32),)
+
+    @ps.device_node(device="cpu", pure=False, sample_input=sample)
+    def made(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    @ps.device_node(device="cpu", pure=False, donate=True, sample_input=sample)
+    def taken(y: jax.Array) -> jax.Array:
+        return y * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return taken(made(x))
+
+    async with engine.deploy(of, warmup=True) as service:
+        before = [("made", ()), ("taken", (0,))]
+        assert sorted(donated) == before
+        assert float((await service(np.full(64, 3, np.float32)))[0]) == 8
+        assert sorted(donated) == before
+
+
 async def test_a_device_actor_keeps_order_and_donates() -> None:
     device = devices.actor("cpu")
 
