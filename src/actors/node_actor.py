@@ -93,8 +93,8 @@ class NodeActor:
     __slots__ = (
         "_all_returned", "abandoned",
         "args_of", "body", "busy_seconds", "completed", "consumers", "ends_line", "failed", "fn", "gate", "graph",
-        "inbox", "index", "instance", "invoke", "kwargs_of", "links", "mode", "name", "out", "places", "policy",
-        "reads", "recorder", "retried", "run", "slot", "successor", "warned", "was_slow", "work",
+        "inbox", "index", "instance", "invoke", "kwargs_of", "links", "mode", "name", "out", "owner", "places",
+        "policy", "reads", "recorder", "retried", "run", "slot", "successor", "warned", "was_slow", "work",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +127,7 @@ class NodeActor:
         self.busy_seconds = 0.0
         self.warned = False
         self.was_slow = False
+        self.owner: object = None  # what its Engine owns; of no use down here
         self.gate: Gate | None = None  # of a stateful node that may be restarted
         self.instance: Replaceable | None = None  # of a stateful node
         self.recorder: Recorder | None = None  # while a profile is taken

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
+from ..engine.around import pools_around
 from ..engine.engine import default_engine
 from .jax_import import require_jax
 from .parameter_names import parameter_names
@@ -38,7 +39,8 @@ class DeviceActor:
     """A device or mesh for code that keeps its own state there: parameters, an optimizer's state, a cache.
 
     Made by `penstock.devices.actor`. Functions run in the order of the calls; several are in flight. Nothing is
-    compiled, dispatched or waited for on the event loop.
+    compiled, dispatched or waited for on the event loop. Inside of a node it belongs to the Engine that runs the node,
+    and takes turns with the device nodes there; outside, to the default Engine.
     """
 
     def __init__(self, device: Any) -> None:
@@ -68,16 +70,18 @@ class DeviceActor:
 
         Raises:
             DeviceError: there is no such device, or its JAX computes wrong values.
-            EngineClosedError: the event loop is being shut down.
+            EngineClosedError: the event loop is being shut down, or the Engine was closed.
             Exception: what the function raised while it was traced, or the device while it ran.
         """
+        from .arguments import size_on_host
         from .dispatch.device_call import DeviceCall
         from .dispatch.device_pool import DevicePool
 
-        pool = default_engine()._runtime.pools.other(DevicePool, DevicePool)
+        pools = pools_around() or default_engine()._runtime.pools
+        pool = pools.other(DevicePool, DevicePool)
         (station,) = pool.opened(self._device) or await pool.open(self._device)
         program = _program(fn, station.placement, donate_argnums)
-        call = DeviceCall(station.loop, program, args, hands_on=not ready)
+        call = DeviceCall(station.loop, program, args, hands_on=not ready, size_bytes=size_on_host(args))
         run = station.queue.run_to_end if donate_argnums else station.queue.run
         return cast(R, await run(station.others, call))
 

@@ -9,7 +9,7 @@ from .batches.batch_job import BatchItem
 from .batches.masks import mask_parameters
 from .batches.stacking import Stacker
 from .programs.configuration import current
-from .programs.signature import static_part
+from .programs.signature import is_device_array, static_part
 from .untyped_jax import jax
 
 _UNSUPPORTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -131,6 +131,11 @@ class Arguments:
         by_name = dict(zip(self.masks, masks, strict=False))
         by_name.update({self.names[i]: values[i] for i in self._by_keyword})
         return fn(*[value for i, value in enumerate(values) if i not in self._by_keyword], **by_name)
+
+
+def size_on_host(args: tuple[Any, ...]) -> int:
+    """Return the bytes of the arrays among arguments that lie on no device, and have to be transferred."""
+    return sum([getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(args) if not is_device_array(leaf)])
 
 
 def _check_names(name: str, found: "dict[str, inspect.Parameter] | Any", static: tuple[str, ...]) -> None:

@@ -12,7 +12,9 @@ from ..actors.keeper import Keeper
 from ..actors.supervision import ActorState, RestartMode
 from ..actors.supervisor import Supervisor
 from ..telemetry import logs
+from . import around
 from .node import Node
+from .pools import Pools
 from .stateful import fresh_instance
 
 Handler = Callable[..., Any]
@@ -31,7 +33,7 @@ class Instance:
         gate: what attempts pass; None if the supervisor can have no reason to restart it.
     """
 
-    def __init__(self, node: Node[..., Any], supervisor: Supervisor) -> None:
+    def __init__(self, node: Node[..., Any], pools: Pools, supervisor: Supervisor) -> None:
         self.name = node.name
         self.restart: RestartMode = node.policy.restart
         self.restarts = 0
@@ -40,6 +42,7 @@ class Instance:
             self.gate = Gate(node.name, node.policy.restart_on, self._crashed)
         self._supervisor = supervisor
         self._node = node
+        self._pools = pools
         self._handler: Handler | None = None
         self._crash: Exception | None = None
         self._keeper: Keeper[None] | None = None
@@ -148,6 +151,7 @@ class Instance:
     @asynccontextmanager
     async def _entered(self) -> AsyncGenerator[None, None]:
         has_started = False
+        around.host(self._pools)
         try:
             instance, handler = fresh_instance(self._node.template)
             async with AsyncExitStack() as stack:

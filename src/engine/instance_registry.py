@@ -17,7 +17,7 @@ class InstanceRegistry:
     """One instance of each stateful node that a scope uses, shared by all of its call sites.
 
     Args:
-        pools: threads for those that need them.
+        pools: what their Engine owns.
         supervisor: restarts those that crash, and stops all of them at the end.
     """
 
@@ -75,7 +75,7 @@ class InstanceRegistry:
 
     def _make(self, node: Node[..., Any]) -> Instance | LoopInstance:
         if node.make_loop is None:
-            return Instance(node, self._supervisor)
+            return Instance(node, self._pools, self._supervisor)
         return LoopInstance(node, node.make_loop, self._pools, self._supervisor)
 
 

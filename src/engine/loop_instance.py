@@ -4,9 +4,10 @@ from functools import partial
 from typing import Any
 
 from .._errors import ActorRestarted
-from ..actors.loop_host import LoopHost
+from ..actors.loop_host import LoopHost, OwnsLoop
 from ..actors.supervision import ActorState, ExitKind, RestartMode
 from ..actors.supervisor import Supervisor
+from . import around
 from .node import MakeLoop, Node
 from .pools import Pools
 
@@ -27,8 +28,13 @@ class LoopInstance:
         self.name = node.name
         self.restart: RestartMode = node.policy.restart
         self.restarts = 0
+
+        def make() -> OwnsLoop:  # in the task that runs the loop
+            around.host(pools)
+            return make_loop(node, pools)
+
         self.host = LoopHost(
-            lambda: make_loop(node, pools),
+            make,
             node.name,
             capacity=None if node.gives_stream else node.policy.capacity,  # there it is that of the stream
             max_bytes=node.policy.max_bytes,

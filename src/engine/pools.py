@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from .._errors import EngineClosedError
 from ..actors.places import Places
 from ..actors.processes import ProcessPool, ProcessPoolStatistics
 from ..actors.threads import ThreadPool, ThreadPoolStatistics
@@ -34,6 +35,7 @@ class Pools:
         self.max_threads = max_threads
         self.max_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._ends_with_loop = ends_with_loop
+        self._closed = False
         self._threads: ThreadPool | None = None
         self._processes: ProcessPool | None = None
         self._others: dict[type[Pool], Pool] = {}
@@ -55,7 +57,13 @@ class Pools:
         return self._processes
 
     def other(self, kind: type[PoolT], make: Callable[[], PoolT]) -> PoolT:
-        """Return the Engine's pool of a kind that a floor above brings; the first time, make it."""
+        """Return the Engine's pool of a kind that a floor above brings; the first time, make it.
+
+        Raises:
+            EngineClosedError: the Engine was closed.
+        """
+        if self._closed:  # a task that a handler has started may outlive it
+            raise EngineClosedError("this Engine was closed, and what it owned is gone")
         if kind not in self._others:
             self._others[kind] = make()
             self._guard(self._others[kind])
@@ -89,6 +97,7 @@ class Pools:
 
     async def close(self) -> None:
         """End the worker processes and the threads; waits for what runs in them."""
+        self._closed = True
         others, self._others = self._others, {}
         for other in others.values():
             await other.aclose()

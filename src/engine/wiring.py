@@ -166,6 +166,7 @@ class Wiring:
                 actor.invoke = mapping(step.head.callee.limit, bodies[0])
             else:
                 actor.body = body_of(step.head.callee, bodies)
+        actor.owner = self._pools
         actor.slot = unit.slot
         actor.args_of = unit.args_of
         actor.kwargs_of = unit.kwargs_of

@@ -1,0 +1,162 @@
+"""Functions of `devices.actor`: in which Engine they run, and what waits for the device."""
+
+import asyncio
+import gc
+from typing import Any, Self
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import devices, engine
+from penstock.devices.dispatch.device_pool import DevicePool
+
+from .gates import Gate
+
+
+async def negative(number: float) -> float:
+    return float((await devices.actor("cpu").run(jnp.negative, np.full(2, number, np.float32)))[0])
+
+
+@ps.node
+async def handler(number: float) -> float:
+    return await negative(number)
+
+
+@ps.node
+async def task_of_a_handler(number: float) -> float:
+    return await asyncio.create_task(negative(number))
+
+
+@ps.node
+class Entered:
+    async def __aenter__(self) -> Self:
+        self.value = await negative(5)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert await negative(self.value) == 5
+
+    async def __call__(self, number: float) -> float:
+        return self.value
+
+
+@ps.node
+class Loop(ps.Actor[float, float]):
+    async def loop(self, inbox: ps.Inbox[ps.Work[float, float]]) -> None:
+        while True:
+            work = await inbox.get()
+            work.finish(await negative(work.value))
+
+
+@pytest.mark.parametrize("node", [handler, task_of_a_handler, Entered(), Loop()])
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_function_runs_in_the_engine_that_runs_its_node(node: Any, inside: bool) -> None:
+    @ps.graph
+    async def of(number: float) -> float:
+        return await node(number)
+
+    @ps.node
+    async def run_in_another(number: float) -> float:
+        async with engine.Engine() as inner:
+            result = await inner.run(of(number))
+            assert len(_open_pools()) == 1
+        assert not _open_pools()
+        return result
+
+    @ps.graph
+    async def outer(number: float) -> float:
+        return await run_in_another(number)
+
+    async with engine.Engine() as own:
+        assert await own.run(outer(5) if inside else of(5)) == -5
+        assert len(_open_pools()) == (0 if inside else 1)
+    assert not _open_pools()  # that of the default Engine would be
+
+
+async def test_a_task_that_outlives_the_engine_gets_an_error() -> None:
+    closed = asyncio.Event()
+    tasks: list[asyncio.Task[float]] = []
+
+    async def late() -> float:
+        await closed.wait()
+        return await negative(1)
+
+    @ps.node
+    async def start(number: float) -> float:
+        tasks.append(asyncio.create_task(late()))
+        return number
+
+    @ps.graph
+    async def of(number: float) -> float:
+        return await start(number)
+
+    async with engine.Engine() as own:
+        await own.run(of(1))
+    closed.set()
+    with pytest.raises(ps.EngineClosedError):
+        await tasks[0]
+
+
+async def test_functions_and_nodes_of_an_engine_take_turns() -> None:
+    gate = Gate()
+
+    @ps.device_node(device="cpu", pure=False)
+    def flooding(x: Any) -> Any:
+        return gate.pass_through(x)
+
+    @ps.graph
+    async def flood(x: Any) -> Any:
+        return flooding(x)
+
+    @ps.node
+    async def function(x: Any) -> Any:
+        return await devices.actor("cpu").run(gate.pass_through, x)
+
+    @ps.graph
+    async def one(x: Any) -> Any:
+        return await function(x)
+
+    async with engine.Engine() as own:
+        gate.let_one_pass()
+        await own.run(one(np.full(1, -2, np.float32)))  # it is compiled now
+        await gate.entered()
+        calls = [asyncio.ensure_future(own.run(flood(np.full(1, n, np.float32)))) for n in range(60)]
+        await gate.entered()
+        (station,) = _open_pools()[0]._stations.values()
+        assert station.queue.running < 60
+        calls.append(asyncio.ensure_future(own.run(one(np.full(1, -1, np.float32)))))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert station.queue.running == 17  # the flood has what one node may have ahead, and the function is there, too
+        gate.open()
+        await asyncio.gather(*calls)
+
+
+async def test_what_functions_take_from_the_host_is_bounded_in_bytes() -> None:
+    gate = Gate()
+    device = devices.actor("cpu")
+    state = jnp.zeros(1024)  # on the device already
+
+    def step(state: Any, x: dict[str, Any]) -> Any:
+        return gate.pass_through(x["x"]) + state[0]
+
+    def call(number: float) -> Any:
+        return asyncio.ensure_future(device.run(step, state, {"x": np.full(2, number, np.float32)}))
+
+    calls = [call(0)]
+    await gate.entered()
+    (station,) = _open_pools()[0]._stations.values()
+    station.queue._window_bytes = 20
+    calls += [call(number) for number in range(1, 9)]  # of 8 bytes each
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (station.queue.running, station.queue._held_bytes) == (3, 24)
+    gate.open()
+    assert [float(result[0]) for result in await asyncio.gather(*calls)] == list(range(9))
+    assert station.queue._held_bytes == 0
+
+
+def _open_pools() -> list[DevicePool]:
+    return [pool for pool in gc.get_objects() if isinstance(pool, DevicePool) and not pool._closed]
