@@ -1,0 +1,72 @@
+"""Prefetch: the arguments of the next item go to the device while the present one computes."""
+
+import asyncio
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import engine
+from penstock.devices.dispatch import dispatch_thread as dispatch
+from penstock.devices.programs.executable import Executable
+
+
+class InFlight:
+    """Has computations be in flight until a test says that they have ended; tells what was transferred meanwhile.
+
+    A gate inside of a program would not do: a CPU runs one that calls back into Python in its dispatch.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.transferred: asyncio.Queue[float] = asyncio.Queue()
+        self.finish = threading.Event()
+        loop = asyncio.get_running_loop()
+        call, wait = Executable.__call__, dispatch.wait_until_ready
+
+        def transfer(executable: Executable, *args: Any) -> Any:
+            result = call(executable, *args)  # it comes back when the device has the arguments
+            loop.call_soon_threadsafe(self.transferred.put_nowait, float(np.ravel(args[0])[0]))
+            return result
+
+        def compute(arrays: Any) -> None:
+            assert self.finish.wait(30)
+            wait(arrays)
+
+        monkeypatch.setattr(Executable, "__call__", transfer)
+        monkeypatch.setattr(dispatch, "wait_until_ready", compute)
+        monkeypatch.setattr(dispatch, "are_ready", lambda arrays: False)  # pyright: ignore[reportUnknownLambdaType]
+
+
+@pytest.mark.parametrize("batch", [None, ps.Batch(1)])
+async def test_the_next_item_is_transferred_while_the_present_one_computes(
+    monkeypatch: pytest.MonkeyPatch, batch: ps.Batch | None
+) -> None:
+    in_flight = InFlight(monkeypatch)
+    finished: list[int] = []
+
+    @ps.device_node(device="cpu", pure=False, batch=batch, prefetch=2)
+    def doubled(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return doubled(x)
+
+    async with engine.deploy(of) as service:
+
+        async def item(number: int) -> None:
+            assert float((await service(np.full(2, number, np.float32)))[0]) == 2 * number
+            finished.append(number)
+
+        items = [asyncio.ensure_future(item(number)) for number in range(1, 9)]
+        try:
+            async with asyncio.timeout(20):
+                assert [await in_flight.transferred.get() for _ in range(2)] == [1, 2]
+            assert not finished
+        finally:
+            in_flight.finish.set()
+        await asyncio.gather(*items)
+    assert finished == [*range(1, 9)]
