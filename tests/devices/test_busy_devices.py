@@ -382,7 +382,7 @@ async def test_what_the_device_holds_ahead_is_bounded_in_bytes() -> None:
         assert station.queue._held_bytes == 0
 
 
-async def test_live_bytes_stay_flat_over_ten_thousand_items_and_idle_threads_hold_no_item() -> None:
+async def test_live_bytes_stay_flat_and_idle_threads_hold_no_item(effort: int) -> None:
     @ps.device_node(device="cpu")
     def first(x: jax.Array) -> jax.Array:
         return x + 1
@@ -405,16 +405,16 @@ async def test_live_bytes_stay_flat_over_ten_thousand_items_and_idle_threads_hol
         gc.disable()  # what only the collector frees would pile up between its runs
         try:
             before = _live_bytes()
-            for _ in range(10_000 // 64 + 1):
+            items = 320 if effort == 1 else 10_000  # ten thousand take eight seconds
+            for _ in range(items // 64 + 1):
                 for result in await asyncio.gather(*(service(row(n)) for n in range(64))):
                     del result
             last = await service(row(1))
             watched = weakref.ref(last.base if last.base is not None else last)
             del last
-            for _ in range(50):
-                await asyncio.sleep(0)
-            assert _live_bytes() - before <= 16 * 64
-            assert watched() is None
+            async with asyncio.timeout(20):  # the threads of the device let go of the last ones in their own time
+                while watched() is not None or _live_bytes() - before > 16 * 64:
+                    await asyncio.sleep(0.001)
         finally:
             gc.enable()
 
