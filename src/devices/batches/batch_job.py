@@ -107,7 +107,10 @@ class BatchJob(Job):
                 self._route.mailbox.post(call.fail, failed)
         if not items:
             assert failed is not None
-            raise failed
+            try:
+                raise failed
+            finally:
+                del failed  # it refers to this frame
         return items
 
     def results_of(self, given: Any) -> list[Any]:

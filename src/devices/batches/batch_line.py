@@ -74,7 +74,7 @@ class BatchLine:
             if is_out_of_memory(job.error):
                 _Halving(self, job).go_on()
             else:
-                _Search(self, job, job.error).go_on()
+                _Search(self, job).go_on()
             return
         job.settle()
         self.free()
@@ -100,7 +100,9 @@ class BatchLine:
 class _Search:
     """Runs a batch that failed again in parts, until the calls that fail are alone."""
 
-    def __init__(self, owner: BatchLine, job: BatchJob, error: Exception) -> None:
+    def __init__(self, owner: BatchLine, job: BatchJob) -> None:
+        error = job.take_error()
+        assert isinstance(error, Exception)
         self._owner = owner
         self._calls = job.calls
         self._size = None if job.stacked is None else job.stacked.size
@@ -122,6 +124,8 @@ class _Search:
             self._bisection.failed(job.error)
             if len(job.calls) == 1:
                 job.settle()
+            else:
+                job.take_error()
         else:
             self._bisection.succeeded()
             job.settle()
@@ -154,6 +158,7 @@ class _Halving:
         self.go_on()
 
     def _too_large(self, job: BatchJob) -> None:
+        cause = job.take_error()
         if self._owner.exceeded(job):
             self._left = [*job.calls, *self._left]
             return
@@ -162,5 +167,5 @@ class _Halving:
                 f"one item of node {self._owner.lane.name!r} does not fit the memory of "
                 f"{self._owner.device}: {self._owner.describe(call)}"
             )
-            error.__cause__ = job.error
+            error.__cause__ = cause
             call.fail(error)

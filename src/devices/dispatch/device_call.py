@@ -17,7 +17,8 @@ class DeviceCall:
     Attributes:
         program: what it runs.
         args: the arguments, one for each parameter.
-        result: what the caller waits for.
+        result: what the caller waits for; None once it has it, or has left: an error refers to all that was called on
+            its way, and would never be freed if one of those referred to it.
         hands_on: the caller gets the result before it is ready, to give it to another call.
         priority: higher first.
         deadline: when nobody will wait for it any more, in the loop's time.
@@ -49,7 +50,7 @@ class DeviceCall:
     ) -> None:
         self.program = program
         self.args: tuple[Any, ...] = args
-        self.result: asyncio.Future[Any] = loop.create_future()
+        self.result: asyncio.Future[Any] | None = loop.create_future()
         self.hands_on = hands_on
         self.priority = priority
         self.deadline = deadline
@@ -68,15 +69,23 @@ class DeviceCall:
 
     def take_back(self) -> bool:
         """Keep it from running, unless the device has begun with it; returns whether it was kept from it."""
-        return self._turn.acquire(blocking=False) and self.result.cancel()
+        return self._turn.acquire(blocking=False) and self._cancel()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the caller has left. On any thread."""
+        result = self.result
+        return result is None or result.cancelled()
 
     def is_wanted(self, now: float) -> bool:
         """Whether somebody waits for the result, and will when it comes."""
-        return not self.result.done() and (self.deadline is None or now < self.deadline)
+        if self.result is None or self.result.done():
+            return False
+        return self.deadline is None or now < self.deadline
 
     def hand_on(self, value: Any) -> None:
         """Give the caller a result that is not ready yet, unless it has left."""
-        if not self.result.done():
+        if self.result is not None and not self.result.done():
             self.result.set_result(value)
 
     def finish(self, value: Any) -> None:
@@ -86,7 +95,7 @@ class DeviceCall:
 
     def fail(self, error: BaseException) -> None:
         """Raise an error in the caller, unless it has left; the device is done with it."""
-        if not self.result.done():
+        if self.result is not None and not self.result.done():
             if isinstance(error, StopIteration):  # a future refuses it
                 substitute = RuntimeError("a device call raised StopIteration, which cannot travel through a future")
                 substitute.__cause__ = error
@@ -96,7 +105,7 @@ class DeviceCall:
 
     def drop(self) -> None:
         """Forget it: it will not run."""
-        self.result.cancel()
+        self._cancel()
         self._return()
 
     def expire(self) -> None:
@@ -105,12 +114,15 @@ class DeviceCall:
 
     def abandon(self) -> bool:
         """Nobody waits for it any more; returns whether the device is still busy with it."""
-        self.result.cancel()
+        self._cancel()
         return self.started and not self.returned
 
     def then(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the device is done with it."""
         self._on_returned.append(callback)
+
+    def _cancel(self) -> bool:
+        return self.result is not None and self.result.cancel()
 
     def _return(self) -> None:
         self.returned = True

@@ -111,10 +111,12 @@ class DeviceQueue:
     async def run(self, lane: Lane, call: DeviceCall) -> Any:
         """Run a call; returns its result. What it raises is what `submit` raises, or the call has failed with."""
         self.submit(lane, call)
+        assert call.result is not None
         try:
             return await call.result
         finally:
             self.withdraw(lane, call)
+            call.result = None
 
     async def run_to_end(self, lane: Lane, call: DeviceCall) -> Any:
         """Run a call whose result must not be lost, because it takes the place of what the call destroys.
@@ -127,19 +129,25 @@ class DeviceQueue:
         assert task is not None
         undisturbed = task.cancelling()
         self.submit(lane, call)
+        result = call.result
+        assert result is not None
         try:
-            await asyncio.wait([call.result])
+            await asyncio.wait([result])
         except asyncio.CancelledError as error:
-            if not call.result.done() and call.take_back():
+            if not result.done() and call.take_back():
                 self.withdraw(lane, call)
                 raise
             args = error.args
             try:
-                await until(call.result.done, lambda: asyncio.wait([call.result]))
+                await until(result.done, lambda: asyncio.wait([result]))
             except asyncio.CancelledError as another:
                 args = another.args
             postpone(args, undisturbed)
-        return call.result.result()
+        try:
+            return result.result()
+        finally:
+            call.result = None
+            del result
 
     def submit(self, lane: Lane, call: DeviceCall) -> None:
         """Have a call run; its result comes through its future.

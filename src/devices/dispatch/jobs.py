@@ -67,9 +67,10 @@ class Job:
 
     def settle(self) -> None:
         """Give each call its result, or an error of its own; on the loop."""
-        if self.error is not None:
+        error = self.take_error()
+        if error is not None:
             for index, call in enumerate(self.calls):
-                call.fail(twin_of(self.error) if index else self.error)
+                call.fail(twin_of(error) if index else error)
         elif self.results:
             for call, result in zip(self.calls, self.results, strict=True):
                 call.finish(result)
@@ -77,13 +78,18 @@ class Job:
             for call in self.calls:
                 call.drop()  # it was skipped: nobody waits
 
+    def take_error(self) -> BaseException | None:
+        """Return why it failed, and let go of that: its traceback refers to the job."""
+        error, self.error = self.error, None
+        return error
+
     def submit(self) -> None:
         """Have it run."""
         self._route.thread.submit(self)
 
     def begin(self) -> bool:
         """Return whether anybody still wants it."""
-        if all(call.result.cancelled() for call in self.calls):
+        if all(call.is_left for call in self.calls):
             self._over()
             return False
         return True
@@ -184,8 +190,13 @@ class Job:
         self._is_over = True
         if self._origin is not None:
             self._origin.over(self.error)
-        self._args = self._given = None
-        self._route.mailbox.post(self._on_over, self)
+        self._args = self._given = self._not_compiled = None
+        on_over, self._on_over = self._on_over, _nothing
+        self._route.mailbox.post(on_over, self)
+
+
+def _nothing(job: Job) -> None:
+    """Was told already."""
 
 
 class SingleJob(Job):

@@ -137,6 +137,7 @@ class CompileCache:
                 owner.log.dropped(executable)
         for number, on_done in enumerate(waiting):
             _tell(on_done, twin_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
+        del outcome  # an error refers to this frame
 
     def _evict(self) -> list[tuple[Program, Executable]]:
         evicted: list[tuple[Program, Executable]] = []

@@ -1,0 +1,101 @@
+"""What a failed call has read is freed when its caller drops the error: reference counts do it, no garbage collector."""
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import devices, engine
+
+SIZE = 10_000
+
+
+def _refuse(x: Any) -> Any:
+    raise ValueError("refused")
+
+
+def fails_on_the_device(x: jax.Array) -> jax.Array:
+    return jax.pure_callback(_refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="broadcast_all")
+
+
+def fails_late(x: jax.Array) -> jax.Array:
+    product = jnp.outer(x[:64], x[:64])
+    for _ in range(8):
+        product = jnp.sin(product @ product)
+    return fails_on_the_device(x + 0 * product[0, 0])
+
+
+def fails_while_traced(x: jax.Array) -> jax.Array:
+    raise LookupError("not traceable")
+
+
+def _actor(fn: Callable[..., Any], **options: Any) -> Callable[[Any], Awaitable[Any]]:
+    return lambda x: devices.actor("cpu").run(fn, x, **options)
+
+
+def _node(fn: Callable[..., Any], **options: Any) -> Callable[[Any], Awaitable[Any]]:
+    node: Any = ps.device_node(device="cpu", **options)(fn)
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return node(x)
+
+    return lambda x: engine.run(of(x))
+
+
+def _batches(fn: Callable[..., Any]) -> Callable[[Any], Awaitable[Any]]:
+    call = _node(fn, batch=ps.Batch(4))
+
+    async def three(x: Any) -> Any:
+        results = await asyncio.gather(*(call(x) for _ in range(3)), return_exceptions=True)
+        assert all(isinstance(result, Exception) for result in results)
+        raise LookupError("all of them failed")
+
+    return three
+
+
+WAYS: dict[str, Callable[[Callable[..., Any]], Callable[[Any], Awaitable[Any]]]] = {
+    "function": _actor,
+    "function that donates": lambda fn: _actor(fn, donate_argnums=(0,)),
+    "node": lambda fn: _node(fn, pure=False),
+    "batches": _batches,
+}
+
+
+@pytest.fixture
+async def without_collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    # JAX logs what a callback raises, and pytest keeps that, with all that its traceback refers to.
+    monkeypatch.setattr(logging.getLogger("jax._src.callback"), "disabled", True)
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("fn", [fails_on_the_device, fails_late, fails_while_traced])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_failed_call_lets_go_of_its_arrays(way: str, fn: Callable[..., Any], without_collector: None) -> None:
+    call = WAYS[way](fn)
+
+    async def fail() -> None:
+        with pytest.raises((jax.errors.JaxRuntimeError, LookupError)):
+            await call(jnp.ones(SIZE))
+
+    await devices.actor("cpu").run(jnp.negative, np.zeros(1))  # it is opened now
+    before = _live_bytes()
+    for _ in range(3):
+        await fail()
+    async with asyncio.timeout(20):  # the threads of the device let go of the last one in their own time
+        while _live_bytes() - before >= 4 * SIZE:
+            await asyncio.sleep(0.001)
+
+
+def _live_bytes() -> int:
+    return sum(array.nbytes for array in jax.live_arrays())
