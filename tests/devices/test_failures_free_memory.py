@@ -1,4 +1,4 @@
-"""What a failed call has read is freed when its caller drops the error: reference counts do it, no garbage collector."""
+"""What a failed call has read is freed when its caller drops the error: by reference counts, not by the collector."""
 
 import asyncio
 import gc

@@ -139,15 +139,15 @@ class DeviceQueue:
                 raise
             args = error.args
             try:
-                await until(result.done, lambda: asyncio.wait([result]))
+                await until(result.done, partial(asyncio.wait, [result]))
             except asyncio.CancelledError as another:
                 args = another.args
             postpone(args, undisturbed)
+        call.result = None
         try:
             return result.result()
         finally:
-            call.result = None
-            del result
+            del result  # it refers to an error, and that to this frame
 
     def submit(self, lane: Lane, call: DeviceCall) -> None:
         """Have a call run; its result comes through its future.
