@@ -7,7 +7,9 @@ import signal
 import socket
 import threading
 import traceback
+from contextlib import nullcontext
 
+from ..telemetry.spans import incoming
 from . import pickling
 from .process_target import resolve
 
@@ -40,12 +42,13 @@ def _end_with_parent() -> None:
 def _answer(body: bytearray, buffers: list[bytearray]) -> pickling.Message:
     """Run one call and encode `(True, result)` or `(False, (exception, its traceback as text))`."""
     try:
-        target, args, kwargs = pickling.decode(body, buffers)
+        target, args, kwargs, headers = pickling.decode(body, buffers)
     except Exception as error:  # noqa: BLE001 - constructors are the arguments' own code and may raise anything
         reason = f"an argument cannot be rebuilt in the worker process: {type(error).__name__}: {error}"
         return pickling.encode((False, (TypeError(reason), _format(error))))
     try:
-        result = resolve(target)(*args, **kwargs)
+        with incoming(headers) if headers else nullcontext():
+            result = resolve(target)(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - whatever the call raises belongs to the caller
         return _encode_error(target, error)
     try:

@@ -13,7 +13,7 @@ from time import perf_counter
 from types import CodeType, CoroutineType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from ..telemetry import spans
+from ..telemetry.spans import FrameSpan, NodeSpan
 from .current import source
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Link:
 
     name: str
     fn: Callable[..., Any]
+    model: str | None = None
 
 
 def compose(
@@ -98,9 +99,20 @@ def run_linkwise(links: Sequence[Link], actor: "NodeActor", frame: "Frame", args
     actor.refuse_coroutine(value, links[0].name)
     for number in range(1, len(links)):
         link = links[number]
-        with spans.node(frame.span, link.name, link.fn, item=frame.item):
-            value = link.fn(value)
+        value = link.fn(value) if frame.span is None else _traced(frame.span, link, frame.item, value)
         actor.refuse_coroutine(value, link.name)
+    return value
+
+
+def _traced(parent: FrameSpan, link: Link, item: int, value: Any) -> Any:
+    span = NodeSpan(parent, link.name, link.fn, item=item, model=link.model)
+    try:
+        value = link.fn(value)
+        span.returned(value)
+    except BaseException as error:
+        span.end("failed", error)
+        raise
+    span.end("done")
     return value
 
 

@@ -10,11 +10,12 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from .._errors import NodeCancelledError
-from ..telemetry import logs, spans
+from ..telemetry import logs
 from . import current
 from .invocation import Invocation, invoke_with
 from .loop_stream import LoopStream
 from .parts import Parts, Reader, close_stream
+from .traced import TracedExecution, tell_consumers
 
 if TYPE_CHECKING:
     from .crew import Crew
@@ -124,6 +125,8 @@ class Driver:
         """Start the task; returns the reader."""
         crew = self.crew
         self._parts.on_abandoned = self._reader_left
+        if self._frame.span is not None:
+            tell_consumers(self._frame.span, self._actor)
         self._actor.places.owe()
         self._frame.hold()
         crew.workers.add(self)
@@ -165,16 +168,12 @@ class Driver:
         self.position.task = self.task
         self.position.remember()  # for the tasks that the generator starts
         try:
-            span = None if self._given is not None else self._frame.span  # an argument is no node
-            with spans.node(span, self._actor.name, self._actor.fn, item=self._frame.item):
-                try:
-                    if self._parts.abandoned or self._parts.ended:
-                        await close_stream(self._given)
-                    else:
-                        await self._drive()
-                except asyncio.CancelledError:
-                    if not self.cancels:
-                        raise
+            if self._frame.span is None or self._given is not None:  # an argument is no node
+                await self._drive_or_close()
+            else:
+                with TracedExecution(self._frame.span, self._frame, self._actor) as execution:
+                    await self._drive_or_close()
+                    execution.was_cancelled = bool(self.cancels)
         except asyncio.CancelledError as error:
             cancelled = NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled, not by the engine")
             cancelled.__cause__ = error
@@ -183,6 +182,16 @@ class Driver:
             self._fail(error)
         finally:
             self._parts.end()
+
+    async def _drive_or_close(self) -> None:
+        try:
+            if self._parts.abandoned or self._parts.ended:
+                await close_stream(self._given)
+            else:
+                await self._drive()
+        except asyncio.CancelledError:
+            if not self.cancels:
+                raise
 
     async def _drive(self) -> None:
         iterator, first = await _FirstItem(self, self._actor, self._frame, self._readers).run()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from .._errors import DeadlineExceeded, NodeError
 from ..telemetry import logs
+from ..telemetry.spans import FrameSpan
 
 if TYPE_CHECKING:
     from .crew import Crew
@@ -85,6 +86,7 @@ class Frame:
         unwinding: handlers that still run for it, after it has ended.
         on_result_stream: called with the stream that the graph returns, if that is what it does.
         bodies: what its steps of control flow run inside of it now.
+        span: what the node executions of it open their spans below; None if it is not sampled.
     """
 
     # Defaults live in the class, and nothing else is assigned: making a frame is a large part of a short item's cost.
@@ -98,7 +100,7 @@ class Frame:
     sinks_left = 1
     result: Any = None
     error: BaseException | None = None
-    span: Any = None
+    span: FrameSpan | None = None
     deadline: float | None = None
     unwinding = 0
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None
@@ -134,7 +136,6 @@ class Frame:
         """Return a new frame inside of this one: a run of a body of control flow."""
         frame = Frame(layout, inputs, crew, listener, item, self)
         frame.priority = self.priority
-        frame.span = self.span
         return frame
 
     def body_begun(self, body: "Body") -> None:

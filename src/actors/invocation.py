@@ -13,6 +13,7 @@ from .chain import run_linkwise
 from .loop_host import LoopHost
 from .processes import ProcessPool
 from .threads import ThreadPool
+from .traced import TracedExecution
 
 if TYPE_CHECKING:
     from .crew import Crew
@@ -79,8 +80,8 @@ async def invoke_with(invocation: "Invocation") -> Any:
     frame, actor = invocation.frame, invocation.actor
     if frame.span is None:
         return await invocation.run()
-    with spans.node(frame.span, actor.name, actor.links[0].fn if actor.links else actor.fn, item=frame.item):
-        return await invocation.run()
+    with TracedExecution(frame.span, frame, actor) as execution:
+        return execution.returned(await invocation.run())
 
 
 class Invocation:
@@ -117,14 +118,17 @@ class Invocation:
                     if pause is None:
                         if policy.fallback is None:
                             raise
+                        if self.frame.span is not None:
+                            spans.fell_back(error)
                         value = await self._fall_back(error)
                         break
+                    if self.frame.span is not None:
+                        spans.retried(error, worker.position.attempt + 1)
                 if pause:
                     await asyncio.sleep(pause)
                 await _returned(worker)  # a thread that timed out holds the node's place until it is back
                 worker.position.attempt += 1
                 actor.retried += 1
-                spans.retried(self.frame.span, actor.name, worker.position.attempt)
             worker.position.attempt = 1  # the next node may be a plain one, which sets nothing
             return value
         finally:

@@ -62,14 +62,16 @@ def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
     return data
 
 
-def encode_request(target: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Message:
+def encode_request(
+    target: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], headers: Mapping[str, str]
+) -> Message:
     """Pickle a call of `target`.
 
     Raises:
         TypeError: an argument does not pickle; the message names its position or keyword, and its type.
     """
     try:
-        return encode((target, args, kwargs))
+        return encode((target, args, kwargs, headers))
     except Exception as error:  # reducers are the arguments' own code and may raise anything
         places = [(f"argument {position}", value) for position, value in enumerate(args, start=1)]
         places += [(f"argument {name!r}", value) for name, value in kwargs.items()]

@@ -66,6 +66,7 @@ class Policy:
     restart: RestartMode = "permanent"
     restart_on: tuple[type[Exception], ...] = ()
     shutdown_seconds: float | None = None
+    model: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "capacity", "max_bytes"):
@@ -78,6 +79,9 @@ class Policy:
             )
         if self.shutdown_seconds is not None and not 0 <= self.shutdown_seconds < math.inf:
             raise ValueError(f"shutdown_seconds={self.shutdown_seconds!r}: 0 or more, and finite")
+        model: object = self.model
+        if model is not None and not (isinstance(model, str) and model):
+            raise ValueError(f"model={self.model!r}: the name of the model that it calls, such as 'gpt-5'")
         if self.runs_on not in ("loop", "thread", "process"):
             raise ValueError(f"runs_on={self.runs_on!r}: one of 'loop', 'thread', 'process'")
         if self.restart not in get_args(RestartMode):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._errors import EngineClosedError, WorkerDied
+from ..telemetry import spans
 from . import pickling
 from .threads import ThreadPool, before_interpreter_exit
 from .worker_process import WorkerProcess
@@ -50,6 +51,7 @@ class _Call:
     target: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    headers: dict[str, str]  # of the trace that it belongs to
     cancelled: bool = False
     worker: WorkerProcess | None = field(default=None)
 
@@ -104,7 +106,7 @@ class ProcessPool:
         """
         if self._closed:
             raise EngineClosedError("this process pool was closed; it belongs to an Engine that has ended")
-        call = _Call(target, args, kwargs)
+        call = _Call(target, args, kwargs, spans.outgoing())
         # An empty context: nothing of the caller's is read on this side.
         future = self._threads.submit(contextvars.Context(), None, self._perform, call)
         self._futures.add(future)
@@ -187,7 +189,7 @@ class ProcessPool:
 
     def _perform(self, call: _Call) -> Any:
         """Run one call; the job of a thread."""
-        request = pickling.encode_request(call.target, call.args, call.kwargs)
+        request = pickling.encode_request(call.target, call.args, call.kwargs, call.headers)
         worker = self._assign(call)
         try:
             reply = worker.exchange(request)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from ..engine.around import pools_around
 from ..engine.engine import default_engine
+from ..telemetry import spans
 from .jax_import import require_jax
 from .parameter_names import parameter_names
 
@@ -82,6 +83,7 @@ class DeviceActor:
         (station,) = pool.opened(self._device) or await pool.open(self._device)
         program = _program(fn, station.placement, donate_argnums)
         call = DeviceCall(station.loop, program, args, hands_on=not ready, size_bytes=size_on_host(args))
+        call.wait = spans.waiting()
         run = station.queue.run_to_end if donate_argnums else station.queue.run
         return cast(R, await run(station.others, call))
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .._errors import PlanError
+from ..telemetry import spans
 from .device_programs import DevicePrograms
 from .dispatch.device_pool import DevicePool
 from .dispatch.parameters import check_same_shapes
@@ -110,6 +111,10 @@ class DeviceExecutor:
                 arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=site.is_handed_on,
                 label=site.label,
             )  # fmt: skip
+            if frame.span is not None:
+                call.wait = spans.waiting()
+                if self.programs.members:
+                    spans.consists_of(self.programs.members)
             worker.outside_call = call
             return await use.lane.queue.run(use.lane, call)
 

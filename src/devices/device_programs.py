@@ -43,18 +43,25 @@ class DevicePrograms:
         options: how it runs.
         samples: gives the arguments of items to compile it for, where these come from resources; those of its options
             unless told otherwise.
+        members: names of the nodes of a region; none for a node that is one.
 
     Attributes:
         samples: as given.
         log: what its own programs cost.
         fn: the function.
+        members: as given.
 
     Raises:
         TypeError: the function cannot be compiled as asked.
     """
 
     def __init__(
-        self, name: str, fn: Callable[..., Any], options: DeviceOptions, samples: Samples | None = None
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: DeviceOptions,
+        samples: Samples | None = None,
+        members: tuple[str, ...] = (),
     ) -> None:
         from .batches.batch_statistics import BatchLog
         from .programs.compile_log import CompileLog
@@ -62,6 +69,7 @@ class DevicePrograms:
 
         self.name = name
         self.options = options
+        self.members = members
         self.samples: Samples = samples or (lambda resources: options.sample_input)
         self.log = CompileLog()
         self.batches = BatchLog()

@@ -15,6 +15,7 @@ from ..actors.frame import Frame
 from ..actors.node_actor import Body, NodeActor
 from ..actors.uninterrupted import until
 from ..actors.worker import Worker
+from ..telemetry import spans
 from .control import Control, checked_branch, iteration_limit
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class _BodyRuns:
         self._parent = parent
         self._outside = outside
         self._empty = asyncio.Event()
+        self._span = None if parent.span is None else spans.present()  # that of the step around
         self._crew = Crew(
             parent.crew.loop, copy_context(), self._ended, traced=parent.crew.traced, deadline=parent.crew.deadline
         )
@@ -169,5 +171,7 @@ class _BodyRuns:
         self._next = index + 1
         inputs = (self._items[index], *self._outside)
         frame = self._parent.inner(self._wired.program, inputs, self._crew, self, self._first_item + index)
+        if self._span is not None:
+            frame.span = spans.FrameSpan(self._span)
         self._frames[frame.item] = frame
         self._crew.start(frame, self._wired.entries)

@@ -63,6 +63,7 @@ def node(
     restart: RestartMode = "permanent",
     restart_on: tuple[type[Exception], ...] = (),
     shutdown_seconds: float | None = None,
+    model: str | None = None,
 ) -> _Decorator: ...
 @overload
 def node(
@@ -78,6 +79,7 @@ def node(
     fallback: Callable[[Exception], Any] | None = None,
     pure: bool = False,
     effectful: bool = False,
+    model: str | None = None,
 ) -> _BatchDecorator: ...
 def node(
     fn: Any = None,
@@ -97,6 +99,7 @@ def node(
     restart: RestartMode = "permanent",
     restart_on: tuple[type[Exception], ...] = (),
     shutdown_seconds: float | None = None,
+    model: str | None = None,
 ) -> Any:
     """Make a node of a function, an async function, or a class whose instances are called.
 
@@ -122,6 +125,8 @@ def node(
             All others are the error of their item and nothing else.
         shutdown_seconds: of a class that owns its loop: how long the loop may go on at the end of its scope, when no
             more work comes; it is cancelled then. 5 by default; 0 cancels it at once.
+        model: it calls this model, and does nothing else that takes long: its spans get the names that OpenTelemetry
+            has for model calls, with the tokens that `usage` of its result says.
 
     Returns:
         A `Node`; a class stays a class, and calls of its instances become steps.
@@ -133,7 +138,7 @@ def node(
     policy = Policy(
         concurrency, capacity, max_bytes, runs_on, timeout_seconds, retry, fallback,
         pure=pure, effectful=effectful, restart=restart, restart_on=restart_on,
-        shutdown_seconds=shutdown_seconds,
+        shutdown_seconds=shutdown_seconds, model=model,
     )  # fmt: skip
 
     def decorate(target: Any) -> Any:

@@ -14,6 +14,7 @@ from ..actors.crew import Crew
 from ..actors.current import calling_actor, enclosing_frame
 from ..actors.frame import Frame, plain_error
 from ..actors.node_actor import NodeActor
+from ..actors.traced import Outcome, outcome_of
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs, spans
 from .admission import Admission
@@ -43,6 +44,7 @@ class Pipeline:
     Attributes:
         window: the places, and the items that have ended.
         uptime: how long it has been open.
+        skipped: how many items its reader did not get.
         on_closed: called with the pipeline when it has ended.
         progress: what shows how far it is; None if nobody wants to see that.
     """
@@ -88,7 +90,9 @@ class Pipeline:
         if options.timeout_seconds is not None:
             self._deadline = self.loop.time() + options.timeout_seconds
             self._timer = self.loop.call_at(self._deadline, self._expire, options.timeout_seconds)
-        self._span: Span | None = spans.start_stream(self._context)
+        self._span: Span | None = spans.start_stream(self._context) if options.trace_execution else None
+        self._outcome: tuple[Outcome, BaseException | None] | None = None
+        self.skipped = 0
         # Unsampled items share a context and the workers that run in it. An item that is sampled, or that belongs to
         # a deployment, has a context of its own, and so workers of its own.
         own_crews = admission is not None or (self._span is not None and self._span.is_recording())
@@ -152,9 +156,23 @@ class Pipeline:
         """Begin to end everything; `aclose` waits for it."""
         if self._error is None:
             self._error = error if error is not None else EngineClosedError("this stream was closed")
+            error = error or self._source_error
+            is_complete = self._exhausted and not self.window.in_flight
+            if self._outcome is None:
+                self._outcome = outcome_of("done" if is_complete else "failed" if error else "cancelled", error), error
         if self._closing is None:
             self._closing = self.loop.create_task(self._close(), name="penstock-stream-close")
         self.window.wake_reader()
+
+    def raised(self, error: BaseException | None) -> None:
+        """The reader gets the error of an item, which ends the stream."""
+        self._outcome = outcome_of("failed", error), error
+
+    def skip(self, frame: Frame) -> None:
+        """The reader does not get an item."""
+        self.skipped += 1
+        spans.item_skipped(self._span, frame.layout.name, frame.item, frame.error)
+        logs.warning("stream.item_skipped", graph=frame.layout.name, item=frame.item, error=repr(frame.error))
 
     def finish(self) -> None:
         """Ask the source for no more; what it gave goes on to its end, and can be read after that."""
@@ -206,12 +224,14 @@ class Pipeline:
         crew, span, traced = self._crew, None, False
         if crew is None:
             context = self._context.copy()
-            span, traced = spans.start_run(graph.name, context, item=index, parent=self._span)
+            if self._options.trace_execution:
+                span, traced = spans.start_run(graph.name, context, item=index, parent=self._span)
             crew = self._scope.crew(context, traced=traced, deadline=self._deadline)
             crew.caller = self._caller
         frame = self.window.new_frame(wired, call.arguments, crew, self._parent)
         frame.priority = self._options.priority
-        frame.span = span if traced else None
+        if span is not None and traced:
+            frame.span = spans.FrameSpan(span)
         if self._deadline is not None:
             frame.deadline = self._deadline
         if crew is not self._crew:
@@ -225,7 +245,8 @@ class Pipeline:
         self._crew_closed.notify_all()
         if self.on_item_settled is not None:
             self.on_item_settled(frame)
-        spans.end_run(frame.span, frame.state, frame.error)
+        if frame.span is not None:
+            spans.end_run(frame.span.parent, outcome_of(frame.state, frame.error), frame.error)
         if self._admission is not None:
             self._admission.release()
 
@@ -267,7 +288,11 @@ class Pipeline:
     def _closed(self) -> None:
         self.uptime.stop()
         if self._span is not None:
-            self._span.end()
+            outcome, error = self._outcome or ("cancelled", None)
+            spans.end_stream(
+                self._span, outcome, error, items=self.window.submitted, failed=self.window.failed,
+                skipped=self.skipped,
+            )  # fmt: skip
         self._scope.engine.stream_closed(self)
         if self.on_closed is not None:
             self.on_closed(self)
@@ -275,8 +300,3 @@ class Pipeline:
 
 def _cut_short() -> EngineClosedError:
     return EngineClosedError("the deployment was drained: the source of this stream was asked for no more calls")
-
-
-def log_skipped(frame: Frame) -> None:
-    """Log an item that a stream skips."""
-    logs.warning("stream.item_skipped", graph=frame.layout.name, item=frame.item, error=repr(frame.error))

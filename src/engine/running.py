@@ -9,6 +9,7 @@ from .._errors import DeadlineExceeded, DeploymentFailed
 from ..actors.crew import Crew
 from ..actors.current import enclosing_frame, is_detached
 from ..actors.frame import Frame
+from ..actors.traced import outcome_of
 from ..actors.uninterrupted import until
 from ..telemetry import spans
 from .graph import Call
@@ -83,7 +84,7 @@ class _Run:
         loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] = loop.create_future()
         context = copy_context()
-        self._span, traced = spans.start_run(call.graph.name, context)
+        self._span, traced = spans.start_run(call.graph.name, context) if options.trace_execution else (None, False)
         self._traced = traced
         seconds = options.timeout_seconds
         self.deadline = None if seconds is None else loop.time() + seconds
@@ -106,7 +107,8 @@ class _Run:
             raise self.not_started(self._runtime.closed_error(), timed_out=False)
         parent = enclosing_frame()
         frame = self._frame = Frame(wired.program, self._call.arguments, self._crew, self, 0, parent)
-        frame.span = self._span if self._traced else None
+        if self._span is not None and self._traced:
+            frame.span = spans.FrameSpan(self._span)
         if self.deadline is not None and self._options.timeout_seconds is not None:
             frame.expire_at(self.deadline, self._options.timeout_seconds)
         if parent is not None and is_detached():
@@ -123,7 +125,7 @@ class _Run:
         finally:
             self._runtime.frames.discard(frame)
             self._frame = None
-            spans.end_run(self._span, frame.state, frame.error)
+            spans.end_run(self._span, outcome_of(frame.state, frame.error), frame.error)
         return frame.outcome()
 
     def fail(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
@@ -138,7 +140,7 @@ class _Run:
             error = DeadlineExceeded(
                 f"the resources and stateful nodes of graph {name!r} did not start within {seconds:g} s"
             )
-        spans.end_run(self._span, "failed", error)
+        spans.end_run(self._span, outcome_of("failed", error), error)
         return error
 
     def _unwinding(self) -> list[asyncio.Task[None]]:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from .._errors import DeploymentFailed
@@ -12,6 +13,7 @@ from ..actors.current import enclosing_frame, is_detached
 from ..actors.frame import Frame
 from ..actors.node_actor import ActorStatistics
 from ..actors.supervision import SupervisorFlags
+from ..actors.traced import outcome_of
 from ..telemetry import spans
 from ..telemetry.tables import Rendered
 from .admission import AdmissionStatistics
@@ -147,14 +149,14 @@ class Service(Generic[P, R]):
         call: Call[R] = self._graphs[0](*args, **kwargs)
         if scoped_options():
             return self.run(call)
-        return self._run(call, self._options.timeout_seconds, self._options.priority)
+        return self._run(call, self._options)
 
     async def run(self, call: Call[T], /, **options: Unpack[CallOptions]) -> T:
         """Run one call of a deployed graph.
 
         Args:
             call: the call.
-            **options: `timeout_seconds` and `priority`.
+            **options: `timeout_seconds`, `priority` and `trace_execution`.
 
         Raises:
             Overloaded: every place and every place in the queue is taken.
@@ -167,7 +169,7 @@ class Service(Generic[P, R]):
         merged = self._options  # as it is nearly always
         if options or scoped_options():
             merged = resolve("service.run", options, self._inherited())
-        result: T = await self._run(as_call(call, "service.run"), merged.timeout_seconds, merged.priority)
+        result: T = await self._run(as_call(call, "service.run"), merged)
         return result
 
     @overload
@@ -189,8 +191,8 @@ class Service(Generic[P, R]):
         Args:
             calls: the calls; or one call, of a graph that returns an `AsyncIterator`.
             progress: whether a bar shows how it gets on; see `penstock.engine.stream`.
-            **options: `timeout_seconds`, `priority`; of many calls also `ordered`, `on_error`, and `max_in_flight` of
-                this stream.
+            **options: `timeout_seconds`, `priority`, `trace_execution`; of many calls also `ordered`, `on_error`, and
+                `max_in_flight` of this stream.
 
         Raises:
             OptionsError: an option is unknown or does not apply.
@@ -289,19 +291,25 @@ class Service(Generic[P, R]):
             in_flight.counts["expired"],
         )
 
-    async def _run(self, call: Call[Any], timeout_seconds: float | None, priority: int) -> Any:
-        deployment = self._deployment
+    async def _run(self, call: Call[Any], options: ExecutionOptions) -> Any:
+        deployment, timeout_seconds, priority = self._deployment, options.timeout_seconds, options.priority
         scope, in_flight = deployment.check_callable()
         deadline = None if timeout_seconds is None else scope.loop.time() + timeout_seconds
-        wired = deployment.graphs.ready.get(call.graph)
-        if wired is None:
-            wired = deployment.graphs.one_value(call.graph, "service.run")
-            await deployment.restored(wired, call.graph, deadline)
-        if not in_flight.admission.reserve_nowait():
-            await in_flight.reserve(call.graph.name, priority, deadline)
-            deployment.check_admitted(in_flight)
         context = copy_context()
-        span, traced = spans.start_run(call.graph.name, context)
+        span, traced = spans.start_run(call.graph.name, context) if options.trace_execution else (None, False)
+        try:
+            wired = deployment.graphs.ready.get(call.graph)
+            if wired is None:
+                wired = deployment.graphs.one_value(call.graph, "service.run")
+                await deployment.restored(wired, call.graph, deadline)
+            if not in_flight.admission.reserve_nowait():
+                began = perf_counter()
+                await in_flight.reserve(call.graph.name, priority, deadline)
+                spans.admitted(span, perf_counter() - began)
+                deployment.check_admitted(in_flight)
+        except BaseException as error:
+            spans.end_run(span, outcome_of("running", error), error)
+            raise
         flight = Flight(deployment, in_flight, scope.loop.create_future())
         crew = scope.crew(context, traced=traced, deadline=deadline)
         parent = enclosing_frame()
@@ -309,7 +317,8 @@ class Service(Generic[P, R]):
         frame.priority = priority
         in_flight.live.add(frame)
         in_flight.items += 1
-        frame.span = span if traced else None
+        if span is not None and traced:
+            frame.span = spans.FrameSpan(span)
         if deadline is not None and timeout_seconds is not None:
             frame.expire_at(deadline, timeout_seconds)
         if parent is not None and is_detached():
@@ -322,7 +331,7 @@ class Service(Generic[P, R]):
             frame.cancel()
             raise
         finally:
-            spans.end_run(span, frame.state, frame.error)
+            spans.end_run(span, outcome_of(frame.state, frame.error), frame.error)
         return frame.outcome()
 
     async def _deployed(self, graph: Graph[..., Any]) -> Wired:
@@ -343,7 +352,11 @@ class Service(Generic[P, R]):
 
     def _inherited(self) -> dict[str, Any]:
         options = self._options
-        return {"timeout_seconds": options.timeout_seconds, "max_in_flight": options.max_in_flight}
+        return {
+            "timeout_seconds": options.timeout_seconds,
+            "max_in_flight": options.max_in_flight,
+            "trace_execution": options.trace_execution,
+        }
 
 
 def checked_graphs(graphs: tuple[object, ...]) -> None:

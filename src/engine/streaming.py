@@ -12,7 +12,7 @@ from ..actors.frame import Frame
 from ..actors.node_actor import ActorStatistics
 from ..telemetry.tables import Rendered
 from .options import ExecutionOptions
-from .pipeline import Pipeline, log_skipped
+from .pipeline import Pipeline
 from .progress import StreamProgress, length_of
 from .scope import Scope
 from .source import Calls
@@ -176,7 +176,6 @@ class CallsStream(Stream[T_co]):
         self._pipeline: Pipeline | None = None
         self._window: Window | None = None
         self._closed = False
-        self._skipped = 0
         self._shows_progress = shows_progress
 
     def _own_pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
@@ -193,6 +192,8 @@ class CallsStream(Stream[T_co]):
             Exception: the error of this item, with on_error="raise"; the stream is closed then.
         """
         window = self._window or self._start().window
+        pipeline = self._pipeline
+        assert pipeline is not None
         while not self._closed:
             frame = window.take() or await self._next()
             if frame is None:
@@ -201,12 +202,12 @@ class CallsStream(Stream[T_co]):
                 result: T_co = frame.result
                 return result
             if self._options.on_error == "raise" or not isinstance(frame.error, Exception):
+                pipeline.raised(frame.error)
                 try:
                     frame.outcome()
                 finally:
                     await self.aclose()
-            self._skipped += 1
-            log_skipped(frame)
+            pipeline.skip(frame)
         raise StopAsyncIteration
 
     async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
@@ -255,7 +256,7 @@ class CallsStream(Stream[T_co]):
         """Return a snapshot of the counters."""
         if self._pipeline is None:
             return StreamStatistics(0, 0, 0, 0, 0, 0, ())
-        return _statistics_of(self._pipeline, self._skipped)
+        return _statistics_of(self._pipeline)
 
     def _start(self) -> Pipeline:
         if self._pipeline is None:
@@ -267,7 +268,7 @@ class CallsStream(Stream[T_co]):
             total = length_of(self._calls) if self._shows_progress else None
             pipeline = self._pipeline = make_pipeline(self._calls, self._options)
             if self._shows_progress:
-                look = partial(_statistics_of, pipeline, 0)
+                look = partial(_statistics_of, pipeline)
                 pipeline.progress = StreamProgress(pipeline.loop, lambda: pipeline.name, total, look)
             self._calls = None
             self._window = self._pipeline.window
@@ -295,14 +296,14 @@ class CallsStream(Stream[T_co]):
             pipeline.loop.call_soon_threadsafe(pipeline.abort)
 
 
-def _statistics_of(pipeline: Pipeline, skipped: int) -> StreamStatistics:
+def _statistics_of(pipeline: Pipeline) -> StreamStatistics:
     window = pipeline.window
     return StreamStatistics(
         window.submitted,
         window.completed,
         window.failed,
-        skipped,
-        window.position - skipped,
+        pipeline.skipped,
+        window.position - pipeline.skipped,
         window.in_flight,
         tuple(actor.statistics() for actor in pipeline.actors()),
         pipeline.uptime.seconds,

@@ -195,7 +195,8 @@ class Wiring:
             return actor
         if not node.is_async:
             further = zip(step.tail_labels, step.chain[1:], strict=True)
-            actor.links = (Link(step.label, actor.fn), *(Link(label, _target(link)) for label, link in further))
+            links = [_link(label, link) for label, link in further]
+            actor.links = (Link(step.label, actor.fn, policy.model), *links)
         if unit.streams:
             actor.invoke = reading(unit.streams)
         actor.body = self._body(program, unit, node)
@@ -295,9 +296,9 @@ def _added_actor(program: Program, unit: Unit) -> NodeActor:
     return actor
 
 
-def _target(step: Step) -> Callable[..., Any]:
+def _link(label: str, step: Step) -> Link:
     assert isinstance(step.callee, Node)  # only nodes are chained
-    return step.callee.target
+    return Link(label, step.callee.target, step.callee.policy.model)
 
 
 def _nothing() -> None:

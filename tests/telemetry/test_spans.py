@@ -71,7 +71,7 @@ def tracing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracing]:
     found = Tracing()
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", found.provider)
     # The tracer of the package found its provider at an earlier test, and would keep it.
-    monkeypatch.setattr("penstock.telemetry.spans._tracer", found.provider.get_tracer(names.INSTRUMENTATION))
+    monkeypatch.setattr("penstock.telemetry.spans.tracer._tracer", found.provider.get_tracer(names.INSTRUMENTATION))
     yield found
     found.provider.shutdown()
 
@@ -195,7 +195,7 @@ async def test_another_attempt_is_an_event_of_the_span(tracing: Tracing) -> None
     assert await engine.run(retrying(1)) == 1
     events = tracing.one("flaky").events
     assert [(event.name, dict(event.attributes or {})) for event in events] == [
-        (names.RETRY, {names.NODE: "flaky", names.ATTEMPT: 2})
+        (names.RETRY, {names.ATTEMPT: 2, names.ERROR_TYPE: "ValueError", names.ERROR_MESSAGE: "1"})
     ]
 
 

@@ -70,6 +70,8 @@ class BatchJob(Job):
         stacked: what was stacked, once it was.
     """
 
+    _is_batch = True
+
     def __init__(
         self,
         program: Program,
@@ -83,6 +85,11 @@ class BatchJob(Job):
         self._layout = layout
         self._size = size or batch_size(len(calls), layout.sizes)
         self.stacked: Stacked | None = None
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of the batch, padding included."""
+        return self._size
 
     def arguments(self) -> tuple[Any, ...]:
         """Stack the arguments of the calls."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ...telemetry.spans import DeviceWait
     from ..programs.compiling import Program
 
 
@@ -25,6 +26,7 @@ class DeviceCall:
         group: calls of one group may run together.
         label: of the node in its graph; None for what is no node.
         size_bytes: of the arguments that may have to be transferred.
+        wait: the sampled span that waits for it; None without one.
         arrived_at: when it began to wait, in the loop's time.
         started: whether it was handed to the device's thread.
         returned: whether the device has nothing to do with it any more.
@@ -32,7 +34,7 @@ class DeviceCall:
 
     __slots__ = (
         "_on_returned", "_turn", "args", "arrived_at", "deadline", "group", "hands_on", "label", "priority", "program",
-        "result", "returned", "size_bytes", "started",
+        "result", "returned", "size_bytes", "started", "wait",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +59,7 @@ class DeviceCall:
         self.group = group
         self.label = label
         self.size_bytes = size_bytes
+        self.wait: DeviceWait | None = None
         self.arrived_at = loop.time()
         self.started = False
         self.returned = False

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..._errors import DeviceError
+from ...telemetry.spans import JobSpan
 from ..programs.exception_twins import twin_of
 from ..programs.signature import is_device_array
 from ..untyped_jax import jax
@@ -49,6 +50,8 @@ class Job:
         has_run: whether the device has seen it: it was not skipped, and its program was compiled.
     """
 
+    _is_batch = False
+
     def __init__(
         self, program: "Program", route: Route, calls: list[DeviceCall], on_over: Callable[[Any], None]
     ) -> None:
@@ -64,6 +67,7 @@ class Job:
         self._given: Any = None
         self._origin: Origin | None = None
         self._is_over = False
+        self._span: JobSpan | None = None  # if any of the calls is sampled
 
     def settle(self) -> None:
         """Give each call its result, or an error of its own; on the loop."""
@@ -92,6 +96,8 @@ class Job:
         if all(call.is_left for call in self.calls):
             self._over()
             return False
+        if self._span is None:
+            self._open_span()
         return True
 
     def dispatch(self) -> list[Any] | None:
@@ -100,16 +106,22 @@ class Job:
             raise self._not_compiled
         if self._args is None:
             self._args = self.arguments()
+        span = self._span
         executable = self._route.cache.find(self._program, self._args)
         if executable is None:
-            self._route.cache.compile(self._program, self._args, self._compiled)
+            trace = None if span is None else span.context
+            self._route.cache.compile(self._program, self._args, self._compiled, trace)
             return None
         if not self.is_left():
             self._over()
             return None
         self.has_run = True
         try:
-            self._given = executable(*self._args)
+            if span is None:
+                self._given = executable(*self._args)
+            else:
+                self._given = executable(*executable.transferred(self._args, span.transfer))
+                span.dispatched(self.rows)
         except Exception as error:
             self._explain(error)
             raise
@@ -139,6 +151,11 @@ class Job:
         """Return whether it is still to run, immediately before it does."""
         return True
 
+    @property
+    def rows(self) -> int | None:
+        """Rows of the batch, padding included; None for one call alone."""
+        return None
+
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the program."""
         raise NotImplementedError
@@ -157,13 +174,22 @@ class Job:
         placed = self._route.parameters
         placed.placed_since(self._route.thread.restarts)
         return tuple([
-            placed.place((self._program, index), arg) if index in parameters else arg
+            placed.place((self._program, index), arg, self._span) if index in parameters else arg
             for index, arg in enumerate(args)
         ])  # fmt: skip
+
+    def _open_span(self) -> None:
+        waits = [call.wait for call in self.calls if call.wait is not None]
+        if waits:
+            program = self._program
+            items = len(self.calls) if self._is_batch else None
+            self._span = JobSpan(program.name, program.placement.name, waits, items)
 
     def _compiled(self, found: object) -> None:
         if isinstance(found, BaseException):
             self._not_compiled = found
+        elif self._span is not None:
+            self._span.dispatching()
         self.submit()
 
     def _explain(self, error: Exception) -> None:
@@ -190,6 +216,8 @@ class Job:
         self._is_over = True
         if self._origin is not None:
             self._origin.over(self.error)
+        if self._span is not None:
+            self._span.end(self.error, has_run=self.has_run)
         self._args = self._given = self._not_compiled = None
         on_over, self._on_over = self._on_over, _nothing
         self._route.mailbox.post(on_over, self)

@@ -1,5 +1,6 @@
 """Parameters: pytrees that come from resources, placed on a device once and not with every call."""
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..._errors import DeviceError
@@ -9,6 +10,7 @@ from ..untyped_jax import jax
 from .owned_arrays import owned
 
 if TYPE_CHECKING:
+    from ...telemetry.spans import JobSpan
     from ..programs.compiling import Program
 
 
@@ -23,19 +25,23 @@ class PlacedParameters:
         self._present: dict[tuple[Program, int], _Placed] = {}
         self._restarts = 0
 
-    def place(self, user: "tuple[Program, int]", value: Any) -> Any:
+    def place(self, user: "tuple[Program, int]", value: Any, span: "JobSpan | None" = None) -> Any:
         """Return a parameter as it lies on the device; on the dispatch thread, and it may still be on its way.
 
         Args:
             user: the program and the position of the argument; while it uses a value, that stays placed.
             value: the parameter, told apart from others by identity.
+            span: of the job that it is placed for.
         """
         present = self._present.get(user)
         if present is None or present.value is not value:
             program, position = user
             specs = None if program.in_specs is None else program.in_specs[position]
             same = (one for one in self._present.values() if one.value is value and one.specs == specs)
-            present = next(same, None) or _Placed(value, specs, _put(owned(value), program.shardings(position, value)))
+            present = next(same, None)
+            if present is None:
+                with nullcontext() if span is None else span.transfer(_size_bytes(value)):
+                    present = _Placed(value, specs, _put(owned(value), program.shardings(position, value)))
             self._present[user] = present
         return present.placed
 
@@ -68,6 +74,10 @@ def check_same_shapes(old: Any, new: Any) -> None:
 def _kind(leaf: Any) -> str:
     shaped = jax.eval_shape(lambda: leaf) if not hasattr(leaf, "dtype") else leaf
     return f"{shaped.dtype}{list(shaped.shape)}"
+
+
+def _size_bytes(value: Any) -> int:
+    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(value))
 
 
 def _put(value: Any, shardings: Any) -> Any:

@@ -4,6 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ...actors.loop_mailbox import LoopMailbox
+from ...telemetry import spans
 from ..platform.placement import Placement
 from ..programs.compile_cache import CACHE
 from .device_queue import DeviceQueue
@@ -60,8 +61,9 @@ class Station:
     def compile(self, program: "Program", args: tuple[Any, ...]) -> "asyncio.Future[None]":
         """Have a program compiled for such arguments; the future tells when it is, or why it could not be."""
         done: asyncio.Future[None] = self.loop.create_future()
-        mailbox = self.route.mailbox
-        self.route.cache.compile(program, args, lambda found: mailbox.post(_tell, done, found))
+        mailbox, wait = self.route.mailbox, spans.waiting()
+        trace = None if wait is None else wait.context
+        self.route.cache.compile(program, args, lambda found: mailbox.post(_tell, done, found), trace)
         return done
 
     async def close(self) -> None:

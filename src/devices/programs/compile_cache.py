@@ -6,10 +6,12 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Final, TypeAlias
 
-from ...telemetry import logs
+from opentelemetry.context import Context
+
+from ...telemetry import logs, spans
 from . import configuration as configurations
 from .compile_thread import CompileThread
-from .compiling import Program, build
+from .compiling import Program, arguments_of, build
 from .configuration import Configuration
 from .exception_twins import twin_of
 from .executable import Executable
@@ -21,6 +23,7 @@ DEFAULT_CAPACITY: Final = 256
 
 OnCompiled: TypeAlias = Callable[[Executable | BaseException], object]
 _Key: TypeAlias = tuple[Any, ...]
+_Waiter: TypeAlias = tuple[OnCompiled, Context | None]
 
 
 class CompileCache:
@@ -43,7 +46,7 @@ class CompileCache:
         self._capacity = capacity
         self._lock = threading.Lock()
         self._held: dict[_Key, Executable] = {}
-        self._waiting: dict[_Key, list[OnCompiled]] = {}
+        self._waiting: dict[_Key, list[_Waiter]] = {}
         self._uses = count(1)
         self._thread = CompileThread()
 
@@ -76,7 +79,9 @@ class CompileCache:
             executable.used = next(self._uses)
         return executable
 
-    def compile(self, program: Program, args: tuple[Any, ...], on_done: OnCompiled) -> None:
+    def compile(
+        self, program: Program, args: tuple[Any, ...], on_done: OnCompiled, trace: Context | None = None
+    ) -> None:
         """Compile a program on the compile thread, under the configuration of the calling thread.
 
         Callers of one program and signature share one compilation. What fails is not kept: the next call tries again.
@@ -86,6 +91,7 @@ class CompileCache:
             args: as in a call; nothing of the arrays is kept. `jax.ShapeDtypeStruct`s may stand for them.
             on_done: called with the executable, or with an error that no other caller gets. On the compile thread, or
                 at once if it has been compiled meanwhile; it must not raise.
+            trace: the context with the sampled span that waits for it; None without one.
 
         Raises:
             TypeError: an argument is neither an array nor static.
@@ -100,10 +106,10 @@ class CompileCache:
             if executable is None:
                 waiting = self._waiting.get(key)
                 if waiting is not None:
-                    waiting.append(on_done)
+                    waiting.append((on_done, trace))
                     return
                 self._thread.submit(lambda refusal: self._compile(program, configuration, signature, refusal))
-                self._waiting[key] = [on_done]
+                self._waiting[key] = [(on_done, trace)]
                 return
         on_done(executable)
 
@@ -118,8 +124,13 @@ class CompileCache:
             outcome = refusal
         else:
             started = time.perf_counter()
+            with self._lock:
+                traces = [trace for _, trace in self._waiting[program, configuration, signature] if trace is not None]
             try:
-                outcome = build(program, configuration, signature)
+                with spans.compiling(
+                    program.name, program.placement.name, lambda: arguments_of(program, signature), traces
+                ):
+                    outcome = build(program, configuration, signature)
             except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the callers, not to this thread
                 outcome = error
             program.log.spent(time.perf_counter() - started)
@@ -135,7 +146,7 @@ class CompileCache:
             program.log.compiled(program, configuration, signature, outcome)
             for owner, executable in evicted:
                 owner.log.dropped(executable)
-        for number, on_done in enumerate(waiting):
+        for number, (on_done, _) in enumerate(waiting):
             _tell(on_done, twin_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
         del outcome  # an error refers to this frame
 

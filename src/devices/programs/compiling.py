@@ -191,6 +191,10 @@ def _refuse_effects(program: Program, jaxpr: Any) -> None:
         )
 
 
+def arguments_of(program: Program, signature: Signature) -> str:
+    """Return the arguments that a signature is for, as text: "x: float32[4]"."""
+    return ", ".join(f"{program.parameter(i)}: {described(part)}" for i, part in enumerate(signature))
+
+
 def _place(program: Program, signature: Signature) -> str:
-    arguments = ", ".join(f"{program.parameter(i)}: {described(part)}" for i, part in enumerate(signature))
-    return f"while compiling node {program.name!r} for {program.placement} with ({arguments})"
+    return f"while compiling node {program.name!r} for {program.placement} with ({arguments_of(program, signature)})"

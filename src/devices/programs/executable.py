@@ -1,7 +1,11 @@
 """A compiled program for one signature, ready to be called on the thread of its device."""
 
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
+
+import numpy as np
 
 from ..untyped_jax import jax
 from .enqueue_order import Locks, holding
@@ -76,14 +80,45 @@ class Executable:
         with holding(self._locks):
             return self._compiled(*args)
 
+    def transferred(
+        self, args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
+    ) -> tuple[Any, ...]:
+        """Return all arguments of a call with their arrays on the device, where the call would transfer them itself.
+
+        Args:
+            args: as of a call.
+            around: opened around the transfer, with the number of bytes; not opened if there is nothing to transfer.
+        """
+        dynamic = [position for position in range(len(args)) if position not in self._static_argnums]
+        leaves, tree = jax.tree.flatten([args[position] for position in dynamic])
+        away = [
+            index
+            for index, (leaf, sharding) in enumerate(zip(leaves, self._shardings, strict=True))
+            if isinstance(leaf, np.ndarray) or (is_device_array(leaf) and not _lies(leaf, sharding))
+        ]
+        if not away:
+            return args
+        with around(sum(leaves[index].nbytes for index in away)):
+            for index in away:
+                leaves[index] = self._transferred(index, leaves[index])
+        placed = dict(zip(dynamic, jax.tree.unflatten(tree, leaves), strict=True))
+        return tuple([placed.get(position, arg) for position, arg in enumerate(args)])
+
+    def _transferred(self, index: int, leaf: Any) -> Any:
+        sharding = self._shardings[index]
+        if isinstance(leaf, np.ndarray):
+            # The call would copy it as well; without, the result might be written where the caller's array is.
+            return jax.device_put(leaf, sharding, may_alias=False)
+        self.transfers[self._names[index], leaf.sharding, sharding] += 1
+        return reshard(leaf, sharding)
+
     def _moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments with every array where it belongs."""
         leaves, tree = jax.tree.flatten(args)
         for index, sharding in enumerate(self._shardings):
             leaf = leaves[index]
             if is_device_array(leaf) and not _lies(leaf, sharding):
-                leaves[index] = reshard(leaf, sharding)
-                self.transfers[self._names[index], leaf.sharding, sharding] += 1
+                leaves[index] = self._transferred(index, leaf)
         moved: tuple[Any, ...] = jax.tree.unflatten(tree, leaves)
         return moved
 

@@ -51,9 +51,9 @@ def region_node(steps: Sequence[Step]) -> "tuple[DeviceNode[..., Any], tuple[Tem
     try:
         node = _known.get(identity)
         if node is None:
-            node = _known[identity] = _make(name, programs, members, inputs)
+            node = _known[identity] = _make(steps, name, programs, members, inputs)
     except TypeError:  # unhashable, as a pytree's structure can be
-        node = _make(name, programs, members, inputs)
+        node = _make(steps, name, programs, members, inputs)
     return node, tuple(inputs.templates)
 
 
@@ -112,11 +112,12 @@ def _absorb(member: Member, contraction: Contraction, inner: Sequence[Member | N
 
 
 def _make(
-    name: str, programs: Sequence[DevicePrograms], members: Sequence[Member], inputs: Inputs
+    steps: Sequence[Step], name: str, programs: Sequence[DevicePrograms], members: Sequence[Member], inputs: Inputs
 ) -> "DeviceNode[..., Any]":
     options = dataclasses.replace(programs[0].options, static=tuple(inputs.static), sample_input=())
     fn = _composed(members, inputs.names)
-    own = DevicePrograms(name, fn, options, _samples(members, inputs))
+    names = tuple([step.callee.name for step in steps])
+    own = DevicePrograms(name, fn, options, _samples(members, inputs), names)
     for one in programs:
         one.share(own)
     return DeviceNode(fn, Policy(pure=True), name=name, executor=DeviceExecutor(own))

@@ -6,11 +6,13 @@ from collections.abc import AsyncGenerator
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.trace import Span
+
 from ...actors.crew import Crew
 from ...actors.frame import Frame
 from ...actors.parts import Parts
 from ...actors.uninterrupted import until
-from ...telemetry import logs
+from ...telemetry import logs, spans
 
 if TYPE_CHECKING:
     from ..wiring import Wired
@@ -32,6 +34,7 @@ class StreamMap:
         self._failed = False
         self._changed: asyncio.Future[None] | None = None
         self._started = 0
+        self._span: Span | None = None
         self._empty = asyncio.Event()
         crew = parent.crew
         self._crew = Crew(crew.loop, copy_context(), self._ended, traced=crew.traced, deadline=crew.deadline)
@@ -39,6 +42,7 @@ class StreamMap:
     async def results(self) -> AsyncGenerator[Any, None]:
         """Yield the results, in the order of the values; the first error ends it, in its turn."""
         window, items, parent = self._window, self._items, self._parent
+        self._span = None if parent.span is None else spans.present()  # that of the step that drives this
         parent.body_begun(self)
         try:
             while True:
@@ -78,6 +82,8 @@ class StreamMap:
     def _start(self, value: Any) -> None:
         inputs = (value, *self._outside)
         frame = self._parent.inner(self._wired.program, inputs, self._crew, self, self._started)
+        if self._span is not None:
+            frame.span = spans.FrameSpan(self._span)
         self._started += 1
         self._window.append(frame)
         self._crew.start(frame, self._wired.entries)

@@ -12,6 +12,7 @@ from ...actors.current import calling_actor, enclosing_frame, is_detached
 from ...actors.frame import AnyDeployment, Frame
 from ...actors.node_actor import NodeActor
 from ...actors.parts import Reader
+from ...actors.traced import outcome_of
 from ...actors.uninterrupted import uninterrupted
 from ...telemetry import spans
 from ..graph import Call
@@ -171,7 +172,7 @@ class StreamingCall:
 
     def frame_settled(self, frame: Frame) -> None:
         """Give the place back, now that nothing runs for the call any more."""
-        spans.end_run(self._span, frame.state, frame.error)
+        spans.end_run(self._span, outcome_of(frame.state, frame.error), frame.error)
         self._where.settled(frame)
         self._settled.set()
 
@@ -217,12 +218,15 @@ class StreamingCall:
     def _launch(self, scope: Scope, wired: Wired, item: int) -> None:
         self._scope = scope
         context = self._context.copy()
-        self._span, traced = spans.start_run(self._call.graph.name, context)
+        traced = False
+        if self._options.trace_execution:
+            self._span, traced = spans.start_run(self._call.graph.name, context)
         crew = scope.crew(context, traced=traced, deadline=self._deadline)
         crew.caller = self._caller
         frame = Frame(wired.program, self._call.arguments, crew, self, item, self._parent)
         frame.priority = self._options.priority
-        frame.span = self._span if traced else None
+        if self._span is not None and traced:
+            frame.span = spans.FrameSpan(self._span)
         frame.on_result_stream = self._open
         self._frame = frame
         self._where.begun(frame)

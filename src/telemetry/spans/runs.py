@@ -1,0 +1,133 @@
+"""Spans of calls and of streams, and what a sampled call knows for the spans below its own."""
+
+from collections.abc import Iterable
+from contextvars import Context
+from time import perf_counter
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import Span
+
+from .. import names
+from .tracer import Value, is_set_up, record_error, start
+
+
+class FrameSpan:
+    """The span that the node executions of one item are children of, and since when their inputs are complete.
+
+    Only items of sampled calls have one.
+
+    Args:
+        parent: the span.
+
+    Attributes:
+        parent: the same.
+        context: what their spans get as their parent.
+    """
+
+    __slots__ = ("_begun_at", "_ready_at", "context", "parent")
+
+    def __init__(self, parent: Span) -> None:
+        self.parent = parent
+        self.context = trace.set_span_in_context(parent)
+        self._begun_at = perf_counter()
+        self._ready_at: dict[int, float] = {}
+
+    def completed(self, consumers: Iterable[int]) -> None:
+        """A value is there that these steps read; the last one that a step waits for makes its inputs complete."""
+        now = perf_counter()
+        for consumer in consumers:
+            self._ready_at[consumer] = now
+
+    def waited_seconds(self, step: int) -> float:
+        """Return for how long the inputs of a step have been complete."""
+        return perf_counter() - self._ready_at.get(step, self._begun_at)
+
+
+def start_run(
+    graph: str, context: Context, *, item: int | None = None, parent: Span | None = None
+) -> tuple[Span | None, bool]:
+    """Start the span of one call, as a child of `parent` or else of the caller's span.
+
+    Args:
+        graph: name of the graph.
+        context: that of the call, and of it alone: the span is made current there.
+        item: the index of the call in a stream.
+        parent: the span of that stream.
+
+    Returns:
+        The span, None if the application has set up no tracing at all; and whether it is recorded.
+    """
+    if not is_set_up():
+        return None, False
+    outer = trace.set_span_in_context(parent) if parent is not None else None
+    attributes: dict[str, Value] = {names.GRAPH: graph}
+    if item is not None:
+        attributes[names.ITEM] = item
+    span = start(f"{names.RUN} {graph}", outer, attributes)
+    _enter(span, context)
+    return span, span.is_recording()
+
+
+def admitted(span: Span | None, waited_seconds: float) -> None:
+    """Note that a call has waited for its place."""
+    if span is not None:
+        span.set_attribute(names.ADMISSION_WAIT, waited_seconds)
+
+
+def end_run(span: Span | None, outcome: str, error: BaseException | None = None) -> None:
+    """End the span of a call, if there is one.
+
+    Args:
+        span: the span.
+        outcome: done, failed, cancelled, expired or refused.
+        error: what the call ended with.
+    """
+    if span is None:
+        return
+    if span.is_recording():
+        span.set_attribute(names.OUTCOME, outcome)
+        if error is not None and outcome != "cancelled":
+            record_error(span, error)
+    span.end()
+
+
+def start_stream(context: Context) -> Span | None:
+    """Start the span of a stream, the parent of those of its items, and make it current in `context`."""
+    if not is_set_up():
+        return None
+    span = start(names.STREAM)
+    _enter(span, context)
+    return span
+
+
+def item_skipped(span: Span | None, graph: str, item: int, error: BaseException | None) -> None:
+    """Note on the span of a stream that its reader does not get an item."""
+    if span is not None and span.is_recording():
+        attributes: dict[str, str | int] = {names.GRAPH: graph, names.ITEM: item}
+        if error is not None:
+            attributes[names.ERROR_TYPE] = type(error).__qualname__
+            attributes[names.ERROR_MESSAGE] = str(error)
+        span.add_event(names.ITEM_SKIPPED, attributes)
+
+
+def end_stream(
+    span: Span | None, outcome: str, error: BaseException | None, *, items: int, failed: int, skipped: int
+) -> None:
+    """End the span of a stream, if there is one.
+
+    Args:
+        span: the span.
+        outcome: as of a call; cancelled if its reader has left before its end.
+        error: what ended the whole stream.
+        items: that were started.
+        failed: of these.
+        skipped: of those.
+    """
+    if span is not None and span.is_recording():
+        span.set_attributes({names.STREAM_ITEMS: items, names.STREAM_FAILED: failed, names.STREAM_SKIPPED: skipped})
+    end_run(span, outcome, error)
+
+
+def _enter(span: Span, context: Context) -> None:
+    context.run(otel_context.attach, trace.set_span_in_context(span))
