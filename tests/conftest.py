@@ -10,9 +10,13 @@ from multiprocessing import resource_tracker
 import pytest
 import uvloop
 from hypothesis import settings
+from opentelemetry import trace
 from pytest_asyncio import is_async_test
 
+from penstock.telemetry import names
+from penstock.telemetry.spans import tracer
 from tests.leaks import Holdings, left_since, loop_errors
+from tests.tracing import Tracing
 
 # `make test-long` sets it: how many times more random examples and interleavings to try.
 EFFORT = int(os.environ.get("PENSTOCK_TEST_EFFORT", "1"))
@@ -67,6 +71,17 @@ def no_task_left_behind(nothing_left_behind: None, request: pytest.FixtureReques
     """Fails an async test that leaves a task; only those have a loop to look at."""
     if is_async_test(request.node):
         request.getfixturevalue("_tasks_end")
+
+
+@pytest.fixture
+def tracing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracing]:
+    """Tracing that is set up for one test only."""
+    found = Tracing()
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", found.provider)
+    # The tracer of the package found its provider at an earlier test, and would keep it.
+    monkeypatch.setattr(tracer, "_tracer", found.provider.get_tracer(names.INSTRUMENTATION))
+    yield found
+    found.provider.shutdown()
 
 
 @pytest.fixture

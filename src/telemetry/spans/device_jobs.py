@@ -98,13 +98,15 @@ class JobSpan:
 
         Args:
             error: why it failed.
-            has_run: whether the device has seen it.
+            has_run: whether the device has seen it; if not, nobody wanted it any more.
         """
         if has_run:
             self._span.set_attribute(names.DEVICE_SECONDS, perf_counter() - self._dispatched_at)
+        outcome = "done" if has_run else "cancelled"
         if error is not None:
+            outcome = "failed"
             record_error(self._span, error)
-        self._span.set_attribute(names.OUTCOME, "done" if error is None else "failed")
+        self._span.set_attribute(names.OUTCOME, outcome)
         self._span.end()
 
     def transfer(self, size_bytes: int) -> AbstractContextManager[None]:

@@ -1,0 +1,69 @@
+"""Tracing in memory: a provider for one test, and what it has recorded."""
+
+from typing import Any
+
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Decision, Sampler, SamplingResult
+
+
+class Switch(Sampler):
+    """Samples while it is on, so that one provider, of which a process has only one, serves all tests."""
+
+    is_on = True
+
+    def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:
+        return (ALWAYS_ON if self.is_on else ALWAYS_OFF).should_sample(*args, **kwargs)
+
+    def get_description(self) -> str:
+        return f"Switch {Decision.RECORD_AND_SAMPLE}"
+
+
+class Recorder(SpanProcessor):
+    """Counts what was started and not ended."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, str] = {}
+
+    def on_start(self, span: Span, parent_context: Any = None) -> None:
+        self.open[id_of(span)] = span.name
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.open.pop(id_of(span))
+
+
+class Tracing:
+    """The provider of this module, and what it has seen."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.sampler = Switch()
+        self.provider = TracerProvider(sampler=self.sampler, shutdown_on_exit=False)
+        self.recorder = Recorder()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.provider.add_span_processor(self.recorder)
+
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        assert list(self.recorder.open.values()) == [], "these spans were never ended"
+        return self.exporter.get_finished_spans()
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.spans() if span.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        (span,) = self.named(name)
+        return span
+
+
+def parent_of(span: ReadableSpan) -> int | None:
+    return None if span.parent is None else span.parent.span_id
+
+
+def id_of(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.span_id
+
+
+def attributes_of(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
