@@ -10,11 +10,8 @@ from multiprocessing import resource_tracker
 import pytest
 import uvloop
 from hypothesis import settings
-from opentelemetry import trace
 from pytest_asyncio import is_async_test
 
-from penstock.telemetry import names
-from penstock.telemetry.spans import tracer
 from tests.leaks import Holdings, left_since, loop_errors
 from tests.tracing import Tracing
 
@@ -74,14 +71,10 @@ def no_task_left_behind(nothing_left_behind: None, request: pytest.FixtureReques
 
 
 @pytest.fixture
-def tracing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracing]:
+def tracing() -> Iterator[Tracing]:
     """Tracing that is set up for one test only."""
-    found = Tracing()
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", found.provider)
-    # The tracer of the package found its provider at an earlier test, and would keep it.
-    monkeypatch.setattr(tracer, "_tracer", found.provider.get_tracer(names.INSTRUMENTATION))
-    yield found
-    found.provider.shutdown()
+    with Tracing.set_up() as found:
+        yield found
 
 
 @pytest.fixture

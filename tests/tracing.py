@@ -1,20 +1,29 @@
 """Tracing in memory: a provider for one test, and what it has recorded."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Decision, Sampler, SamplingResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Decision, ParentBased, Sampler, SamplingResult
+
+from penstock.telemetry import names
+from penstock.telemetry.spans import tracer
 
 
 class Switch(Sampler):
     """Samples while it is on, so that one provider, of which a process has only one, serves all tests."""
 
     is_on = True
+    root: Sampler | None = None  # then parents decide, and this one where there is none
 
     def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:
-        return (ALWAYS_ON if self.is_on else ALWAYS_OFF).should_sample(*args, **kwargs)
+        chosen = ALWAYS_ON if self.is_on else ALWAYS_OFF
+        return (chosen if self.root is None else ParentBased(self.root)).should_sample(*args, **kwargs)
 
     def get_description(self) -> str:
         return f"Switch {Decision.RECORD_AND_SAMPLE}"
@@ -43,6 +52,18 @@ class Tracing:
         self.recorder = Recorder()
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.provider.add_span_processor(self.recorder)
+
+    @classmethod
+    @contextmanager
+    def set_up(cls) -> Iterator["Tracing"]:
+        """Sets it up for a while."""
+        found = cls()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trace, "_TRACER_PROVIDER", found.provider)
+            # The tracer of the package found its provider at an earlier test, and would keep it.
+            patch.setattr(tracer, "_tracer", found.provider.get_tracer(names.INSTRUMENTATION))
+            yield found
+            found.provider.shutdown()
 
     def spans(self) -> tuple[ReadableSpan, ...]:
         assert list(self.recorder.open.values()) == [], "these spans were never ended"

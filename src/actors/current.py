@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from .._errors import UnknownItemError
+from ..telemetry import logs
 
 if TYPE_CHECKING:
     from .frame import Frame
@@ -188,6 +189,20 @@ def current() -> FrameInfo:
         return OUTSIDE
     source.set(handling)
     return handling.info()
+
+
+def _fields_of_item() -> dict[str, object]:
+    """Return what a log says of the item that the calling handler works on; nothing outside of one."""
+    try:
+        found = current()
+    except UnknownItemError:
+        return {}
+    if found is OUTSIDE:
+        return {}
+    return {"graph": found.graph, "node": found.node, "item": found.item, "attempt": found.attempt}
+
+
+logs.describe_items(_fields_of_item)
 
 
 def enclosing_frame() -> "Frame | None":

@@ -276,5 +276,11 @@ def _no_args(values: Values) -> tuple[Any, ...]:
     return ()
 
 
-def _unset(*args: Any, **kwargs: Any) -> Any:
-    raise NotImplementedError("an actor was run before it was wired")
+class _Unset:
+    """In the place of a function, for an actor that has none, or none yet: a step of control flow has only a body."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("an actor was run before it was wired")
+
+
+_unset = _Unset()

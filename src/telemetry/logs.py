@@ -1,6 +1,42 @@
-"""Logs: structlog events with the ids of the trace that they belong to."""
+"""Logs: structlog events with the ids of the trace that they belong to, and the item that they are about."""
+
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
 
 from opentelemetry import trace
+
+# Return what the handler that runs here works on, as fields; nothing outside of one. Whoever runs handlers adds it.
+_describers: list[Callable[[], Mapping[str, object]]] = []
+
+_ITEM_FIELDS = frozenset({"graph", "node", "item", "attempt"})
+
+
+def describe_items(describe: Callable[[], Mapping[str, object]]) -> None:
+    """Have the fields of the item that is being handled come from here."""
+    _describers.append(describe)
+
+
+def add_trace_context(logger: Any, method_name: str, event_dict: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Add where an event belongs: a processor for `structlog.configure(processors=[...])`.
+
+    Inside of a span, recorded or not, it adds `trace_id` and `span_id`. Inside of a node's handler, also in its threads
+    and in the tasks that it starts, it adds `graph`, `node`, `item` and `attempt`, unless the event names one of these
+    itself: then it may be about another item. What the event has already stays as it is.
+
+    Args:
+        logger: not used.
+        method_name: not used.
+        event_dict: the event.
+
+    Returns:
+        The event.
+    """
+    for name, value in _ids().items():
+        event_dict.setdefault(name, value)
+    if _ITEM_FIELDS.isdisjoint(event_dict):
+        for describe in _describers:
+            event_dict.update(describe())
+    return event_dict
 
 
 def warning(event: str, **fields: object) -> None:
@@ -8,9 +44,12 @@ def warning(event: str, **fields: object) -> None:
     # Loaded at the first warning: with rich installed, structlog takes as long to import as the rest of this package.
     import structlog
 
-    context = trace.get_current_span().get_span_context()
-    if context.is_valid:  # not `is_recording`: an unsampled request is looked up by its trace id, too
-        fields["trace_id"] = trace.format_trace_id(context.trace_id)
-        fields["span_id"] = trace.format_span_id(context.span_id)
     logger: structlog.stdlib.BoundLogger = structlog.get_logger("penstock")
-    logger.warning(event, **fields)
+    logger.warning(event, **fields, **_ids())
+
+
+def _ids() -> dict[str, str]:
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:  # not `is_recording`: an unsampled request is looked up by its trace id, too
+        return {}
+    return {"trace_id": trace.format_trace_id(context.trace_id), "span_id": trace.format_span_id(context.span_id)}

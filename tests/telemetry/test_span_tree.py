@@ -1,0 +1,374 @@
+"""What spans say: how long an item waited, how it ended, what is inside of what; and how a trace travels."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from opentelemetry import baggage, propagate, trace
+from opentelemetry import context as otel_context
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
+from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, TraceFlags
+
+import penstock as ps
+from penstock import engine, testing
+from penstock.telemetry import names
+from tests.telemetry import span_targets
+from tests.tracing import Tracing, attributes_of, id_of, parent_of
+
+
+@ps.node
+async def fetch(x: int) -> int:
+    await asyncio.sleep(0)
+    return x
+
+
+@ps.node
+def plain(x: int) -> int:
+    return x + 1
+
+
+@ps.node
+async def fail(x: int) -> int:
+    raise LookupError(x)
+
+
+@ps.node
+async def add(x: int, y: int) -> int:
+    return x + y
+
+
+@ps.node(runs_on="process")
+def remote(x: int) -> tuple[int, int, bool, object]:
+    return span_targets.ids(x)
+
+
+@ps.graph
+async def line(x: int) -> int:
+    return plain(await fetch(x))
+
+
+@ps.graph
+async def failing(x: int) -> int:
+    return await fail(x)
+
+
+def outcomes(spans: list[ReadableSpan]) -> list[str]:
+    return [attributes_of(span)[names.OUTCOME] for span in spans]
+
+
+async def test_a_node_says_how_long_its_item_waited_since_its_inputs_were_complete(tracing: Tracing) -> None:
+    clock = [0.0]
+    opened = asyncio.Event()
+
+    @ps.node(concurrency=1)
+    async def narrow(x: int) -> int:
+        await opened.wait()
+        return x
+
+    @ps.graph
+    async def narrowed(x: int) -> int:
+        return await narrow(await fetch(x))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.telemetry.spans.runs.perf_counter", lambda: clock[0])
+        async with engine.deploy(narrowed) as service:
+            calls = [asyncio.create_task(service(x)) for x in range(2)]
+            await testing.wait_quiescent()
+            clock[0] = 5.0
+            opened.set()
+            await asyncio.gather(*calls)
+    waits = [attributes_of(span)[names.QUEUE_WAIT] for span in tracing.named("narrow")]
+    assert sorted(waits) == [0.0, 5.0]
+    assert [attributes_of(span)[names.QUEUE_WAIT] for span in tracing.named("fetch")] == [0.0, 0.0]
+
+
+async def test_a_join_waits_from_the_last_of_its_inputs_on_and_a_stream_is_there_once_opened(tracing: Tracing) -> None:
+    clock = [0.0]
+
+    @ps.node
+    async def slow(x: int) -> int:
+        clock[0] += 3.0
+        return x
+
+    @ps.node
+    async def numbers(x: int) -> AsyncIterator[int]:
+        clock[0] += 2.0
+        yield x
+
+    @ps.node
+    async def total(values: AsyncIterator[int], y: int) -> int:
+        return y + sum([value async for value in values])
+
+    @ps.graph
+    async def joined(x: int) -> int:
+        return await total(numbers(x), await add(await slow(x), await fetch(x)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.telemetry.spans.runs.perf_counter", lambda: clock[0])
+        assert await engine.run(joined(1), scheduler="sequential") == 3
+    assert attributes_of(tracing.one("add"))[names.QUEUE_WAIT] == 0.0
+    assert attributes_of(tracing.one("total"))[names.QUEUE_WAIT] == 0.0
+
+
+async def test_a_node_that_another_one_ends_says_so(tracing: Tracing) -> None:
+    @ps.node
+    async def hang(x: int) -> int:
+        await asyncio.Event().wait()
+        return x
+
+    @ps.graph
+    async def raced(x: int) -> int:
+        return await add(await hang(x), await fail(x))
+
+    @ps.graph
+    async def hanging(x: int) -> int:
+        return await hang(x)
+
+    with pytest.raises(LookupError):
+        await engine.run(raced(1))
+    assert outcomes(tracing.named("hang")) == ["cancelled"]
+    assert outcomes(tracing.named("fail")) == ["failed"]
+    assert tracing.one("hang").status.is_unset
+    assert not tracing.one("hang").events
+    tracing.exporter.clear()
+
+    with pytest.raises(TimeoutError):
+        await engine.run(hanging(1), timeout_seconds=0.01)
+    async with engine.deploy(hanging) as service:
+        with pytest.raises(TimeoutError):
+            await service.run(hanging(1), timeout_seconds=0.01)
+    for name in ("hang", "penstock.run hanging"):
+        assert outcomes(tracing.named(name)) == ["expired", "expired"]
+        assert {span.status.status_code for span in tracing.named(name)} == {StatusCode.ERROR}
+        assert {attributes_of(span)[names.ERROR_TYPE] for span in tracing.named(name)} == {"DeadlineExceeded"}
+    tracing.exporter.clear()
+
+    run = asyncio.create_task(engine.run(hanging(1)))
+    await testing.wait_quiescent()
+    run.cancel()
+    await asyncio.wait([run])
+    for name in ("hang", "penstock.run hanging"):
+        assert outcomes(tracing.named(name)) == ["cancelled"]
+        assert tracing.one(name).status.is_unset
+
+
+async def test_a_call_that_gets_no_place_has_a_span_that_says_so(tracing: Tracing) -> None:
+    opened = asyncio.Event()
+
+    @ps.node
+    async def wait(x: int) -> int:
+        await opened.wait()
+        return x
+
+    @ps.graph
+    async def waiting(x: int) -> int:
+        return await wait(x)
+
+    async with engine.deploy(waiting, max_in_flight=1, max_queue=1) as service:
+        first, second = (asyncio.create_task(service(x)) for x in range(2))
+        await testing.wait_quiescent()
+        with pytest.raises(ps.Overloaded):
+            await service(2)
+        assert outcomes(
+            [span for span in tracing.exporter.get_finished_spans() if span.name.startswith("penstock.run")]
+        ) == ["refused"]
+        opened.set()
+        await asyncio.gather(first, second)
+    assert sorted(outcomes(tracing.named("penstock.run waiting"))) == ["done", "done", "refused"]
+    waited = [names.ADMISSION_WAIT in attributes_of(span) for span in tracing.named("penstock.run waiting")]
+    assert sorted(waited) == [False, False, True]
+
+
+async def test_a_stream_says_how_it_ended_and_which_items_it_skipped(tracing: Tracing) -> None:
+    @ps.graph
+    async def either(x: int) -> int:
+        return await fail(x)
+
+    calls = [line(0), either(1), line(2)]
+    async with engine.stream(calls, on_error="skip") as stream:
+        assert [x async for x in stream] == [1, 3]
+    whole = tracing.one("penstock.stream")
+    found = attributes_of(whole)
+    assert found[names.OUTCOME] == "done"
+    assert [found[name] for name in (names.STREAM_ITEMS, names.STREAM_FAILED, names.STREAM_SKIPPED)] == [3, 1, 1]
+    (event,) = whole.events
+    assert event.name == names.ITEM_SKIPPED
+    assert dict(event.attributes or {}) == {
+        names.GRAPH: "either", names.ITEM: 1, names.ERROR_TYPE: "LookupError", names.ERROR_MESSAGE: "1",
+    }  # fmt: skip
+    tracing.exporter.clear()
+
+    async with engine.stream(calls) as stream:
+        with pytest.raises(LookupError):
+            [x async for x in stream]
+    assert outcomes(tracing.named("penstock.stream")) == ["failed"]
+    tracing.exporter.clear()
+
+    async with engine.stream(line(x) for x in range(100)) as stream:
+        async for _ in stream:
+            break
+    assert outcomes(tracing.named("penstock.stream")) == ["cancelled"]
+    tracing.exporter.clear()
+
+    with pytest.raises(TimeoutError):
+        async with engine.stream([line(1)], timeout_seconds=0) as stream:
+            await anext(stream)
+    assert outcomes(tracing.named("penstock.stream")) == ["expired"]
+
+
+async def test_nodes_of_control_flow_are_inside_of_their_step(tracing: Tracing) -> None:
+    @ps.graph
+    async def body(x: int) -> int:
+        return await fetch(x)
+
+    @ps.graph
+    async def mapped(count: int) -> list[int]:
+        return await ps.map_each(body, [1, 2, 3])
+
+    assert await engine.run(mapped(3)) == [1, 2, 3]
+    (step,) = [span for span in tracing.spans() if span.name.startswith("map_each")]
+    assert parent_of(step) == id_of(tracing.one("penstock.run mapped"))
+    assert {parent_of(span) for span in tracing.named("fetch")} == {id_of(step)}
+    assert names.FUNCTION not in attributes_of(step)
+    assert sorted(attributes_of(span)[names.ITEM] for span in tracing.named("fetch")) == [0, 1, 2]
+
+
+async def test_a_fallback_is_an_event_and_the_execution_has_gone_well(tracing: Tracing) -> None:
+    @ps.node(fallback=lambda error: -1)
+    async def careful(x: int) -> int:
+        raise LookupError(x)
+
+    @ps.graph
+    async def carefully(x: int) -> int:
+        return await careful(x)
+
+    assert await engine.run(carefully(4)) == -1
+    span = tracing.one("careful")
+    assert outcomes([span]) == ["done"]
+    assert [(event.name, dict(event.attributes or {})) for event in span.events] == [
+        (names.FALLBACK, {names.ERROR_TYPE: "LookupError", names.ERROR_MESSAGE: "4"})
+    ]
+
+
+async def test_a_worker_process_has_the_context_of_its_node(tracing: Tracing) -> None:
+    @ps.graph
+    async def remotely(x: int) -> tuple[int, int, bool, object]:
+        return remote(x)
+
+    token = otel_context.attach(baggage.set_baggage("user", "ada"))
+    try:
+        trace_id, span_id, sampled, user = await engine.run(remotely(1))
+    finally:
+        otel_context.detach(token)
+    node = tracing.one("remote")
+    assert node.context is not None
+    assert (trace_id, span_id, sampled, user) == (node.context.trace_id, id_of(node), True, "ada")
+    tracing.exporter.clear()
+    tracing.sampler.is_on = False
+    trace_id, span_id, sampled, user = await engine.run(remotely(1))
+    assert trace_id
+    assert span_id
+    assert not sampled
+    assert user is None
+    assert tracing.spans() == ()
+
+
+async def test_a_call_over_http_carries_the_span_of_its_node(tracing: Tracing) -> None:
+    @ps.node
+    async def call(x: int) -> dict[str, str]:
+        await asyncio.sleep(0)
+        headers: dict[str, str] = {}
+        propagate.inject(headers)
+        return headers
+
+    @ps.node(runs_on="thread")
+    def call_in_thread(x: int) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        propagate.inject(headers)
+        return headers
+
+    @ps.graph
+    async def calling(x: int) -> tuple[dict[str, str], dict[str, str]]:
+        return await call(x), call_in_thread(x)
+
+    for headers, name in zip(await engine.run(calling(1)), ("call", "call_in_thread"), strict=True):
+        context = tracing.one(name).context
+        assert context is not None
+        assert headers == {
+            "traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+        }
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+async def test_the_decision_of_a_parent_is_kept(tracing: Tracing, sampled: bool) -> None:
+    # The sampler of roots would decide the other way.
+    tracing.sampler.root = TraceIdRatioBased(0.0 if sampled else 1.0)
+    remote_context = SpanContext(0xABC, 0xDEF, is_remote=True, trace_flags=TraceFlags(int(sampled)))
+    token = otel_context.attach(trace.set_span_in_context(NonRecordingSpan(remote_context)))
+    try:
+        assert await engine.run(line(1)) == 2
+        async with engine.stream([line(1)]) as stream:
+            assert [x async for x in stream] == [2]
+    finally:
+        otel_context.detach(token)
+    assert len(tracing.spans()) == (7 if sampled else 0)
+    assert {span.context.trace_id for span in tracing.spans()} <= {0xABC}  # type: ignore[union-attr]
+
+
+async def test_without_trace_execution_there_are_no_spans(tracing: Tracing) -> None:
+    with tracing.provider.get_tracer("test").start_as_current_span("caller") as caller:
+
+        @ps.node
+        async def look(x: int) -> bool:
+            return trace.get_current_span() is caller
+
+        @ps.graph
+        async def looking(x: int) -> bool:
+            return await look(x)
+
+        assert await engine.run(looking(1), trace_execution=False)
+        async with engine.stream([looking(1)], trace_execution=False) as stream:
+            assert [seen async for seen in stream] == [True]
+        async with engine.deploy(looking, trace_execution=False) as service:
+            assert await service(1)
+            assert await service.map([looking(1)]) == [True]
+            assert not await service.run(looking(1), trace_execution=True)
+        async with engine.Engine(trace_execution=False) as own:
+            assert await own.run(looking(1))
+        with ps.execution_options(trace_execution=False):
+            assert await engine.run(looking(1))
+        async with engine.deploy(looking) as service:
+            assert await service.run(looking(1), trace_execution=False)
+    assert len(tracing.spans()) == 3  # the caller, and the one call that asked for it
+    with pytest.raises(ps.OptionsError, match="trace_execution"):
+        await engine.run(line(1), trace_execution="no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def test_leaving_a_stream_of_generators_early_detaches_nothing(
+    tracing: Tracing, caplog: pytest.LogCaptureFixture
+) -> None:
+    @ps.node
+    async def numbers(x: int) -> AsyncIterator[int]:
+        try:
+            while True:
+                with tracing.provider.get_tracer("test").start_as_current_span("inner"):
+                    await asyncio.sleep(0)
+                yield x
+        finally:
+            await asyncio.sleep(0)
+
+    @ps.graph
+    async def mapped(x: int) -> AsyncIterator[int]:
+        return ps.map_each(fetch, numbers(x))
+
+    stream = engine.stream(mapped(1))
+    async for _ in stream:
+        break
+    await stream.aclose()
+    (step,) = [span for span in tracing.spans() if span.name.startswith("map_each")]
+    assert outcomes([tracing.one("numbers"), step, tracing.one("penstock.run mapped")]) == ["cancelled"] * 3
+    assert {parent_of(span) for span in tracing.named("inner")} == {id_of(tracing.one("numbers"))}
+    assert {parent_of(span) for span in tracing.named("fetch")} == {id_of(step)}
+    assert "detach" not in caplog.text
+    assert "ended span" not in caplog.text
