@@ -79,8 +79,7 @@ class Policy:
             )
         if self.shutdown_seconds is not None and not 0 <= self.shutdown_seconds < math.inf:
             raise ValueError(f"shutdown_seconds={self.shutdown_seconds!r}: 0 or more, and finite")
-        model: object = self.model
-        if model is not None and not (isinstance(model, str) and model):
+        if self.model is not None and not _is_name(self.model):
             raise ValueError(f"model={self.model!r}: the name of the model that it calls, such as 'gpt-5'")
         if self.runs_on not in ("loop", "thread", "process"):
             raise ValueError(f"runs_on={self.runs_on!r}: one of 'loop', 'thread', 'process'")
@@ -100,6 +99,10 @@ class Policy:
     def is_once(self) -> bool:
         """Whether there is one attempt, whose outcome is the item's, however long it takes."""
         return self.timeout_seconds is None and self.retry is None and self.fallback is None
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _are_exceptions(value: object) -> bool:

@@ -31,6 +31,11 @@ async def rank(tokens: list[bytes], popularity: float = 0.0) -> list[Hit]:
     return [Hit("a", popularity)] * len(tokens)
 
 
+@ps.node(model="gpt-5", retry=ps.Retry(attempts=2))
+async def summarise(hit: Hit) -> str:
+    return hit.url
+
+
 @ps.node(pure=True)
 def best(hits: list[Hit]) -> Hit:
     return hits[0]

@@ -84,6 +84,11 @@ def elsewhere(url: str) -> str:
     return url
 
 
+@ps.node(model=5)  # type: ignore[call-overload, untyped-decorator]  # pyright: ignore[reportArgumentType]
+def modelled(url: str) -> str:
+    return url
+
+
 @ps.node(batch=ps.Batch(4))  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType, reportUntypedFunctionDecorator]
 async def no_list(text: str) -> str:
     return text
