@@ -107,7 +107,7 @@ class Executable:
     def _transferred(self, index: int, leaf: Any) -> Any:
         sharding = self._shardings[index]
         if isinstance(leaf, np.ndarray):
-            # The call would copy it as well; without, the result might be written where the caller's array is.
+            # On a CPU it would be used in place otherwise, and the caller may change it once nobody waits for this.
             return jax.device_put(leaf, sharding, may_alias=False)
         self.transfers[self._names[index], leaf.sharding, sharding] += 1
         return reshard(leaf, sharding)
