@@ -119,11 +119,11 @@ class Invocation:
                         if policy.fallback is None:
                             raise
                         if self.frame.span is not None:
-                            spans.fell_back(error)
+                            spans.fell_back(actor.name, error)
                         value = await self._fall_back(error)
                         break
                     if self.frame.span is not None:
-                        spans.retried(error, worker.position.attempt + 1)
+                        spans.retried(actor.name, error, worker.position.attempt + 1)
                 if pause:
                     await asyncio.sleep(pause)
                 await _returned(worker)  # a thread that timed out holds the node's place until it is back

@@ -29,7 +29,6 @@ from .program import Program, Unit
 from .readings import Room, node_readings
 from .streams.steps import hand_over, input_of, mapping, opening, opening_in_loop
 from .tracing.template import Read
-from .tracing.tracer import Step
 
 if TYPE_CHECKING:
     from .pools import Pools
@@ -194,9 +193,7 @@ class Wiring:
             actor.invoke = opening(policy.capacity or DEFAULT_PARTS, unit.streams)
             return actor
         if not node.is_async:
-            further = zip(step.tail_labels, step.chain[1:], strict=True)
-            links = [_link(label, link) for label, link in further]
-            actor.links = (Link(step.label, actor.fn, policy.model), *links)
+            actor.links = (Link(step.label, actor.fn, policy.model), *_further_links(step))
         if unit.streams:
             actor.invoke = reading(unit.streams)
         actor.body = self._body(program, unit, node)
@@ -296,9 +293,10 @@ def _added_actor(program: Program, unit: Unit) -> NodeActor:
     return actor
 
 
-def _link(label: str, step: Step) -> Link:
-    assert isinstance(step.callee, Node)  # only nodes are chained
-    return Link(label, step.callee.target, step.callee.policy.model)
+def _further_links(step: PlannedStep) -> Iterator[Link]:
+    for label, link in zip(step.tail_labels, step.chain[1:], strict=True):
+        assert isinstance(link.callee, Node)  # only nodes are chained
+        yield Link(label, link.callee.target, link.callee.policy.model)
 
 
 def _nothing() -> None:

@@ -246,7 +246,7 @@ async def test_a_fallback_is_an_event_and_the_execution_has_gone_well(tracing: T
     span = tracing.one("careful")
     assert outcomes([span]) == ["done"]
     assert [(event.name, dict(event.attributes or {})) for event in span.events] == [
-        (names.FALLBACK, {names.ERROR_TYPE: "LookupError", names.ERROR_MESSAGE: "4"})
+        (names.FALLBACK, {names.NODE: "careful", names.ERROR_TYPE: "LookupError", names.ERROR_MESSAGE: "4"})
     ]
 
 

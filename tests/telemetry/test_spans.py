@@ -123,7 +123,7 @@ async def test_another_attempt_is_an_event_of_the_span(tracing: Tracing) -> None
     assert await engine.run(retrying(1)) == 1
     events = tracing.one("flaky").events
     assert [(event.name, dict(event.attributes or {})) for event in events] == [
-        (names.RETRY, {names.ATTEMPT: 2, names.ERROR_TYPE: "ValueError", names.ERROR_MESSAGE: "1"})
+        (names.RETRY, {names.NODE: "flaky", names.ATTEMPT: 2, names.ERROR_TYPE: "ValueError", names.ERROR_MESSAGE: "1"})
     ]
 
 

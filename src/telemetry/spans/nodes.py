@@ -78,14 +78,14 @@ def present() -> Span:
     return trace.get_current_span()
 
 
-def retried(error: BaseException, attempt: int) -> None:
+def retried(node: str, error: BaseException, attempt: int) -> None:
     """Note on the span of the present node execution that it failed, and that another attempt follows."""
-    present().add_event(names.RETRY, {names.ATTEMPT: attempt, **_described(error)})
+    present().add_event(names.RETRY, {names.ATTEMPT: attempt, **_failed(node, error)})
 
 
-def fell_back(error: BaseException) -> None:
+def fell_back(node: str, error: BaseException) -> None:
     """Note on the span of the present node execution that it failed, and that its fallback follows."""
-    present().add_event(names.FALLBACK, _described(error))
+    present().add_event(names.FALLBACK, _failed(node, error))
 
 
 def consists_of(nodes: tuple[str, ...]) -> None:
@@ -93,5 +93,5 @@ def consists_of(nodes: tuple[str, ...]) -> None:
     present().set_attribute(names.NODES, nodes)
 
 
-def _described(error: BaseException) -> Mapping[str, str]:
-    return {names.ERROR_TYPE: type(error).__qualname__, names.ERROR_MESSAGE: str(error)}
+def _failed(node: str, error: BaseException) -> Mapping[str, str]:
+    return {names.NODE: node, names.ERROR_TYPE: type(error).__qualname__, names.ERROR_MESSAGE: str(error)}
