@@ -26,6 +26,7 @@ class CallOptions(TypedDict, total=False):
     on_error: Literal["raise", "skip"]
     enable_caching: bool
     device_strategy: str
+    collect_metrics: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class ExecutionOptions:
             itself alone, and makes every call that the source has. What was compiled for devices is kept all the same.
         device_strategy: where device nodes run that are left to it by device="auto": a name that
             `penstock.devices.select` takes, "auto", "cpu", "gpu:1". A deployment keeps the one that it began with.
+        collect_metrics: whether what a run, a stream or a deployment does counts in the metrics of the process. What
+            happens on devices counts in any case: a batch belongs to many.
 
     Raises:
         OptionsError: a value is out of its range.
@@ -69,6 +72,7 @@ class ExecutionOptions:
     on_error: Literal["raise", "skip"] = "raise"
     enable_caching: bool = True
     device_strategy: str = "auto"
+    collect_metrics: bool = True
 
     def __post_init__(self) -> None:
         if self.scheduler not in ("auto", "actors", "parallel", "wave", "sequential"):
@@ -83,7 +87,7 @@ class ExecutionOptions:
                 raise OptionsError(f"{name}={value!r}: a whole number of at least {least}")
         if not is_whole(self.priority):
             raise OptionsError(f"priority={self.priority!r}: a whole number, higher first")
-        for name in ("ordered", "enable_caching"):
+        for name in ("ordered", "enable_caching", "collect_metrics"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionsError(f"{name}={getattr(self, name)!r}: True or False")
         if not _is_device_name(self.device_strategy):
@@ -105,10 +109,10 @@ NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
 
 # What applies to each verb. `run` has one item, so nothing that bounds or orders several applies to it.
 APPLICABLE: Mapping[str, frozenset[str]] = {
-    "run": frozenset({"scheduler", "timeout_seconds", "enable_caching", "device_strategy"}),
+    "run": frozenset({"scheduler", "timeout_seconds", "enable_caching", "device_strategy", "collect_metrics"}),
     "stream": NAMES - {"max_queue", "priority"},
     "deploy": NAMES - {"ordered", "on_error", "priority"},
-    "stream(call)": frozenset({"scheduler", "timeout_seconds", "enable_caching", "device_strategy"}),
+    "stream(call)": frozenset({"scheduler", "timeout_seconds", "enable_caching", "device_strategy", "collect_metrics"}),
     "service.run": frozenset({"timeout_seconds", "priority"}),
     "service.stream": frozenset({"timeout_seconds", "priority", "ordered", "on_error", "max_in_flight"}),
     "service.stream(call)": frozenset({"timeout_seconds", "priority"}),

@@ -1,7 +1,7 @@
 """Pipeline: the running part of a stream: source, window and crew, and how they end."""
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextvars import Context, copy_context
 from time import perf_counter
 from typing import Any
@@ -15,10 +15,12 @@ from ..actors.current import calling_actor, enclosing_frame
 from ..actors.frame import Frame, plain_error
 from ..actors.node_actor import NodeActor
 from ..actors.uninterrupted import uninterrupted
-from ..telemetry import logs, spans
+from ..telemetry import logs, metrics, spans
+from ..telemetry.metrics import Reading
 from .admission import Admission
 from .graph import Graph
 from .inside import refuse_to_close_from_inside
+from .metering import outcome_of, stream_counters, stream_levels
 from .options import ExecutionOptions
 from .progress import StreamProgress
 from .scope import Scope
@@ -89,6 +91,7 @@ class Pipeline:
             self._deadline = self.loop.time() + options.timeout_seconds
             self._timer = self.loop.call_at(self._deadline, self._expire, options.timeout_seconds)
         self._span: Span | None = spans.start_stream(self._context)
+        self._outcome: tuple[str, BaseException | None] | None = None
         # Unsampled items share a context and the workers that run in it. An item that is sampled, or that belongs to
         # a deployment, has a context of its own, and so workers of its own.
         own_crews = admission is not None or (self._span is not None and self._span.is_recording())
@@ -99,6 +102,8 @@ class Pipeline:
         self.window = Window(self.loop, options.max_in_flight, self.abort, on_settled, ordered=options.ordered)
         # The loop knows its tasks only weakly: without this, those of a dropped stream would be collected, not ended.
         scope.engine.stream_opened(self)
+        if options.collect_metrics:
+            metrics.opened(self)
         self._source = self.loop.create_task(self._feed(calls), context=self._context.copy(), name="penstock-source")
 
     async def next_frame(self) -> Frame | None:
@@ -135,6 +140,14 @@ class Pipeline:
         """How long the actors have been counting: of a stream of a deployment, longer than the stream is open."""
         return self._scope.uptime
 
+    def counters(self) -> Iterable[Reading]:
+        """Return how its items have ended, for metrics."""
+        return () if not self._graph_name else stream_counters(self._graph_name, self.window)
+
+    def levels(self) -> Iterable[Reading]:
+        """Return how many count in its limit now, for metrics."""
+        return () if not self._graph_name else stream_levels(self._graph_name, self.window)
+
     def actors(self) -> list[NodeActor]:
         """Return the actors that the items go through."""
         return self._scope.wiring.actors()
@@ -152,9 +165,17 @@ class Pipeline:
         """Begin to end everything; `aclose` waits for it."""
         if self._error is None:
             self._error = error if error is not None else EngineClosedError("this stream was closed")
+            error = error or self._source_error
+            is_complete = self._exhausted and not self.window.in_flight
+            if self._outcome is None:
+                self._outcome = outcome_of("failed" if error else "done" if is_complete else "cancelled", error), error
         if self._closing is None:
             self._closing = self.loop.create_task(self._close(), name="penstock-stream-close")
         self.window.wake_reader()
+
+    def raised(self, error: BaseException | None) -> None:
+        """The reader gets the error of an item, which ends the stream."""
+        self._outcome = outcome_of("failed", error), error
 
     def finish(self) -> None:
         """Ask the source for no more; what it gave goes on to its end, and can be read after that."""
@@ -269,6 +290,11 @@ class Pipeline:
         if self._span is not None:
             self._span.end()
         self._scope.engine.stream_closed(self)
+        if self._options.collect_metrics:
+            metrics.closed(self)
+            if self._graph_name:
+                outcome, error = self._outcome or ("cancelled", None)
+                metrics.stream_ended(self._graph_name, self.uptime.seconds, outcome, error, self._span)
         if self.on_closed is not None:
             self.on_closed(self)
 

@@ -12,6 +12,7 @@ from ..actors.frame import Frame
 from ..actors.uninterrupted import until
 from ..telemetry import spans
 from .graph import Call
+from .metering import RunMeter
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
 from .scope import Scope
@@ -28,7 +29,7 @@ async def run_call(runtime: "Runtime", call: Call[Any], options: ExecutionOption
     """Run one call from start to end; nothing of it is left when this returns or raises."""
     plan = one_value(call.graph, options, "engine.run")
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
-    wired = runtime.shared_wiring(plan, scheduler, options.device_strategy)
+    wired = runtime.shared_wiring(plan, scheduler, options.device_strategy, is_counted=options.collect_metrics)
     if wired is not None and wired.program.resources:
         return await _run_with_resources(runtime, call, options, wired)
     if wired is not None:
@@ -73,13 +74,16 @@ async def _run_with_resources(runtime: "Runtime", call: Call[Any], options: Exec
 class _Run:
     """One call on its own: it listens to its frame."""
 
-    __slots__ = ("_call", "_crew", "_frame", "_options", "_runtime", "_span", "_traced", "_waiter", "deadline")
+    __slots__ = (
+        "_call", "_crew", "_frame", "_meter", "_options", "_runtime", "_span", "_traced", "_waiter", "deadline",
+    )  # fmt: skip
 
     def __init__(self, runtime: "Runtime", call: Call[Any], options: ExecutionOptions) -> None:
         self._runtime = runtime
         self._call = call
         self._options = options
         self._frame: Frame | None = None
+        self._meter = RunMeter(call.graph.name, runtime.counted_runs) if options.collect_metrics else None
         loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] = loop.create_future()
         context = copy_context()
@@ -124,6 +128,8 @@ class _Run:
             self._runtime.frames.discard(frame)
             self._frame = None
             spans.end_run(self._span, frame.state, frame.error)
+            if self._meter is not None:
+                self._meter.ended(frame.state, frame.error, self._span)
         return frame.outcome()
 
     def fail(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
@@ -139,6 +145,8 @@ class _Run:
                 f"the resources and stateful nodes of graph {name!r} did not start within {seconds:g} s"
             )
         spans.end_run(self._span, "failed", error)
+        if self._meter is not None:
+            self._meter.ended("running", error, self._span)
         return error
 
     def _unwinding(self) -> list[asyncio.Task[None]]:

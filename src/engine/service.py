@@ -17,6 +17,7 @@ from ..telemetry.tables import Rendered
 from .admission import AdmissionStatistics
 from .deployment import Deployment, Flight, ServiceState
 from .graph import Call, Graph, as_call
+from .metering import RunMeter
 from .node import Node
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .pipeline import Pipeline
@@ -294,12 +295,20 @@ class Service(Generic[P, R]):
         scope, in_flight = deployment.check_callable()
         deadline = None if timeout_seconds is None else scope.loop.time() + timeout_seconds
         wired = deployment.graphs.ready.get(call.graph)
+        is_ready = wired is not None
         if wired is None:
             wired = deployment.graphs.one_value(call.graph, "service.run")
-            await deployment.restored(wired, call.graph, deadline)
-        if not in_flight.admission.reserve_nowait():
-            await in_flight.reserve(call.graph.name, priority, deadline)
-            deployment.check_admitted(in_flight)
+        meter = RunMeter(call.graph.name) if self._options.collect_metrics else None
+        try:
+            if not is_ready:
+                await deployment.restored(wired, call.graph, deadline)
+            if not in_flight.admission.reserve_nowait():
+                await in_flight.reserve(call.graph.name, priority, deadline)
+                deployment.check_admitted(in_flight)
+        except BaseException as error:
+            if meter is not None:
+                meter.ended("running", error, None)
+            raise
         context = copy_context()
         span, traced = spans.start_run(call.graph.name, context)
         flight = Flight(deployment, in_flight, scope.loop.create_future())
@@ -323,6 +332,8 @@ class Service(Generic[P, R]):
             raise
         finally:
             spans.end_run(span, frame.state, frame.error)
+            if meter is not None:
+                meter.ended(frame.state, frame.error, span)
         return frame.outcome()
 
     async def _deployed(self, graph: Graph[..., Any]) -> Wired:
@@ -343,7 +354,11 @@ class Service(Generic[P, R]):
 
     def _inherited(self) -> dict[str, Any]:
         options = self._options
-        return {"timeout_seconds": options.timeout_seconds, "max_in_flight": options.max_in_flight}
+        return {
+            "timeout_seconds": options.timeout_seconds,
+            "max_in_flight": options.max_in_flight,
+            "collect_metrics": options.collect_metrics,
+        }
 
 
 def checked_graphs(graphs: tuple[object, ...]) -> None:

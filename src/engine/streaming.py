@@ -201,6 +201,8 @@ class CallsStream(Stream[T_co]):
                 result: T_co = frame.result
                 return result
             if self._options.on_error == "raise" or not isinstance(frame.error, Exception):
+                if self._pipeline is not None:
+                    self._pipeline.raised(frame.error)
                 try:
                     frame.outcome()
                 finally:
