@@ -89,7 +89,7 @@ class Channel(Generic[T]):
 
     __slots__ = (
         "_bytes", "_capacity", "_closed", "_get_wait", "_getters", "_lanes", "_line", "_max_bytes",
-        "_put_wait", "_putters", "_putting", "_reserved", "_size_of", "_watch", "count", "high_water", "puts",
+        "_put_waits", "_putters", "_reserved", "_size_of", "_watch", "count", "high_water", "puts",
     )  # fmt: skip
 
     def __init__(
@@ -118,9 +118,9 @@ class Channel(Generic[T]):
         self._reserved = 0  # getters that are woken and have not run yet: each will take an item
         self._closed = False
         self._watch: DepthWatch | None = None  # while a profile is taken
-        self._putting = 0  # putters that wait
-        # The ends of all waits less their beginnings: those that go on are counted by adding one end for each.
-        self._put_wait = 0.0
+        # Putters that wait, and the ends of all waits less their beginnings: those that go on are counted by adding one
+        # end for each. They are one value, because other threads read them, and one without the other says nothing.
+        self._put_waits = 0, 0.0
         self._get_wait = 0.0
 
     def __len__(self) -> int:
@@ -172,9 +172,8 @@ class Channel(Generic[T]):
             self._putters = Lanes()
         putter = _Putter(item, self._size(item), asyncio.get_running_loop().create_future())
         self._putters.push(putter, priority)
-        # In this order, as below: whoever looks from another thread must not see the one without the other.
-        self._put_wait -= perf_counter()
-        self._putting += 1
+        putting, put_wait = self._put_waits
+        self._put_waits = putting + 1, put_wait - perf_counter()
         try:
             await putter.entered
         except BaseException:  # a cancel, as a rule; raised again
@@ -182,8 +181,8 @@ class Channel(Generic[T]):
                 self._admit_putters()  # a smaller item behind this one may fit
             raise
         finally:
-            self._put_wait += perf_counter()
-            self._putting -= 1
+            putting, put_wait = self._put_waits
+            self._put_waits = putting - 1, put_wait + perf_counter()
 
     def get_nowait(self) -> T:
         """Take the next item.
@@ -295,17 +294,28 @@ class Channel(Generic[T]):
         """Tell a watch of every change of the depth from now on; None: nobody any more."""
         self._watch = watch
 
+    @property
+    def capacity(self) -> int | None:
+        """Items that it may hold; None if unbounded."""
+        return None if self._capacity == sys.maxsize else self._capacity
+
+    @property
+    def put_wait_seconds(self) -> float:
+        """Time that putters spent waiting, in total; of those that wait now, until now."""
+        putting, put_wait = self._put_waits
+        return put_wait + putting * perf_counter()
+
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""
         return ChannelStatistics(
             depth=self.count,
-            capacity=None if self._capacity == sys.maxsize else self._capacity,
+            capacity=self.capacity,
             high_water=self.high_water,
             bytes_held=self._bytes,
             puts=self.puts,
             waiting_putters=len(self._putters or ()),
             waiting_getters=len(self._getters or ()),
-            put_wait_seconds=self._put_wait + self._putting * perf_counter(),
+            put_wait_seconds=self.put_wait_seconds,
             get_wait_seconds=self._get_wait,
         )
 

@@ -109,6 +109,16 @@ class Mailbox(Inbox[W]):
         """Tell a watch of every change of the depth from now on; None: nobody any more."""
         self._channel.watch(watch)
 
+    @property
+    def capacity(self) -> int | None:
+        """How much work it may hold; None if unbounded."""
+        return self._channel.capacity
+
+    @property
+    def put_wait_seconds(self) -> float:
+        """Time that those who give it work spent waiting, in total."""
+        return self._channel.put_wait_seconds
+
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""
         return self._channel.statistics()

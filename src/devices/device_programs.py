@@ -72,7 +72,7 @@ class DevicePrograms:
         self.members = members
         self.samples: Samples = samples or (lambda resources: options.sample_input)
         self.log = CompileLog()
-        self.batches = BatchLog()
+        self.batches = BatchLog(name)
         self.fn = fn
         # A region belongs to the plans that have it.
         self._shared: WeakSet[DevicePrograms] = WeakSet()

@@ -1,7 +1,7 @@
 """Deployment: the inside of a Service: how it starts, when calls may come, and how it ends."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError, PenstockError
@@ -9,12 +9,14 @@ from ..actors.condition import Condition
 from ..actors.frame import Frame
 from ..actors.supervision import SupervisorFlags
 from ..actors.uninterrupted import uninterrupted
-from ..telemetry import logs
+from ..telemetry import logs, metrics
+from ..telemetry.metrics import Reading
 from .admission import Admission
 from .graph import Graph
 from .hosted_graphs import HostedGraphs
 from .in_flight import InFlight
 from .inside import host_context, refuse_from_inside
+from .metering import deployment_counters, deployment_levels
 from .options import ExecutionOptions
 from .scope import Scope
 from .wiring import Wired
@@ -66,6 +68,14 @@ class Deployment:
         """The names of the deployed graphs."""
         return self.graphs.names
 
+    def counters(self) -> Iterable[Reading]:
+        """Return what its admission has counted, for metrics."""
+        return () if self.in_flight is None else deployment_counters(self.names, self.in_flight.admission.statistics())
+
+    def levels(self) -> Iterable[Reading]:
+        """Return how its places are taken now, for metrics."""
+        return () if self.in_flight is None else deployment_levels(self.names, self.in_flight.admission.statistics())
+
     async def start(self) -> None:
         """Make the actors and enter the stateful nodes.
 
@@ -86,6 +96,8 @@ class Deployment:
         self.scope.on_failed = self._fail
         admission = Admission(self.scope.loop, options.max_in_flight, options.max_queue)
         self.in_flight = InFlight(admission, self._changed)
+        if options.collect_metrics:
+            metrics.opened(self)
         # A task of its own: whoever aborts meanwhile cancels the start, and not the caller.
         self._starting = self.scope.loop.create_task(
             self.graphs.prepare(self.scope, warms_up=self._warms_up), name="penstock-service-start", context=context
@@ -188,6 +200,7 @@ class Deployment:
             logs.warning("deployment.not_released", deployment=self.names, error=repr(error))
         finally:
             self.runtime.deployments.discard(self)
+            metrics.closed(self)
 
     def _fail(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
         """Stateful nodes crash too often: end everything, and say why from now on."""

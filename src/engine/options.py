@@ -27,6 +27,7 @@ class CallOptions(TypedDict, total=False):
     enable_caching: bool
     device_strategy: str
     trace_execution: bool
+    collect_metrics: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,8 @@ class ExecutionOptions:
         device_strategy: where device nodes run that are left to it by device="auto": a name that
             `penstock.devices.select` takes, "auto", "cpu", "gpu:1". A deployment keeps the one that it began with.
         trace_execution: whether spans are opened, if the application has set up tracing and the call is sampled.
+        collect_metrics: whether what a run, a stream or a deployment does counts in the metrics of the process. What
+            happens on devices counts in any case: a batch belongs to many.
 
     Raises:
         OptionsError: a value is out of its range.
@@ -72,6 +75,7 @@ class ExecutionOptions:
     enable_caching: bool = True
     device_strategy: str = "auto"
     trace_execution: bool = True
+    collect_metrics: bool = True
 
     def __post_init__(self) -> None:
         if self.scheduler not in ("auto", "actors", "parallel", "wave", "sequential"):
@@ -86,7 +90,7 @@ class ExecutionOptions:
                 raise OptionsError(f"{name}={value!r}: a whole number of at least {least}")
         if not is_whole(self.priority):
             raise OptionsError(f"priority={self.priority!r}: a whole number, higher first")
-        for name in ("ordered", "enable_caching", "trace_execution"):
+        for name in ("ordered", "enable_caching", "trace_execution", "collect_metrics"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionsError(f"{name}={getattr(self, name)!r}: True or False")
         if not _is_device_name(self.device_strategy):
@@ -106,17 +110,19 @@ def _is_device_name(value: object) -> bool:
 DEFAULTS = ExecutionOptions()
 NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
 
+_ONE_CALL = frozenset({"timeout_seconds", "priority", "trace_execution"})
+_ONE_RUN = frozenset(
+    {"scheduler", "timeout_seconds", "enable_caching", "device_strategy", "trace_execution", "collect_metrics"}
+)
 # What applies to each verb. `run` has one item, so nothing that bounds or orders several applies to it.
 APPLICABLE: Mapping[str, frozenset[str]] = {
-    "run": frozenset({"scheduler", "timeout_seconds", "enable_caching", "device_strategy", "trace_execution"}),
+    "run": _ONE_RUN,
     "stream": NAMES - {"max_queue", "priority"},
     "deploy": NAMES - {"ordered", "on_error", "priority"},
-    "stream(call)": frozenset({"scheduler", "timeout_seconds", "enable_caching", "device_strategy", "trace_execution"}),
-    "service.run": frozenset({"timeout_seconds", "priority", "trace_execution"}),
-    "service.stream": frozenset(
-        {"timeout_seconds", "priority", "ordered", "on_error", "max_in_flight", "trace_execution"}
-    ),
-    "service.stream(call)": frozenset({"timeout_seconds", "priority", "trace_execution"}),
+    "stream(call)": _ONE_RUN,
+    "service.run": _ONE_CALL,
+    "service.stream": _ONE_CALL | {"ordered", "on_error", "max_in_flight"},
+    "service.stream(call)": _ONE_CALL,
     "Engine": NAMES,
 }
 

@@ -1,7 +1,7 @@
 """Pipeline: the running part of a stream: source, window and crew, and how they end."""
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextvars import Context, copy_context
 from time import perf_counter
 from typing import Any
@@ -16,10 +16,12 @@ from ..actors.frame import Frame, plain_error
 from ..actors.node_actor import NodeActor
 from ..actors.traced import Outcome, outcome_of
 from ..actors.uninterrupted import uninterrupted
-from ..telemetry import logs, spans
+from ..telemetry import logs, metrics, spans
+from ..telemetry.metrics import Reading
 from .admission import Admission
 from .graph import Graph
 from .inside import refuse_to_close_from_inside
+from .metering import stream_counters, stream_levels
 from .options import ExecutionOptions
 from .progress import StreamProgress
 from .scope import Scope
@@ -103,6 +105,8 @@ class Pipeline:
         self.window = Window(self.loop, options.max_in_flight, self.abort, on_settled, ordered=options.ordered)
         # The loop knows its tasks only weakly: without this, those of a dropped stream would be collected, not ended.
         scope.engine.stream_opened(self)
+        if options.collect_metrics:
+            metrics.opened(self)
         self._source = self.loop.create_task(self._feed(calls), context=self._context.copy(), name="penstock-source")
 
     async def next_frame(self) -> Frame | None:
@@ -138,6 +142,14 @@ class Pipeline:
     def actors_uptime(self) -> Uptime:
         """How long the actors have been counting: of a stream of a deployment, longer than the stream is open."""
         return self._scope.uptime
+
+    def counters(self) -> Iterable[Reading]:
+        """Return how its items have ended, for metrics."""
+        return () if not self._graph_name else stream_counters(self._graph_name, self.window)
+
+    def levels(self) -> Iterable[Reading]:
+        """Return how many count in its limit now, for metrics."""
+        return () if not self._graph_name else stream_levels(self._graph_name, self.window)
 
     def actors(self) -> list[NodeActor]:
         """Return the actors that the items go through."""
@@ -294,6 +306,11 @@ class Pipeline:
                 skipped=self.skipped,
             )  # fmt: skip
         self._scope.engine.stream_closed(self)
+        if self._options.collect_metrics:
+            metrics.closed(self)
+            if self._graph_name:
+                outcome, error = self._outcome or ("cancelled", None)
+                metrics.stream_ended(self._graph_name, self.uptime.seconds, outcome, error, self._span)
         if self.on_closed is not None:
             self.on_closed(self)
 

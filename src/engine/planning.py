@@ -18,7 +18,7 @@ from .tracing.tracer import Step, Trace
 if TYPE_CHECKING:
     from .resources.registry import Resources
     from .runtime import Runtime
-    from .wiring import Wiring
+    from .shared_wirings import SharedWirings
 
 Scheduler: TypeAlias = Literal["auto", "actors", "parallel", "wave", "sequential"]
 """The values of `scheduler=`."""
@@ -80,8 +80,8 @@ class Plan:
     trace: Trace
 
     @cached_property
-    def _wirings(self) -> "WeakKeyDictionary[Runtime, dict[tuple[ChosenScheduler, str], Wiring]]":
-        """The actors that all runs of this plan in an Engine share, by Engine, and then by what tells them apart."""
+    def _wirings(self) -> "WeakKeyDictionary[Runtime, SharedWirings]":
+        """The actors that all runs of this plan in an Engine share, by Engine."""
         return WeakKeyDictionary()
 
     @cached_property

@@ -9,10 +9,10 @@ from .._errors import DeadlineExceeded, DeploymentFailed
 from ..actors.crew import Crew
 from ..actors.current import enclosing_frame, is_detached
 from ..actors.frame import Frame
-from ..actors.traced import outcome_of
 from ..actors.uninterrupted import until
 from ..telemetry import spans
 from .graph import Call
+from .metering import RunMeter, end_call
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan
 from .scope import Scope
@@ -29,7 +29,7 @@ async def run_call(runtime: "Runtime", call: Call[Any], options: ExecutionOption
     """Run one call from start to end; nothing of it is left when this returns or raises."""
     plan = one_value(call.graph, options, "engine.run")
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
-    wired = runtime.shared_wiring(plan, scheduler, options.device_strategy)
+    wired = runtime.shared_wiring(plan, scheduler, options.device_strategy, is_counted=options.collect_metrics)
     if wired is not None and wired.program.resources:
         return await _run_with_resources(runtime, call, options, wired)
     if wired is not None:
@@ -74,13 +74,16 @@ async def _run_with_resources(runtime: "Runtime", call: Call[Any], options: Exec
 class _Run:
     """One call on its own: it listens to its frame."""
 
-    __slots__ = ("_call", "_crew", "_frame", "_options", "_runtime", "_span", "_traced", "_waiter", "deadline")
+    __slots__ = (
+        "_call", "_crew", "_frame", "_meter", "_options", "_runtime", "_span", "_traced", "_waiter", "deadline",
+    )  # fmt: skip
 
     def __init__(self, runtime: "Runtime", call: Call[Any], options: ExecutionOptions) -> None:
         self._runtime = runtime
         self._call = call
         self._options = options
         self._frame: Frame | None = None
+        self._meter = RunMeter(call.graph.name, runtime.counted_runs) if options.collect_metrics else None
         loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] = loop.create_future()
         context = copy_context()
@@ -125,7 +128,7 @@ class _Run:
         finally:
             self._runtime.frames.discard(frame)
             self._frame = None
-            spans.end_run(self._span, outcome_of(frame.state, frame.error), frame.error)
+            end_call(frame.state, frame.error, self._span, self._meter)
         return frame.outcome()
 
     def fail(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
@@ -140,7 +143,7 @@ class _Run:
             error = DeadlineExceeded(
                 f"the resources and stateful nodes of graph {name!r} did not start within {seconds:g} s"
             )
-        spans.end_run(self._span, outcome_of("failed", error), error)
+        end_call("failed", error, self._span, self._meter)
         return error
 
     def _unwinding(self) -> list[asyncio.Task[None]]:

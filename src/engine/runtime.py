@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -10,12 +11,16 @@ from .._errors import EngineClosedError, EngineLoopError
 from ..actors.condition import Condition
 from ..actors.frame import Frame
 from ..actors.node_actor import NodeActor
+from ..telemetry import metrics
+from ..telemetry.metrics import Reading
 from ..telemetry.profiling import registry
 from .instance_registry import stateful_nodes
+from .metering import run_levels
 from .planning import ChosenScheduler, Plan
 from .pools import Pools
 from .program import Program
 from .resources.registry import Resources
+from .shared_wirings import SharedWirings
 from .wiring import Wired, Wiring
 
 if TYPE_CHECKING:
@@ -37,6 +42,8 @@ class Runtime:
         resources: what is open.
         reloads: for each resource that was reloaded, who does it now.
         frames: the calls of `run` in flight.
+        counted_runs: of each graph, how many of its calls that give a value, or a stream, are in flight and count in
+            metrics.
         pipelines: the streams that have begun and not ended.
         deployments: those that were entered and have not ended.
         scopes: runs, streams and deployments that are open.
@@ -50,6 +57,7 @@ class Runtime:
         self.resources = Resources(closes_unused=is_default, on_lost=self._resource_lost)
         self.reloads: WeakKeyDictionary[Resource[..., Any], asyncio.Lock] = WeakKeyDictionary()
         self.frames: set[Frame] = set()
+        self.counted_runs: Counter[str] = Counter()
         self.pipelines: set[Pipeline | StreamingCall] = set()
         self.deployments: set[Deployment] = set()
         self.scopes = 0
@@ -61,6 +69,7 @@ class Runtime:
         self._last_scope_closed = Condition()
         self._plans: WeakSet[Plan] = WeakSet()
         registry.hosts.add(self)
+        metrics.opened(self)
 
     def check_loop(self) -> None:
         """Refuse another loop than the one of the first use, and any use after the end.
@@ -84,28 +93,40 @@ class Runtime:
         """Return the error of a call that the end of the Engine ends."""
         return EngineClosedError("the Engine was closed while this call was in flight")
 
-    def shared_wiring(self, plan: Plan, scheduler: ChosenScheduler, device_strategy: str) -> Wired | None:
-        """Return actors that all runs of a plan share; None if it has stateful nodes, which each run has its own of."""
+    def shared_wiring(
+        self, plan: Plan, scheduler: ChosenScheduler, device_strategy: str, *, is_counted: bool
+    ) -> Wired | None:
+        """Return actors that all runs of a plan share; None if it has stateful nodes, which each run has its own of.
+
+        Args:
+            plan: the plan.
+            scheduler: the scheduler.
+            device_strategy: where device nodes run that leave it open.
+            is_counted: whether what the run does counts in metrics.
+        """
         # Kept with the plan and not here, so that graphs made by a factory for one call leave nothing behind.
         shared = plan._wirings.get(self)
         if shared is None:
             if next(stateful_nodes(plan), None) is not None:
                 return None
-            shared = plan._wirings[self] = {}
+            shared = plan._wirings[self] = SharedWirings()
             self._plans.add(plan)
-        wiring = shared.get((scheduler, device_strategy))
-        if wiring is None:
-            # Every run has workers of its own, so nothing but the limits of nodes is shared and bounded here.
-            wiring = Wiring(self.pools, None, None, device_strategy=device_strategy)
-            shared[scheduler, device_strategy] = wiring
-            registry.scope_opened(wiring)
+        wiring = shared.get(self.pools, scheduler, device_strategy, is_counted=is_counted)
         return wiring.wire(self.resources.program(plan, scheduler))
+
+    def counters(self) -> Iterable[Reading]:
+        """Return nothing: it is scopes that count, for metrics."""
+        return ()
+
+    def levels(self) -> Iterable[Reading]:
+        """Return how many runs are in flight, for metrics."""
+        return run_levels(self.counted_runs)
 
     def open_scopes(self) -> list[Wiring]:
         """Return the actors of all scopes that are open, for a profile; those that runs share, until the loop ends."""
         if self._loop is not None and self._loop.is_closed():
             return []
-        shared = [wiring for plan in self._plans for wiring in plan._wirings[self].values()]
+        shared = [wiring for plan in self._plans for wiring in plan._wirings[self]]
         return [*shared, *self.wirings]
 
     def open_readers(self) -> "list[Pipeline | StreamingCall]":
@@ -133,7 +154,7 @@ class Runtime:
 
     def shared_actors(self) -> list[NodeActor]:
         """Return the actors that runs share."""
-        return [actor for plan in self._plans for wiring in plan._wirings[self].values() for actor in wiring.actors()]
+        return [actor for plan in self._plans for wiring in plan._wirings[self] for actor in wiring.actors()]
 
     def frames_in_flight(self) -> set[Frame]:
         """Return every call and item, of any scope, for which something may still run."""

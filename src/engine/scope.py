@@ -10,6 +10,7 @@ from ..actors.crew import Crew
 from ..actors.supervision import SupervisorFlags
 from ..actors.supervisor import Escalation, Supervisor
 from ..actors.uninterrupted import uninterrupted
+from ..telemetry import metrics
 from ..telemetry.profiling import registry
 from .instance_registry import InstanceRegistry
 from .planning import ChosenScheduler, Plan
@@ -64,6 +65,8 @@ class Scope:
         engine.scope_opened()
         engine.wirings.add(self.wiring)
         registry.scope_opened(self.wiring)
+        if options.collect_metrics:
+            metrics.opened(self.wiring)
 
     async def prepare(self, plan: Plan) -> Wired:
         """Return the actors of a plan; the first time, open the resources and enter the stateful nodes it uses."""
@@ -106,6 +109,7 @@ class Scope:
         finally:
             self.engine.wirings.discard(self.wiring)
             registry.scope_closed(self.wiring)
+            metrics.closed(self.wiring)
 
     def _failed(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
         if self.on_failed is not None:

@@ -13,12 +13,12 @@ from ..actors.current import enclosing_frame, is_detached
 from ..actors.frame import Frame
 from ..actors.node_actor import ActorStatistics
 from ..actors.supervision import SupervisorFlags
-from ..actors.traced import outcome_of
-from ..telemetry import spans
+from ..telemetry import metrics, spans
 from ..telemetry.tables import Rendered
 from .admission import AdmissionStatistics
 from .deployment import Deployment, Flight, ServiceState
 from .graph import Call, Graph, as_call
+from .metering import RunMeter, end_call
 from .node import Node
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .pipeline import Pipeline
@@ -295,6 +295,7 @@ class Service(Generic[P, R]):
         deployment, timeout_seconds, priority = self._deployment, options.timeout_seconds, options.priority
         scope, in_flight = deployment.check_callable()
         deadline = None if timeout_seconds is None else scope.loop.time() + timeout_seconds
+        meter = RunMeter(call.graph.name) if self._options.collect_metrics and metrics.are_recorded() else None
         context = copy_context()
         span, traced = spans.start_run(call.graph.name, context) if options.trace_execution else (None, False)
         try:
@@ -308,7 +309,7 @@ class Service(Generic[P, R]):
                 spans.admitted(span, perf_counter() - began)
                 deployment.check_admitted(in_flight)
         except BaseException as error:
-            spans.end_run(span, outcome_of("running", error), error)
+            end_call("running", error, span, meter)
             raise
         flight = Flight(deployment, in_flight, scope.loop.create_future())
         crew = scope.crew(context, traced=traced, deadline=deadline)
@@ -331,7 +332,7 @@ class Service(Generic[P, R]):
             frame.cancel()
             raise
         finally:
-            spans.end_run(span, outcome_of(frame.state, frame.error), frame.error)
+            end_call(frame.state, frame.error, span, meter)
         return frame.outcome()
 
     async def _deployed(self, graph: Graph[..., Any]) -> Wired:
@@ -356,6 +357,7 @@ class Service(Generic[P, R]):
             "timeout_seconds": options.timeout_seconds,
             "max_in_flight": options.max_in_flight,
             "trace_execution": options.trace_execution,
+            "collect_metrics": options.collect_metrics,
         }
 
 

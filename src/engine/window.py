@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from .._errors import DeadlineExceeded
 from ..actors.crew import Crew
 from ..actors.frame import AnyDeployment, Frame
 from .wiring import Wired
@@ -33,11 +34,15 @@ class Window:
         service: the deployment that the stream belongs to.
         asking: the task of the source waits for room, or for the source.
         closed: nothing is asked of the source any more.
+        failed: items that ended without a result.
+        cancelled: those of them that the end of the stream has cancelled.
+        expired: those of them whose deadline has passed.
     """
 
     __slots__ = (
-        "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "asking", "closed",
-        "failed", "frames", "limit", "on_room", "position", "reserved", "service", "size", "submitted",
+        "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "asking", "cancelled",
+        "closed", "expired", "failed", "frames", "limit", "on_room", "position", "reserved", "service", "size",
+        "submitted",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +69,8 @@ class Window:
         self.closed = False
         self.service: AnyDeployment | None = None
         self.failed = 0
+        self.cancelled = 0
+        self.expired = 0
         self.frames: dict[int, Frame] = {}
         self.on_room: Callable[[], None] | None = None
 
@@ -83,7 +90,7 @@ class Window:
     @property
     def running(self) -> int:
         """Items that have not ended yet."""
-        return sum(frame.state == "running" for frame in self.frames.values())
+        return sum(frame.state == "running" for frame in list(self.frames.values()))  # metrics: in another thread
 
     @property
     def completed(self) -> int:
@@ -150,10 +157,11 @@ class Window:
         """An item has ended."""
         if frame.state != "done":
             self.failed += 1
+            self.expired += isinstance(frame.error, DeadlineExceeded)
             if frame.error is not None and not isinstance(frame.error, Exception):
                 self._on_fatal(frame.error)
         if frame.state == "cancelled":
-            pass  # only a stream that ends cancels its items
+            self.cancelled += 1  # only a stream that ends cancels its items
         elif self._completion_order is not None:
             self._completion_order.append(frame.item)
             self.wake_reader()

@@ -18,12 +18,14 @@ from ..actors.policy import Policy
 from ..actors.process_target import process_target
 from ..actors.recorder import sampling_of
 from ..actors.started_tasks import starts_tasks
+from ..telemetry.metrics import Reading
 from ..telemetry.profiling.readings import NodeReading
 from .bodies import body_of
 from .call_site import call_site_of
 from .control import Control
 from .instance_registry import InstanceRegistry, instance_key
 from .node import Node
+from .node_metrics import node_counters, node_levels
 from .planning import Plan, PlannedStep
 from .program import Program, Unit
 from .readings import Room, node_readings
@@ -136,8 +138,19 @@ class Wiring:
 
     def node_readings(self) -> Iterator[NodeReading]:
         """Yield what the counters of all nodes say, also of those in bodies of control flow."""
-        wired = self._wired if self._bodies is None else {**self._wired, **self._bodies._wired}
-        return node_readings(wired.values(), self._room, self._pools)
+        return node_readings(self._all_wired(), self._room, self._pools)
+
+    def counters(self) -> Iterator[Reading]:
+        """Yield what all nodes have done, also those in bodies of control flow, for metrics."""
+        return node_counters(self._all_wired())
+
+    def levels(self) -> Iterator[Reading]:
+        """Yield what is in them now, for metrics."""
+        return node_levels(self._all_wired())
+
+    def _all_wired(self) -> list[Wired]:
+        own = list(self._wired.values())
+        return own if self._bodies is None else [*own, *self._bodies._wired.values()]
 
     def measure(self, *, on: bool) -> None:
         """Have handlers timed that otherwise are not, until it was turned off as often as on."""

@@ -173,7 +173,7 @@ def test_ragged_items_give_what_they_give_without_padding(
     table = random.normal(size=(50, 5)).astype(np.float32)
     fn, batched = pooled
     stacker = Stacker("fn", ["tokens"], ps.Batch(4, pad_axes={"tokens": 0}))
-    padding = BatchLog()
+    padding = BatchLog("padding")
     groups: dict[Any, list[Any]] = {}
     for length in lengths:
         tokens = random.integers(0, 50, length)

@@ -198,7 +198,7 @@ def test_a_result_without_rows_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_the_padding_share_counts_rows_and_lengths() -> None:
-    padding = BatchLog()
+    padding = BatchLog("padding")
     assert padding.statistics().padding_share == 0
     stacker = stacker_of("tokens", "scale", pad_axes={"tokens": 0})
     padding.add(stacker.stack([item_of(stacker, np.zeros(length), 1.0) for length in (7, 5, 8)], 4))

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...telemetry import metrics, names
+from ...telemetry.metrics import series
+
 if TYPE_CHECKING:
     from .stacking import Stacked
 
@@ -37,9 +40,14 @@ class BatchStatistics:
 
 
 class BatchLog:
-    """Counts the batches of a node, on all of its devices; the counters are those of `BatchStatistics`."""
+    """Counts the batches of a node, on all of its devices; the counters are those of `BatchStatistics`.
 
-    def __init__(self) -> None:
+    Args:
+        name: of the node.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._batches = 0
         self._calls = 0
         self._rows = 0
@@ -53,6 +61,16 @@ class BatchLog:
         self._rows += stacked.size
         self._real_elements += stacked.real_elements
         self._elements += stacked.elements
+        of = names.NODE, self._name
+        padding = stacked.elements - stacked.real_elements
+        metrics.add(
+            [
+                (series(names.METRIC_BATCH_RUNS, of), 1, None),
+                (series(names.METRIC_BATCH_ITEMS, of), stacked.count, None),
+                (series(names.METRIC_BATCH_ELEMENTS, of, (names.PADDING, False)), stacked.real_elements, None),
+                (series(names.METRIC_BATCH_ELEMENTS, of, (names.PADDING, True)), padding, None),
+            ]
+        )
 
     def statistics(self) -> BatchStatistics:
         """Return a snapshot."""

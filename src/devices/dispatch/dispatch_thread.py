@@ -10,11 +10,13 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import SimpleQueue
+from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
 from ..._errors import ActorRestarted
 from ...actors.threads import before_interpreter_exit
-from ...telemetry import logs
+from ...telemetry import logs, metrics, names
+from ...telemetry.metrics import Reading, series
 from ..jax_types import are_ready, wait_until_ready
 from .failed_arrays import ORIGINS
 
@@ -47,7 +49,7 @@ class Job(Protocol):
         ...
 
 
-_InFlight: TypeAlias = tuple[Job, list[Any], int]  # with the number of restarts before it
+_InFlight: TypeAlias = tuple[Job, list[Any], int, float]  # the number of restarts before it, and when it began
 
 
 class DispatchThread:
@@ -75,6 +77,9 @@ class DispatchThread:
         self._handed_over = 0
         self._waited_for = 0
         self.restarts = 0
+        # Of the thread that waits while anything is in flight, else of the one that dispatches.
+        self._busy_seconds = 0.0
+        self._busy_until = 0.0
         self._on_ended: list[Callable[[], object]] = []
         # No daemons: a daemon thread inside JAX while the interpreter ends aborts the process.
         self._threads = (
@@ -84,6 +89,19 @@ class DispatchThread:
         for thread in self._threads:
             thread.start()
         _running.add(self)
+        metrics.opened(self)
+
+    def counters(self) -> Iterable[Reading]:
+        """Return what it has counted, for metrics."""
+        of = names.DEVICE, self._name
+        return [
+            (series(names.METRIC_DEVICE_BUSY_TIME, of), self._busy_seconds, None),
+            (series(names.METRIC_DEVICE_RESTARTS, of), self.restarts, None),
+        ]
+
+    def levels(self) -> Iterable[Reading]:
+        """Return nothing: computations in flight are too short to be seen."""
+        return ()
 
     def submit(self, job: Job) -> None:
         """Enqueue a job after those that were submitted before; from any thread."""
@@ -125,6 +143,7 @@ class DispatchThread:
 
     def _dispatch(self, job: Job) -> None:
         self._room.get()
+        began = perf_counter()
         arrays: list[Any] | None = None
         is_handed_over = False
         try:
@@ -136,10 +155,10 @@ class DispatchThread:
             if arrays is None:
                 return
             if self._handed_over == self._waited_for and are_ready(arrays):  # what is small has run inline
-                self._wait(job, arrays, self.restarts)
+                self._wait(job, arrays, self.restarts, began)
                 return
             self._handed_over += 1
-            self._in_flight.put((job, arrays, self.restarts))
+            self._in_flight.put((job, arrays, self.restarts, began))
             is_handed_over = True
         finally:
             if not is_handed_over:
@@ -150,6 +169,7 @@ class DispatchThread:
             pass
         self._threads[0].join()
         _running.discard(self)
+        metrics.closed(self)
         for callback in self._on_ended:
             callback()
 
@@ -165,9 +185,12 @@ class DispatchThread:
                 self._room.put(None)
             del found  # as above
 
-    def _wait(self, job: Job, arrays: list[Any], restarts: int) -> None:
+    def _wait(self, job: Job, arrays: list[Any], restarts: int, began: float) -> None:
         try:
-            wait_until_ready(arrays)
+            try:
+                wait_until_ready(arrays)
+            finally:
+                self._was_busy(began)
         except BaseException as error:  # noqa: BLE001 - as above
             # Its traceback is that of this wait: it would say nothing, and hold the arrays.
             job.failed(ORIGINS.cause_of(error.with_traceback(None), job.inputs()))
@@ -176,6 +199,12 @@ class DispatchThread:
             job.ready()
         else:
             job.failed(self._restarted())
+
+    def _was_busy(self, began: float) -> None:
+        """Count the time of a computation, as far as none before it counted it."""
+        now = perf_counter()
+        self._busy_seconds += now - max(began, self._busy_until)
+        self._busy_until = now
 
     def _answer_for(self, job: Job, error: BaseException) -> None:
         """Have a job fail in whose course a thread dies: nobody else would tell its callers."""

@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any, Final, TypeAlias
 
 from opentelemetry.context import Context
 
-from ...telemetry import logs, spans
+from ...telemetry import logs, metrics, names, spans
+from ...telemetry.metrics import Reading, series
 from . import configuration as configurations
 from .compile_thread import CompileThread
 from .compiling import Program, arguments_of, build
@@ -49,6 +50,16 @@ class CompileCache:
         self._waiting: dict[_Key, list[_Waiter]] = {}
         self._uses = count(1)
         self._thread = CompileThread()
+        metrics.opened(self)
+
+    def counters(self) -> Iterator[Reading]:
+        """Yield how often what it holds was found, for metrics; the rest is counted where it happens."""
+        for (program, *_), executable in list(self._held.items()):
+            yield _reading(names.METRIC_COMPILE_CACHE_HITS, program, executable.hits)
+
+    def levels(self) -> Iterable[Reading]:
+        """Return nothing: what it holds is a matter of the process."""
+        return ()
 
     def acquire(self) -> None:
         """Take a lease: until it is given back, programs can be compiled."""
@@ -101,6 +112,7 @@ class CompileCache:
         signature = program.signature(args, configuration)
         key = program, configuration, signature
         program.log.missed()
+        metrics.add([_reading(names.METRIC_COMPILE_CACHE_MISSES, program, 1)])
         with self._lock:
             executable = self._held.get(key)
             if executable is None:
@@ -133,7 +145,9 @@ class CompileCache:
                     outcome = build(program, configuration, signature)
             except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the callers, not to this thread
                 outcome = error
-            program.log.spent(time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            program.log.spent(seconds)
+            metrics.add([_reading(names.METRIC_COMPILE_TIME, program, seconds)])
         key = program, configuration, signature
         evicted: list[tuple[Program, Executable]] = []
         with self._lock:
@@ -144,8 +158,9 @@ class CompileCache:
                 evicted = self._evict()
         if isinstance(outcome, Executable):
             program.log.compiled(program, configuration, signature, outcome)
+            metrics.add([_reading(names.METRIC_COMPILE_PROGRAMS, program, 1)])
             for owner, executable in evicted:
-                owner.log.dropped(executable)
+                _let_go(owner, executable)
         for number, (on_done, _) in enumerate(waiting):
             _tell(on_done, twin_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
         del outcome  # an error refers to this frame
@@ -157,6 +172,20 @@ class CompileCache:
             key = min(self._held, key=lambda key: self._held[key].used)
             evicted.append((key[0], self._held.pop(key)))
         return evicted
+
+
+def _let_go(program: Program, executable: Executable) -> None:
+    program.log.dropped(executable)
+    metrics.add(
+        [
+            _reading(names.METRIC_COMPILE_CACHE_HITS, program, executable.hits),
+            _reading(names.METRIC_COMPILE_CACHE_EVICTIONS, program, 1),
+        ]
+    )
+
+
+def _reading(metric: str, program: Program, value: float) -> Reading:
+    return series(metric, (names.NODE, program.name)), value, None
 
 
 def _tell(on_done: OnCompiled, outcome: Executable | BaseException) -> None:

@@ -12,11 +12,11 @@ from ...actors.current import calling_actor, enclosing_frame, is_detached
 from ...actors.frame import AnyDeployment, Frame
 from ...actors.node_actor import NodeActor
 from ...actors.parts import Reader
-from ...actors.traced import outcome_of
 from ...actors.uninterrupted import uninterrupted
 from ...telemetry import spans
 from ..graph import Call
 from ..inside import refuse_to_close_from_inside
+from ..metering import RunMeter, end_call
 from ..options import ExecutionOptions
 from ..progress import StreamProgress
 from ..scope import Scope
@@ -48,6 +48,9 @@ class StreamingCall:
         self._parent = enclosing_frame()
         self._is_detached = is_detached()
         self._caller = calling_actor()
+        is_counted = options.collect_metrics
+        in_flight = where.runtime.counted_runs if where.service is None else None  # a deployment counts its own
+        self._meter = RunMeter(call.graph.name, in_flight) if is_counted else None
         seconds = options.timeout_seconds
         self._deadline = None if seconds is None else self.loop.time() + seconds
         self.uptime = Uptime()
@@ -58,6 +61,7 @@ class StreamingCall:
         self._span: Span | None = None
         self._error: BaseException | None = None
         self._was_read = False
+        self._was_left = False
         self._begun = False
         self._opened = asyncio.Event()  # there is a reader, or there will never be one
         self._settled = asyncio.Event()
@@ -129,6 +133,7 @@ class StreamingCall:
         """Begin to end everything; `aclose` waits for it."""
         if self._task.done():
             return
+        self._was_left = self._was_left or error is None
         if self._error is None:
             self._error = error if error is not None else EngineClosedError("this stream was closed")
         if self._frame is None:
@@ -172,7 +177,7 @@ class StreamingCall:
 
     def frame_settled(self, frame: Frame) -> None:
         """Give the place back, now that nothing runs for the call any more."""
-        spans.end_run(self._span, outcome_of(frame.state, frame.error), frame.error)
+        end_call(frame.state, frame.error, self._span, self._meter)
         self._where.settled(frame)
         self._settled.set()
 
@@ -197,6 +202,8 @@ class StreamingCall:
             self._error = self._error or error
         finally:
             self.uptime.stop()
+            if self._frame is None:
+                end_call("cancelled" if self._was_left else "running", self._error, None, self._meter)
             self._opened.set()
             self._where.runtime.stream_closed(self)
 

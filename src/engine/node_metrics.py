@@ -1,0 +1,84 @@
+"""What metrics read of the nodes of a scope."""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ..actors.node_actor import NodeActor
+from ..actors.places import UNLIMITED
+from ..telemetry import names
+from ..telemetry.metrics import Reading, series
+from .node import Node
+
+if TYPE_CHECKING:
+    from .wiring import Wired
+
+
+class _NodeSeries:
+    """The series of one node of one graph."""
+
+    def __init__(self, graph: str, node: str) -> None:
+        of = (names.GRAPH, graph), (names.NODE, node)
+        self.done = series(names.METRIC_NODE_EXECUTIONS, *of, (names.OUTCOME, "done"))
+        self.failed = series(names.METRIC_NODE_EXECUTIONS, *of, (names.OUTCOME, "failed"))
+        self.busy_time = series(names.METRIC_NODE_BUSY_TIME, *of)
+        self.retries = series(names.METRIC_NODE_RETRIES, *of)
+        self.restarts = series(names.METRIC_NODE_RESTARTS, *of)
+        self.put_wait_time = series(names.METRIC_QUEUE_PUT_WAIT_TIME, *of)
+        self.in_flight = series(names.METRIC_NODE_IN_FLIGHT, *of)
+        self.max_in_flight = series(names.METRIC_NODE_MAX_IN_FLIGHT, *of)
+        self.depth = series(names.METRIC_QUEUE_DEPTH, *of)
+        self.capacity = series(names.METRIC_QUEUE_CAPACITY, *of)
+        self.size = series(names.METRIC_QUEUE_SIZE, *of)
+
+
+_series_of = cache(_NodeSeries)
+
+
+def node_counters(wired: "Iterable[Wired]") -> Iterator[Reading]:
+    """Yield what nodes have done; control flow is none, what is in its bodies is.
+
+    Args:
+        wired: all actors of a scope, also those of bodies.
+    """
+    for actor, is_timed in _nodes(wired):
+        of = _series_of(actor.graph, actor.name)
+        yield of.done, actor.completed, None
+        yield of.failed, actor.failed, None
+        if is_timed and not actor.is_untimed:
+            yield of.busy_time, actor.busy_seconds, None
+        if actor.policy.retry is not None:
+            yield of.retries, actor.retried, None
+        instance = actor.instance
+        if instance is not None:
+            yield of.restarts, instance.restarts, id(instance)
+        # Call sites of one node that owns its loop put their items into the same inbox.
+        inbox = actor.inbox if actor.work is None else actor.work
+        if inbox.capacity is not None:
+            yield of.put_wait_time, inbox.put_wait_seconds, actor.work
+
+
+def node_levels(wired: "Iterable[Wired]") -> Iterator[Reading]:
+    """Yield what is in nodes now; as above."""
+    for actor, _ in _nodes(wired):
+        of = _series_of(actor.graph, actor.name)
+        places = actor.places
+        yield of.in_flight, places.in_flight, places
+        if places.limit < UNLIMITED:
+            yield of.max_in_flight, places.limit, places
+        inbox = (actor.inbox if actor.work is None else actor.work).statistics()
+        yield of.depth, inbox.depth, actor.work
+        if inbox.capacity is not None:
+            yield of.capacity, inbox.capacity, actor.work
+        if actor.policy.max_bytes is not None:
+            yield of.size, inbox.bytes_held, actor.work
+
+
+def _nodes(wired: "Iterable[Wired]") -> Iterator[tuple[NodeActor, bool]]:
+    """Yield the actors of nodes, each with whether its time is its own."""
+    for one in wired:
+        for actor, unit in zip(one.actors, one.program.units, strict=True):
+            node = None if unit.step is None else unit.step.head.callee
+            if isinstance(node, Node):
+                # The first value of a stream, and a node that reads one, take the time of the nodes before it as well.
+                yield actor, not (node.gives_stream or unit.streams)

@@ -1,0 +1,15 @@
+"""Metrics, through the API of OpenTelemetry: what is open is read when somebody collects, and pays nothing before.
+
+Only the durations of calls and streams are recorded when they end, once for each.
+"""
+
+from .durations import run_ended as run_ended
+from .durations import stream_ended as stream_ended
+from .instruments import are_recorded as are_recorded
+from .readings import Reading as Reading
+from .readings import Series as Series
+from .readings import series as series
+from .registry import add as add
+from .registry import closed as closed
+from .registry import opened as opened
+from .registry import vanished as vanished

@@ -1,0 +1,193 @@
+"""Metrics of devices: batches, padding, compilations, busy time; and the page that lists all metrics."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from opentelemetry.sdk.metrics.export import Histogram, Sum
+
+import penstock as ps
+from penstock import engine
+from penstock.devices.dispatch import dispatch_thread
+from penstock.devices.programs.compile_cache import CACHE, CompileCache
+from penstock.telemetry import names
+from tests.devices.compiled import called, leased, program
+from tests.docs.snippets import ROOT
+from tests.telemetry.collected import Collected, collecting
+
+from .gates import Gate
+
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
+    with collecting(monkeypatch) as found:
+        found.registry.opened(CACHE)  # it was opened when it was imported
+        yield found
+
+
+def rows(length: int) -> Any:
+    return np.ones(length, np.float32)
+
+
+async def test_batches_tell_their_size_and_their_padding(collected: Collected) -> None:
+    gate = Gate()
+
+    @ps.device_node(device="cpu:0", batch=ps.Batch(4, max_wait_seconds=0))
+    def batched(x: jax.Array) -> jax.Array:
+        return gate.pass_through(x) + 1
+
+    @ps.graph
+    async def batches(x: Any) -> Any:
+        return batched(x)
+
+    async with engine.Engine() as own, own.deploy(batches) as service:
+        gate.open()
+        await service(rows(2))
+        gate.close()
+        first = asyncio.create_task(service(rows(2)))
+        await gate.entered(2)
+        others = [asyncio.create_task(service(rows(2))) for _ in range(3)]
+        gate.open()
+        await asyncio.gather(first, *others)
+        real = collected.total(names.METRIC_BATCH_ELEMENTS, node="batched", padding=False)
+        padding = collected.total(names.METRIC_BATCH_ELEMENTS, node="batched", padding=True)
+        counted = batched.batch_statistics()  # type: ignore[attr-defined]
+        assert collected.total(names.METRIC_BATCH_RUNS, node="batched") == counted.batches
+        assert collected.total(names.METRIC_BATCH_ITEMS, node="batched") == counted.calls == 5
+        assert (real, padding) == (10, counted.elements - 10)
+        assert padding / (real + padding) == pytest.approx(counted.padding_share)
+    assert collected.total(names.METRIC_BATCH_ITEMS, node="batched") == 5
+
+
+async def test_compilations_hits_and_busy_time_stay_when_the_device_is_given_back(collected: Collected) -> None:
+    @ps.device_node(device="cpu:0")
+    def single(x: jax.Array) -> jax.Array:
+        return x * 3
+
+    @ps.graph
+    async def singles(x: Any) -> Any:
+        return single(x)
+
+    hits_before = collected.total(names.METRIC_COMPILE_CACHE_HITS, node="single")  # of the same test on another loop
+    busy: list[float] = []
+    for _ in range(2):
+        async with engine.Engine() as own:
+            for _ in range(3):
+                await own.run(singles(rows(2)))
+            busy.append(collected.total(names.METRIC_DEVICE_BUSY_TIME, device="cpu:0"))
+        busy.append(collected.total(names.METRIC_DEVICE_BUSY_TIME, device="cpu:0"))
+    assert 0 < busy[0] <= busy[1] < busy[2] <= busy[3]
+    counted = single.compile_statistics()  # type: ignore[attr-defined]
+    assert collected.total(names.METRIC_COMPILE_PROGRAMS, node="single") == 1
+    assert collected.total(names.METRIC_COMPILE_CACHE_MISSES, node="single") == counted.misses == 1
+    assert collected.total(names.METRIC_COMPILE_CACHE_HITS, node="single") - hits_before == counted.hits >= 5
+    assert collected.total(names.METRIC_COMPILE_TIME, node="single") == pytest.approx(counted.seconds)
+    assert collected.total(names.METRIC_DEVICE_RESTARTS, device="cpu:0") == 0
+
+
+async def test_a_thread_of_a_device_that_dies_counts(collected: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
+    deaths = [MemoryError()]
+
+    def are_ready(arrays: list[Any]) -> bool:
+        if deaths:
+            raise deaths.pop()
+        return True
+
+    async with engine.Engine() as own:
+        monkeypatch.setattr(dispatch_thread, "are_ready", are_ready)
+        with pytest.raises(ps.ActorRestarted):
+            await own.run(increments(rows(2)))
+    assert collected.total(names.METRIC_DEVICE_RESTARTS, device="cpu:0") == 1
+
+
+def test_programs_that_were_dropped_keep_their_hits(collected: Collected) -> None:
+    first, second = program(lambda x: x + 1), program(lambda x: x - 1)
+    with leased(CompileCache(capacity=1)) as cache:
+        for node in (first, first, first, second):
+            called(cache, node, rows(1))
+        assert collected.total(names.METRIC_COMPILE_CACHE_EVICTIONS, node="node") == 1
+        hits = first.log.statistics().hits + second.log.statistics().hits
+        assert collected.total(names.METRIC_COMPILE_CACHE_HITS, node="node") == hits >= 2
+        assert collected.total(names.METRIC_COMPILE_PROGRAMS, node="node") == 2
+
+
+@ps.node
+async def page(x: int) -> bytes:
+    return b"x" * x
+
+
+@ps.node(retry=ps.Retry(attempts=2, backoff_seconds=0), concurrency=1, max_bytes=100)
+async def weigh(page: bytes) -> int:
+    if not page:
+        raise ValueError("nothing")
+    return len(page)
+
+
+@ps.node
+class Keeps:
+    async def __call__(self, size: int) -> int:
+        return size
+
+
+keeps = Keeps()
+
+
+@ps.graph
+async def whole(x: int) -> int:
+    return await keeps(await weigh(await page(x)))
+
+
+@ps.device_node(device="cpu:0", batch=ps.Batch(4, max_wait_seconds=0))
+def incremented(x: jax.Array) -> jax.Array:
+    return x + 1
+
+
+@ps.graph
+async def increments(x: Any) -> Any:
+    return incremented(x)
+
+
+def listed() -> dict[str, tuple[str, str, set[str]]]:
+    """Returns kind, unit and attributes of each metric, as the page lists them."""
+    page = (ROOT / "docs/how-to/metrics.md").read_text()
+    found = re.findall(r"^\| `(penstock\.[\w.]+)` \| (\w+) \| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
+    return {
+        name: (kind, unit, {key.strip("`").removeprefix("penstock.") for key in attributes.split(", ")})
+        for name, kind, unit, attributes in found
+    }
+
+
+def emitted(collected: Collected) -> dict[str, tuple[str, str, set[str]]]:
+    """Returns the same of each metric that is collected now."""
+    found: dict[str, tuple[str, str, set[str]]] = {}
+    for name, metric in collected.metrics().items():
+        if isinstance(metric.data, Histogram):
+            kind = "histogram"
+        else:
+            assert isinstance(metric.data, Sum)
+            kind = "counter" if metric.data.is_monotonic else "level"
+        keys = {key.removeprefix("penstock.") for point in metric.data.data_points for key in point.attributes or ()}
+        found[name] = kind, metric.unit or "", keys
+    return found
+
+
+async def test_the_page_lists_exactly_what_is_emitted(collected: Collected) -> None:
+    with leased(CompileCache(capacity=1)) as cache:
+        for _ in range(2):
+            called(cache, program(lambda x: x + 1), rows(1))
+    async with engine.Engine() as own:
+        for x in (0, 3):
+            with contextlib.suppress(ValueError):
+                await own.run(whole(x))
+            with contextlib.suppress(ValueError):
+                async with own.stream([whole(x)]) as results:
+                    assert [result async for result in results] == [3]
+        async with own.deploy(whole, increments) as service, service.stream([whole(1)]) as results:
+            await service.run(increments(rows(2)))
+            assert await anext(results) == 1
+            assert emitted(collected) == listed()

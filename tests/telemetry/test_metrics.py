@@ -1,0 +1,470 @@
+"""Each metric says what happened, in runs, streams and deployments, and goes on saying it when they have ended."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+from penstock.telemetry import names
+from penstock.telemetry.metrics import Series
+from penstock.telemetry.metrics.definitions import COUNTERS
+from tests.telemetry.collected import Collected, collecting
+
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
+    with collecting(monkeypatch) as found:
+        # `get_meter` was asked before there was a provider, or at an earlier test.
+        monkeypatch.setattr("penstock.telemetry.metrics.instruments.are_recorded", lambda: True)
+        yield found
+
+
+class Gate:
+    """Holds items back until it is opened, and tells how many have come."""
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.changed = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    async def pass_(self) -> None:
+        self.came += 1
+        self.changed.set()
+        await self.opened.wait()
+
+    async def has(self, count: int) -> None:
+        while self.came < count:
+            self.changed.clear()
+            await self.changed.wait()
+
+
+@ps.node
+def add(x: int) -> int:
+    if x < 0:
+        raise ValueError(x)
+    return x + 1
+
+
+@ps.node
+async def twice(x: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * x
+
+
+@ps.graph
+async def line(x: int) -> int:
+    return await twice(add(x))
+
+
+def held_by(gate: Gate, **policy: Any) -> ps.Graph[[int], int]:
+    """Makes a graph `holding` of a node `hold` that waits at a gate."""
+
+    @ps.node(**policy)
+    async def hold(x: int) -> int:
+        await gate.pass_()
+        return x
+
+    @ps.graph
+    async def holding(x: int) -> int:
+        return await hold(x)
+
+    return holding
+
+
+async def read(stream: engine.Stream[int]) -> list[int]:
+    async with stream as results:
+        return [result async for result in results]
+
+
+async def test_a_run_counts_by_its_outcome(collected: Collected) -> None:
+    assert await engine.run(line(1)) == 4
+    assert await engine.run(line(2)) == 6
+    with pytest.raises(ValueError, match="-1"):
+        await engine.run(line(-1))
+    run = names.METRIC_RUN_DURATION
+    assert collected.total(run, graph="line", outcome="done") == 2
+    assert collected.total(run, graph="line", outcome="failed", error="ValueError") == 1
+    assert collected.total(run) == 3
+    executions = names.METRIC_NODE_EXECUTIONS
+    assert collected.total(executions, graph="line", node="add", outcome="done") == 2
+    assert collected.total(executions, graph="line", node="add", outcome="failed") == 1
+    assert collected.total(executions, graph="line", node="twice", outcome="done") == 2
+
+
+async def test_a_run_that_is_cancelled_or_expires_says_so(collected: Collected) -> None:
+    gate = Gate()
+    holding = held_by(gate)
+    with pytest.raises(TimeoutError):
+        await engine.run(holding(0), timeout_seconds=0)
+    run = asyncio.create_task(engine.run(holding(1)))
+    await gate.has(1)
+    assert collected.total(names.METRIC_RUN_IN_FLIGHT, graph="holding") == 1
+    assert collected.total(names.METRIC_NODE_IN_FLIGHT, graph="holding", node="hold") == 1
+    run.cancel()
+    await asyncio.wait([run])
+    assert collected.total(names.METRIC_RUN_DURATION, outcome="expired", error="DeadlineExceeded") == 1
+    (cancelled,) = collected.points(names.METRIC_RUN_DURATION, outcome="cancelled")
+    assert cancelled.count == 1
+    assert names.ERROR_TYPE not in cancelled.attributes
+    assert collected.total(names.METRIC_RUN_IN_FLIGHT, graph="holding") == 0
+
+
+async def test_a_run_with_resources_or_instances_that_do_not_start_has_failed(collected: Collected) -> None:
+    @ps.node
+    class Broken:
+        async def __aenter__(self) -> None:
+            raise OSError("no")
+
+        async def __aexit__(self, *exc_info: object) -> None: ...
+
+        async def __call__(self, x: int) -> int:
+            return x
+
+    broken = Broken()
+
+    @ps.graph
+    async def starts(x: int) -> int:
+        return await broken(x)
+
+    with pytest.raises(OSError, match="no"):
+        await engine.run(starts(1))
+    assert collected.total(names.METRIC_RUN_DURATION, graph="starts", outcome="failed", error="OSError") == 1
+    assert collected.total(names.METRIC_RUN_IN_FLIGHT, graph="starts") == 0
+
+
+async def test_a_stream_counts_its_items_while_it_is_open_and_afterwards(collected: Collected) -> None:
+    items, executions = names.METRIC_STREAM_ITEMS, names.METRIC_NODE_EXECUTIONS
+    for round_ in (1, 2):
+        async with engine.stream((line(x) for x in (1, -1, 2)), on_error="skip", max_in_flight=3) as results:
+            assert [result async for result in results] == [4, 6]
+        assert collected.total(items, graph="line", outcome="done") == 2 * round_
+        assert collected.total(items, graph="line", outcome="failed") == round_
+        assert collected.total(items, graph="line") == 3 * round_
+        assert collected.total(executions, node="add") == 3 * round_
+        assert collected.total(names.METRIC_STREAM_DURATION, graph="line", outcome="done") == round_
+    assert collected.points(names.METRIC_STREAM_IN_FLIGHT) == []
+    assert collected.points(names.METRIC_NODE_IN_FLIGHT) == []
+
+
+async def test_an_open_stream_tells_how_full_it_is(collected: Collected) -> None:
+    gate = Gate()
+    holding = held_by(gate, concurrency=2)
+    async with engine.stream((holding(x) for x in range(9)), max_in_flight=5) as results:
+        await gate.has(2)
+        await testing.wait_quiescent()
+        assert collected.total(names.METRIC_STREAM_IN_FLIGHT, graph="holding") == 5
+        assert collected.total(names.METRIC_STREAM_MAX_IN_FLIGHT, graph="holding") == 5
+        assert collected.total(names.METRIC_STREAM_ITEMS, graph="holding") == 0
+        assert collected.total(names.METRIC_NODE_IN_FLIGHT, node="hold") == 2
+        assert collected.total(names.METRIC_NODE_MAX_IN_FLIGHT, node="hold") == 2
+        assert collected.total(names.METRIC_QUEUE_DEPTH, node="hold") == 3
+        assert collected.total(names.METRIC_QUEUE_CAPACITY, node="hold") == 16
+        gate.opened.set()
+        assert len([result async for result in results]) == 9
+    assert collected.total(names.METRIC_STREAM_ITEMS, graph="holding", outcome="done") == 9
+
+
+async def test_a_stream_that_is_left_cancels_what_was_in_flight(collected: Collected) -> None:
+    gate = Gate()
+    holding = held_by(gate)
+    async with engine.stream(holding(x) for x in range(3)):
+        await gate.has(3)
+    assert collected.total(names.METRIC_STREAM_ITEMS, outcome="cancelled") == 3
+    assert collected.total(names.METRIC_STREAM_ITEMS) == 3
+    assert collected.total(names.METRIC_STREAM_DURATION, graph="holding", outcome="cancelled") == 1
+
+
+async def test_a_stream_that_raises_has_failed(collected: Collected) -> None:
+    with pytest.raises(ValueError, match="-1"):
+        await read(engine.stream(line(x) for x in (1, -1)))
+    assert collected.total(names.METRIC_STREAM_DURATION, graph="line", outcome="failed", error="ValueError") == 1
+
+
+def test_a_stream_whose_time_is_over_has_expired(collected: Collected) -> None:
+    async def main() -> None:
+        await read(engine.stream([held_by(Gate())(1)], timeout_seconds=60))
+
+    with pytest.raises(TimeoutError):
+        testing.run_virtual(main)
+    assert collected.total(names.METRIC_STREAM_DURATION, outcome="expired", error="DeadlineExceeded") == 1
+
+
+async def test_a_stream_of_one_call_is_a_run(collected: Collected) -> None:
+    @ps.node
+    async def count(x: int) -> AsyncIterator[int]:
+        for number in range(x):
+            yield number
+
+    @ps.graph
+    async def counting(x: int) -> AsyncIterator[int]:
+        return count(x)
+
+    async with engine.stream(counting(3)) as numbers:
+        async for _ in numbers:
+            assert collected.total(names.METRIC_RUN_IN_FLIGHT, graph="counting") == 1
+    assert collected.total(names.METRIC_RUN_IN_FLIGHT, graph="counting") == 0
+    assert collected.total(names.METRIC_RUN_DURATION, graph="counting", outcome="done") == 1
+    async with engine.stream(counting(3)) as numbers:
+        pass
+    assert collected.total(names.METRIC_RUN_DURATION, graph="counting", outcome="cancelled") == 1
+    # The time of a node that gives a stream is that of others as well.
+    assert collected.points(names.METRIC_NODE_BUSY_TIME, graph="counting") == []
+
+
+async def test_a_deployment_tells_its_places_and_whom_it_refused(collected: Collected) -> None:
+    gate = Gate()
+    holding = held_by(gate)
+    async with engine.deploy(holding, max_in_flight=2, max_queue=1) as service:
+        calls = [asyncio.create_task(service(x)) for x in range(3)]
+        await gate.has(2)
+        await testing.wait_quiescent()
+        with pytest.raises(ps.Overloaded):
+            await service(3)
+        now = {
+            name: collected.total(name, graph="holding")
+            for name in (
+                names.METRIC_DEPLOYMENT_IN_FLIGHT, names.METRIC_DEPLOYMENT_MAX_IN_FLIGHT,
+                names.METRIC_DEPLOYMENT_QUEUED, names.METRIC_DEPLOYMENT_REFUSED,
+            )
+        }  # fmt: skip
+        assert list(now.values()) == [2, 2, 1, 1]
+        gate.opened.set()
+        await asyncio.gather(*calls)
+    outcomes = {point.attributes[names.OUTCOME]: point.count for point in collected.points(names.METRIC_RUN_DURATION)}
+    assert outcomes == {"done": 3, "refused": 1}
+    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="holding", outcome="done") == 3
+    assert collected.points(names.METRIC_DEPLOYMENT_IN_FLIGHT) == []
+    assert collected.total(names.METRIC_DEPLOYMENT_REFUSED, graph="holding") == 1
+
+
+async def test_a_call_that_expires_while_it_waits_for_a_place_is_no_refusal(collected: Collected) -> None:
+    gate = Gate()
+    holding = held_by(gate)
+    async with engine.deploy(holding, max_in_flight=1) as service:
+        first = asyncio.create_task(service(0))
+        await gate.has(1)
+        with pytest.raises(TimeoutError):
+            await service.run(holding(1), timeout_seconds=0)
+        gate.opened.set()
+        await first
+    assert collected.total(names.METRIC_RUN_DURATION, outcome="expired", error="DeadlineExceeded") == 1
+    assert collected.total(names.METRIC_DEPLOYMENT_REFUSED) == 0
+
+
+async def test_items_of_a_stream_of_a_deployment_are_those_of_the_stream(collected: Collected) -> None:
+    async with engine.deploy(line) as service:
+        assert await service.map(line(x) for x in range(5)) == [2, 4, 6, 8, 10]
+        assert collected.total(names.METRIC_STREAM_ITEMS, graph="line", outcome="done") == 5
+        assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="line", node="add") == 5
+    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="line", node="add") == 5
+    assert collected.total(names.METRIC_RUN_DURATION) == 0
+
+
+async def test_retries_restarts_and_time_in_threads(collected: Collected) -> None:
+    left = [2]
+
+    @ps.node(retry=ps.Retry(attempts=3, backoff_seconds=0), runs_on="thread")
+    def flaky(x: int) -> int:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError("again")
+        return x
+
+    @ps.node(restart_on=(KeyError,))
+    class Keeps:
+        async def __call__(self, x: int) -> int:
+            if x < 0:
+                raise KeyError(x)
+            return x
+
+    keeps = Keeps()
+
+    @ps.graph
+    async def unsteady(x: int) -> int:
+        return await keeps(flaky(x))
+
+    async with engine.deploy(unsteady) as service:
+        with pytest.raises((KeyError, ps.ActorRestarted)):
+            await service(-1)
+        assert await service(1) == 1
+    assert collected.total(names.METRIC_NODE_RETRIES, node="flaky") == 2
+    assert collected.total(names.METRIC_NODE_RESTARTS, node="Keeps") == 1
+    assert collected.total(names.METRIC_NODE_BUSY_TIME, node="flaky") > 0
+
+
+async def test_what_is_not_timed_tells_no_busy_time(collected: Collected) -> None:
+    await engine.run(line(1))
+    assert collected.points(names.METRIC_NODE_BUSY_TIME, node="twice") == []
+    assert collected.total(names.METRIC_NODE_BUSY_TIME, node="add") > 0
+
+
+async def test_inboxes_tell_bytes_and_waits(collected: Collected) -> None:
+    gate = Gate()
+
+    @ps.node(concurrency=1, capacity=1, max_bytes=1000)
+    async def slow(page: bytes) -> int:
+        await gate.pass_()
+        return len(page)
+
+    @ps.node
+    async def pages(x: int) -> bytes:
+        return b"x" * x
+
+    @ps.graph
+    async def weigh(x: int) -> int:
+        return await slow(await pages(x))
+
+    async with engine.stream(weigh(10) for _ in range(4)) as results:
+        await gate.has(1)
+        await testing.wait_quiescent()
+        assert collected.total(names.METRIC_QUEUE_SIZE, node="slow") == 10
+        assert collected.total(names.METRIC_QUEUE_DEPTH, node="slow") == 1
+        assert collected.points(names.METRIC_QUEUE_SIZE, node="pages") == []
+        gate.opened.set()
+        assert [result async for result in results] == [10] * 4
+    assert collected.total(names.METRIC_QUEUE_PUT_WAIT_TIME, node="slow") > 0
+
+
+async def test_a_limit_that_scopes_share_counts_once(collected: Collected) -> None:
+    gate = Gate()
+    holding = held_by(gate, concurrency=3)
+    async with engine.deploy(holding) as one, engine.deploy(holding) as two:
+        calls = [asyncio.create_task(service(0)) for service in (one, two)]
+        await gate.has(2)
+        assert collected.total(names.METRIC_NODE_IN_FLIGHT, node="hold") == 2
+        assert collected.total(names.METRIC_NODE_MAX_IN_FLIGHT, node="hold") == 3
+        gate.opened.set()
+        await asyncio.gather(*calls)
+
+
+async def test_nodes_in_bodies_count_and_control_flow_itself_is_none(collected: Collected) -> None:
+    @ps.graph
+    async def mapped(x: int) -> list[int]:
+        return await ps.map_each(add, [x, x, x])
+
+    async with engine.stream([mapped(1), mapped(2)]) as results:
+        assert [result async for result in results] == [[2] * 3, [3] * 3]
+    nodes = {point.attributes[names.NODE] for point in collected.points(names.METRIC_NODE_EXECUTIONS)}
+    assert nodes == {"add"}
+    assert collected.total(names.METRIC_NODE_EXECUTIONS, outcome="done") == 6
+
+
+async def test_graphs_made_for_one_call_leave_their_counts_and_nothing_else(collected: Collected) -> None:
+    left: list[weakref.ref[Any]] = []
+    for x in range(5):
+
+        @ps.graph
+        async def made(x: int) -> int:
+            return add(x)
+
+        await engine.run(made(x))
+        left.append(weakref.ref(engine.plan(made)))
+        del made
+    gc.collect()
+    assert [reference() for reference in left] == [None] * 5
+    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="made", node="add", outcome="done") == 5
+
+
+async def test_an_engine_and_its_scopes_are_not_kept_alive(collected: Collected) -> None:
+    async with engine.Engine() as own:
+        await own.run(line(1))
+        async with own.deploy(line) as service:
+            await service(1)
+        async with own.stream([line(1)]) as results:
+            assert [result async for result in results] == [4]
+        runtime = weakref.ref(own._runtime)
+        parts = [weakref.ref(part) for part in (service._deployment, service._deployment.scope, own._runtime.pools)]
+    del own, service, results
+    await asyncio.sleep(0)
+    gc.collect()
+    assert runtime() is None
+    gc.collect()  # what runs have shared goes when the Engine has gone
+    assert [part() for part in parts] == [None] * 3
+    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="line", node="add") == 3
+    assert len(collected.registry._departed) == 0
+
+
+@pytest.mark.parametrize("verb", ["run", "stream", "deploy", "stream of one call"])
+async def test_what_shall_not_count_does_not(collected: Collected, verb: str) -> None:
+    @ps.node
+    async def count(x: int) -> AsyncIterator[int]:
+        yield x
+
+    @ps.graph
+    async def counting(x: int) -> AsyncIterator[int]:
+        return count(x)
+
+    if verb == "run":
+        await engine.run(line(1), collect_metrics=False)
+    elif verb == "stream":
+        async with engine.stream([line(1)], collect_metrics=False) as results:
+            assert [result async for result in results] == [4]
+    elif verb == "deploy":
+        async with engine.deploy(line, counting, collect_metrics=False) as service:
+            assert await service(1) == 4
+            assert await service.map([line(1)]) == [4]
+            async with service.stream(counting(1)) as results:
+                assert [result async for result in results] == [1]
+            assert collected.metrics() == {}
+    else:
+        async with engine.stream(counting(1), collect_metrics=False) as results:
+            assert [result async for result in results] == [1]
+    assert collected.metrics() == {}
+
+
+async def test_runs_that_count_and_those_that_do_not_share_nothing_that_counts(collected: Collected) -> None:
+    with ps.execution_options(collect_metrics=False):
+        await engine.run(line(1))
+    await engine.run(line(1))
+    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="line", node="add") == 1
+    assert collected.total(names.METRIC_RUN_DURATION) == 1
+    with pytest.raises(ps.OptionsError, match="collect_metrics=1: True or False"):
+        ps.ExecutionOptions(collect_metrics=1)  # type: ignore[arg-type]
+
+
+def test_engines_on_several_loops_are_added_up_while_others_collect(collected: Collected) -> None:
+    """Collects in threads of its own, as a reader of the SDK does, while scopes open, count and close."""
+    rounds, failures, stop = 30, list[BaseException](), threading.Event()
+
+    async def work() -> None:
+        for _ in range(rounds):
+            async with engine.stream(line(x) for x in range(20)) as results:
+                async for _ in results:
+                    pass
+            await engine.run(line(1))
+            async with engine.deploy(line) as service:
+                await asyncio.gather(*(service(x) for x in range(3)))
+
+    def collect() -> None:
+        seen: dict[Series, float] = {}
+        try:
+            while not stop.is_set():
+                for metric, values in collected.registry.totals().items():
+                    for series, value in values.items():
+                        if metric in COUNTERS:
+                            assert value >= seen.get(series, 0), (metric, series.attributes)
+                            seen[series] = value
+                            assert value <= 2 * rounds * 24 or "time" in metric, (metric, series.attributes, value)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    workers = [threading.Thread(target=asyncio.run, args=(work(),)) for _ in range(2)]
+    readers = [threading.Thread(target=collect) for _ in range(2)]
+    for thread in (*readers, *workers):
+        thread.start()
+    for thread in workers:
+        thread.join()
+    stop.set()
+    for thread in readers:
+        thread.join()
+    assert failures == []
+    assert collected.total(names.METRIC_NODE_EXECUTIONS, graph="line", node="twice", outcome="done") == 2 * rounds * 24
+    assert collected.total(names.METRIC_STREAM_ITEMS, graph="line", outcome="done") == 2 * rounds * 20
+    assert collected.total(names.METRIC_RUN_DURATION, graph="line", outcome="done") == 2 * rounds * 4
