@@ -5,7 +5,7 @@ import select
 import socket
 import stat
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -53,7 +53,8 @@ class Client:
             OSError: what answers is something else, or of another version.
         """
         with self._explained():
-            self._socket.sendall(REQUEST)
+            with suppress(BrokenPipeError):  # it has hung up, and may have said why: that is still there to be read
+                self._socket.sendall(REQUEST)
             give_up = monotonic() + _ANSWER_SECONDS
             while b"\n" not in self._received:
                 self._socket.settimeout(max(give_up - monotonic(), 0.001))
