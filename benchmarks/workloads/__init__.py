@@ -10,6 +10,7 @@ from .memory import MEMORY
 from .planning import PLANNING
 from .random_graph import RANDOM_GRAPH
 from .scaling import CHAIN_LENGTH, DEPLOYMENTS, FRAMES_AT_ONCE, STREAM_LENGTH
+from .telemetry import TELEMETRY
 from .threads import THREADS
 from .tokens import TOKENS
 
@@ -22,6 +23,7 @@ WORKLOADS: tuple[Workload, ...] = (
     THREADS,
     RANDOM_GRAPH,
     PLANNING,
+    TELEMETRY,
     MEMORY,
     IDLE_DEPLOYMENTS,
     CHAIN_LENGTH,
