@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..telemetry.profiling import registry
 from ..telemetry.profiling.depth import DepthWatch
+from ..telemetry.profiling.device_seconds import NO_DEVICE
 from ..telemetry.profiling.durations import Durations
 from ..telemetry.profiling.execution import Execution
 from ..telemetry.profiling.readings import TimedReading
@@ -61,11 +62,12 @@ class Recorder:
         busy_seconds: time of all executions, extrapolated from those that were timed.
         blocked_seconds: time that workers held a finished item that found no room after the node.
         durations: how long executions took.
+        device: what items waited for on devices; whoever runs them there adds to it, on the loop.
     """
 
     __slots__ = (
         "_actor", "_depth", "_ended", "_is_on", "_lock", "_pause_seconds", "_size", "_switch", "_window",
-        "blocked_seconds", "busy_seconds", "durations",
+        "blocked_seconds", "busy_seconds", "device", "durations",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +88,7 @@ class Recorder:
         self.busy_seconds = 0.0
         self.blocked_seconds = 0.0
         self.durations = Durations()
+        self.device = NO_DEVICE
         if switch is not None:
             switch(self)
 
@@ -129,7 +132,7 @@ class Recorder:
     def reading(self) -> TimedReading:
         """Return what was counted up to now."""
         self.fold()
-        return TimedReading(self.durations.since(None), self._depth.totals(), self.blocked_seconds)
+        return TimedReading(self.durations.since(None), self._depth.totals(), self.blocked_seconds, self.device)
 
     def end(self) -> None:
         """Time nothing more."""

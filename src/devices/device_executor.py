@@ -115,6 +115,7 @@ class DeviceExecutor:
                 call.wait = spans.waiting()
                 if self.programs.members:
                     spans.consists_of(self.programs.members)
+            call.recorder, call.frame = actor.recorder, frame
             worker.outside_call = call
             return await use.lane.queue.run(use.lane, call)
 

@@ -1,6 +1,6 @@
 """What a profile reads of the nodes of a scope."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ..actors.node_actor import NodeActor
@@ -30,10 +30,25 @@ def node_readings(wired: "Iterable[Wired]", room: Room, pools: "Pools") -> Itera
     wired = list(wired)
     rooms = _rooms([one.program.plan for one in wired], room)
     for one in wired:
+        room_of_plan = rooms.get(one.program.plan)
+        nodes: dict[NodeActor, tuple[Unit, Node[..., object]]] = {}
         for actor, unit in zip(one.actors, one.program.units, strict=True):
             node = None if unit.step is None else unit.step.head.callee
             if isinstance(node, Node):
-                yield _reading(actor, unit, node, rooms.get(one.program.plan), pools)
+                nodes[actor] = unit, node
+        for actor, (unit, node) in nodes.items():
+            yield _reading(actor, unit, node, room_of_plan, pools, _readers(actor, nodes))
+
+
+def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...]:
+    """Return the names of the nodes that wait for the value of one, behind control flow as well."""
+    found: dict[NodeActor, None] = {}
+    left = [*actor.consumers]
+    for consumer in left:
+        if consumer not in found:
+            found[consumer] = None
+            left += () if consumer in nodes else consumer.consumers
+    return tuple([consumer.name for consumer in found if consumer in nodes])
 
 
 def _rooms(plans: list[Plan], room: Room) -> dict[Plan, Room]:
@@ -53,7 +68,9 @@ def _rooms(plans: list[Plan], room: Room) -> dict[Plan, Room]:
     return rooms
 
 
-def _reading(actor: NodeActor, unit: "Unit", node: Node[..., object], room: Room, pools: "Pools") -> NodeReading:
+def _reading(
+    actor: NodeActor, unit: "Unit", node: Node[..., object], room: Room, pools: "Pools", readers: tuple[str, ...]
+) -> NodeReading:
     runs_on = _runs_on(node)
     is_stream = node.gives_stream or bool(unit.streams)
     inbox = (actor.inbox if actor.work is None else actor.work).statistics()
@@ -75,7 +92,7 @@ def _reading(actor: NodeActor, unit: "Unit", node: Node[..., object], room: Room
         inbox_capacity=inbox.capacity,
         in_flight=actor.places.in_flight,
         places=() if is_stream else tuple(_places(actor, node, runs_on, room, pools)),
-        consumers=tuple(consumer.name for consumer in actor.consumers),
+        consumers=readers,
         timed=timed,
     )
 

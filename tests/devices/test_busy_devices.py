@@ -17,8 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.dispatch import device_pool
-from penstock.devices.dispatch import dispatch_thread as dispatch
+from penstock.devices.dispatch import device_pool, jobs
 from penstock.devices.programs.executable import Executable
 
 from .gates import Gate
@@ -248,7 +247,7 @@ async def test_an_item_longer_than_the_last_length_bucket_fails_alone() -> None:
 @contextmanager
 def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> Iterator[list[int]]:
     """Has programs for more rows than these not fit, at their dispatch or while they run; gives the sizes that ran."""
-    original_call, original_wait = Executable.__call__, dispatch.wait_until_ready
+    original_call, original_wait = Executable.__call__, jobs.wait_until_ready
     sizes: list[int] = []
 
     def refuse(size: int) -> None:
@@ -268,7 +267,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> 
 
     with monkeypatch.context() as patch:
         patch.setattr(Executable, "__call__", call)
-        patch.setattr(dispatch, "wait_until_ready", wait)
+        patch.setattr(jobs, "wait_until_ready", wait)
         yield sizes
 
 

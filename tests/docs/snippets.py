@@ -4,7 +4,7 @@ A fenced `python` block is run; a `text` block right behind it is what it has to
 what it raises: type, message and notes. A block that only includes a file (between two lines `--8<--`) is run as a
 program of its own, which is what process nodes need. A block with a title is a file of that name, so that messages name
 it and lines count from its first. A page with `<!-- snippets: own process -->` changes what a process has only once, so
-it gets an interpreter of its own.
+it gets an interpreter of its own, in a folder of its own.
 """
 
 import ast
@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -146,4 +147,5 @@ def _compare(expected: Block, printed: str, page: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_page(Path(sys.argv[1]), LOOPS[sys.argv[2]])
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # for the files that a page writes
+        run_page(Path(sys.argv[1]), LOOPS[sys.argv[2]])

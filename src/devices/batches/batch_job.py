@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from ..dispatch.device_call import DeviceCall
@@ -104,14 +105,19 @@ class BatchJob(Job):
         calls = self.calls
         self.calls = list[DeviceCall]()
         failed: BaseException | None = None
+        began = perf_counter()
+        were_on_host = True
         for call in calls:
             item: Item = call.args[0].item
             try:
                 items.append(on_host(item))
+                were_on_host = were_on_host and item.is_on_host
                 self.calls.append(call)
             except Exception as error:  # noqa: BLE001 - whatever the computation of an argument has raised
                 failed = ORIGINS.cause_of(error.with_traceback(None), item.arrays)
                 self._route.mailbox.post(call.fail, failed)
+        if self.times is not None and not were_on_host:
+            self.times.fetched(began)
         if not items:
             assert failed is not None
             try:
@@ -120,7 +126,14 @@ class BatchJob(Job):
                 del failed  # it refers to this frame
         return items
 
+    def padding(self) -> tuple[int, float]:
+        """Rows of the batch, with those of padding, and how much of its elements was padding."""
+        stacked = self.stacked
+        return (0, 0.0) if stacked is None else (stacked.size, stacked.padding_share)
+
     def results_of(self, given: Any) -> list[Any]:
         """Split what the program gave into rows."""
         assert self.stacked is not None
+        if self.times is not None:
+            given = self.times.fetch(given)
         return split(given, self.stacked, self._layout.name)

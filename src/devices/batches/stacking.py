@@ -72,6 +72,11 @@ class Stacked:
     real_elements: int
     elements: int
 
+    @property
+    def padding_share(self) -> float:
+        """Share of the elements that are padding, of rows or of lengths: 0 to 1."""
+        return 1 - self.real_elements / self.elements if self.elements else 0.0
+
 
 class Stacker:
     """Stacks the arguments of one node's items.

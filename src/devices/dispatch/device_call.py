@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ...actors.frame import Frame
+    from ...actors.recorder import Recorder
     from ...telemetry.spans import DeviceWait
     from ..programs.compiling import Program
 
@@ -29,12 +31,14 @@ class DeviceCall:
         wait: the sampled span that waits for it; None without one.
         arrived_at: when it began to wait, in the loop's time.
         started: whether it was handed to the device's thread.
+        recorder: times the node that it is for, while a profile is taken.
+        frame: that of its item; None for what is no node.
         returned: whether the device has nothing to do with it any more.
     """
 
     __slots__ = (
-        "_on_returned", "_turn", "args", "arrived_at", "deadline", "group", "hands_on", "label", "priority", "program",
-        "result", "returned", "size_bytes", "started", "wait",
+        "_on_returned", "_turn", "args", "arrived_at", "deadline", "frame", "group", "hands_on", "label", "priority",
+        "program", "recorder", "result", "returned", "size_bytes", "started", "wait",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +67,8 @@ class DeviceCall:
         self.arrived_at = loop.time()
         self.started = False
         self.returned = False
+        self.recorder: Recorder | None = None
+        self.frame: Frame | None = None
         self._on_returned: list[Callable[[], None]] = []
         self._turn = threading.Lock()  # taken once and never given back, by the device or by who takes the call back
 

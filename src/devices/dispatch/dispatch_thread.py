@@ -17,7 +17,7 @@ from ..._errors import ActorRestarted
 from ...actors.threads import before_interpreter_exit
 from ...telemetry import logs, metrics, names
 from ...telemetry.metrics import Reading, series
-from ..jax_types import are_ready, wait_until_ready
+from ..jax_types import are_ready
 from .failed_arrays import ORIGINS
 
 # Computations in flight. Two overlap the transfer of one with the computation of the other; more only hide how long a
@@ -38,6 +38,18 @@ class Job(Protocol):
 
     def inputs(self) -> Iterable[Any]:
         """The arrays that it reads."""
+        ...
+
+    def wait(self, arrays: list[Any], busy_until: float) -> None:
+        """Block until these are ready, which `dispatch` gave.
+
+        Args:
+            arrays: what it gives.
+            busy_until: when what was enqueued before it was ready, in seconds of `time.perf_counter`.
+
+        Raises:
+            JaxRuntimeError: one failed.
+        """
         ...
 
     def ready(self) -> None:
@@ -188,7 +200,7 @@ class DispatchThread:
     def _wait(self, job: Job, arrays: list[Any], restarts: int, began: float) -> None:
         try:
             try:
-                wait_until_ready(arrays)
+                job.wait(arrays, self._busy_until)
             finally:
                 self._was_busy(began)
         except BaseException as error:  # noqa: BLE001 - as above

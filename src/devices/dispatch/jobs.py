@@ -1,22 +1,28 @@
 """Jobs: one call, or a batch of calls, on its way through the dispatch thread."""
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..._errors import DeviceError
+from ...telemetry.profiling import registry
 from ...telemetry.spans import JobSpan
+from .. import jax_profile
+from ..jax_types import wait_until_ready
 from ..programs.exception_twins import twin_of
 from ..programs.signature import is_device_array
 from ..untyped_jax import jax
 from .device_call import DeviceCall
 from .failed_arrays import ORIGINS, Origin
+from .job_times import JobTimes
 from .owned_arrays import owned
 
 if TYPE_CHECKING:
     from ...actors.loop_mailbox import LoopMailbox
     from ..programs.compile_cache import CompileCache
     from ..programs.compiling import Program
+    from ..programs.executable import Executable
     from .dispatch_thread import DispatchThread
     from .parameters import PlacedParameters
 
@@ -47,6 +53,7 @@ class Job:
         calls: whom it is for.
         results: one for each call, once it has ended well.
         error: why it failed.
+        times: what its time went into, if a profile is taken.
         has_run: whether the device has seen it: it was not skipped, and its program was compiled.
     """
 
@@ -59,6 +66,7 @@ class Job:
         self.results: list[Any] = []
         self.error: BaseException | None = None
         self.has_run = False
+        self.times: JobTimes | None = None
         self._program = program
         self._route = route
         self._on_over = on_over
@@ -105,10 +113,13 @@ class Job:
         if self._not_compiled is not None:
             raise self._not_compiled
         if self._args is None:
+            self.times = JobTimes() if registry.is_taken() else None
             self._args = self.arguments()
         span = self._span
         executable = self._route.cache.find(self._program, self._args)
         if executable is None:
+            if self.times is not None:
+                self.times.compile_begins()
             trace = None if span is None else span.context
             self._route.cache.compile(self._program, self._args, self._compiled, trace)
             return None
@@ -117,11 +128,11 @@ class Job:
             return None
         self.has_run = True
         try:
-            if span is None:
-                self._given = executable(*self._args)
+            if jax_profile.is_taken():
+                with jax_profile.dispatching(self._program.name, self.calls):
+                    self._given = self._enqueue(executable, self._args)
             else:
-                self._given = executable(*executable.transferred(self._args, span.transfer))
-                span.dispatched(self.rows)
+                self._given = self._enqueue(executable, self._args)
         except Exception as error:
             self._explain(error)
             raise
@@ -133,6 +144,21 @@ class Job:
         """The arrays that it reads."""
         arrays: list[Any] = jax.tree.leaves(self._args)
         return arrays
+
+    def wait(self, arrays: list[Any], busy_until: float) -> None:
+        """Block until these are ready, which it gives.
+
+        Args:
+            arrays: what it gives.
+            busy_until: when what was enqueued before it was ready.
+
+        Raises:
+            JaxRuntimeError: it failed.
+        """
+        if self.times is None:
+            wait_until_ready(arrays)
+        else:
+            self.times.wait(self.inputs(), arrays, busy_until)
 
     def ready(self) -> None:
         """Give the callers their results."""
@@ -167,6 +193,18 @@ class Job:
         """Return the result of each call, from what the program gave."""
         raise NotImplementedError
 
+    def _enqueue(self, executable: "Executable", args: tuple[Any, ...]) -> Any:
+        times, span = self.times, self._span
+        if times is None and span is None:
+            return executable(*args)
+        # What is transferred is transferred first, so that it can be told how long that takes.
+        around = _untold if span is None else span.transfer
+        placed = executable.transferred(args, around) if times is None else times.place(executable, args, around)
+        given = executable(*placed)
+        if span is not None:
+            span.dispatched(self.rows)
+        return given
+
     def _place(self, args: tuple[Any, ...], parameters: tuple[int, ...]) -> tuple[Any, ...]:
         """Return arguments with those that are parameters as they lie on the device."""
         if not parameters:
@@ -185,7 +223,13 @@ class Job:
             items = len(self.calls) if self._is_batch else None
             self._span = JobSpan(program.name, program.placement.name, waits, items)
 
+    def padding(self) -> tuple[int, float]:
+        """Rows of the batch, with those of padding, and how much of its elements was padding; both 0 for no batch."""
+        return 0, 0.0
+
     def _compiled(self, found: object) -> None:
+        if self.times is not None:
+            self.times.compile_ended()
         if isinstance(found, BaseException):
             self._not_compiled = found
         elif self._span is not None:
@@ -220,7 +264,17 @@ class Job:
             self._span.end(self.error, has_run=self.has_run)
         self._args = self._given = self._not_compiled = None
         on_over, self._on_over = self._on_over, _nothing
-        self._route.mailbox.post(on_over, self)
+        self._route.mailbox.post(self._ended, on_over)
+
+    def _ended(self, on_over: Callable[[Any], None]) -> None:
+        """Tell the profiles before anybody else; on the loop."""
+        if self.times is not None:
+            self.times.tell(self._program.name, self._program.placement.name, self.calls, *self.padding())
+        on_over(self)
+
+
+def _untold(size_bytes: int) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def _nothing(job: Job) -> None:

@@ -1,9 +1,12 @@
 """Parameters: pytrees that come from resources, placed on a device once and not with every call."""
 
 from contextlib import nullcontext
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..._errors import DeviceError
+from ...telemetry.profiling import registry
+from ...telemetry.profiling.device_work import DeviceWork
 from ..programs.resharding import reshard
 from ..programs.signature import is_device_array
 from ..untyped_jax import jax
@@ -41,7 +44,7 @@ class PlacedParameters:
             present = next(same, None)
             if present is None:
                 with nullcontext() if span is None else span.transfer(_size_bytes(value)):
-                    present = _Placed(value, specs, _put(owned(value), program.shardings(position, value)))
+                    present = _Placed(value, specs, _put_there(program, position, value))
             self._present[user] = present
         return present.placed
 
@@ -78,6 +81,13 @@ def _kind(leaf: Any) -> str:
 
 def _size_bytes(value: Any) -> int:
     return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(value))
+
+
+def _put_there(program: "Program", position: int, value: Any) -> Any:
+    began = perf_counter()
+    placed = _put(owned(value), program.shardings(position, value))
+    registry.device_worked(DeviceWork("to device", program.placement.name, program.name, began, perf_counter()))
+    return placed
 
 
 def _put(value: Any, shardings: Any) -> Any:

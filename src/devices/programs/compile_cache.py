@@ -10,6 +10,9 @@ from opentelemetry.context import Context
 
 from ...telemetry import logs, metrics, names, spans
 from ...telemetry.metrics import Reading, series
+from ...telemetry.profiling import registry
+from ...telemetry.profiling.device_work import DeviceWork
+from .. import jax_profile
 from . import configuration as configurations
 from .compile_thread import CompileThread
 from .compiling import Program, arguments_of, build
@@ -139,15 +142,19 @@ class CompileCache:
             with self._lock:
                 traces = [trace for _, trace in self._waiting[program, configuration, signature] if trace is not None]
             try:
-                with spans.compiling(
-                    program.name, program.placement.name, lambda: arguments_of(program, signature), traces
+                with (
+                    jax_profile.compiling(program.name),
+                    spans.compiling(
+                        program.name, program.placement.name, lambda: arguments_of(program, signature), traces
+                    ),
                 ):
                     outcome = build(program, configuration, signature)
             except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the callers, not to this thread
                 outcome = error
-            seconds = time.perf_counter() - started
-            program.log.spent(seconds)
-            metrics.add([_reading(names.METRIC_COMPILE_TIME, program, seconds)])
+            ended = time.perf_counter()
+            program.log.spent(ended - started)
+            metrics.add([_reading(names.METRIC_COMPILE_TIME, program, ended - started)])
+            registry.device_worked(DeviceWork("compile", program.placement.name, program.name, started, ended))
         key = program, configuration, signature
         evicted: list[tuple[Program, Executable]] = []
         with self._lock:

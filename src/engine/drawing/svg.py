@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Literal
 
+from ...telemetry.layered import Layers, Route, place
 from ...telemetry.tables.characters import clip, printable, width
-from .layered import Route, place, segments
 from .layout import Row, rows
 from .model import Drawing, innermost_first
 from .summary import summary
@@ -75,7 +75,7 @@ def to_svg(drawing: Drawing) -> str:
     parts: dict[int, _Part] = {}
     for each in innermost_first(drawing):
         found = rows(each)
-        if len(found) > MAX_ROWS or segments(found) > _MAX_SEGMENTS:
+        if len(found) > MAX_ROWS or _layers(found).segments > _MAX_SEGMENTS:
             parts[id(each)] = _words(summary(each, found))
             continue
         bodies = {
@@ -128,7 +128,7 @@ def _framed(title: str, inside: _Part, style: Literal["page", "body"]) -> _Part:
 
 def _graph(found: Sequence[Row], bodies: dict[str, list[_Part]]) -> _Part:
     sizes = [_size(row, bodies.get(row.node.id, [])) for row in found]
-    placement = place(found, sizes)
+    placement = place(_layers(found), sizes)
     elements: list[str] = []
     for route in placement.routes:
         elements += _edge(found, route)
@@ -137,6 +137,10 @@ def _graph(found: Sequence[Row], bodies: dict[str, list[_Part]]) -> _Part:
         elements += _box(row, box.width, box.height, bodies.get(row.node.id, []))
         elements.append("</g>")
     return _Part(elements, placement.width, placement.height)
+
+
+def _layers(found: Sequence[Row]) -> Layers:
+    return Layers([row.level for row in found], [[read.source for read in row.reads] for row in found])
 
 
 def _texts(row: Row) -> tuple[str, list[str]]:

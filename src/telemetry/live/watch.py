@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from ..profiling import registry
+from ..profiling.device_work import DeviceWork
 from ..profiling.execution import Execution
 from ..profiling.readings import Host, NodeReading, Reader, Scope
 from ..profiling.sums import Sums
@@ -119,6 +120,9 @@ class Watch:
 
     def depth_changed(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
         """Nothing is asked of the past of an inbox."""
+
+    def device_worked(self, work: DeviceWork) -> None:
+        """Nothing is asked of single pieces of work of a device."""
 
     def _look_at(self, host: Host) -> list[NodeReading]:
         found: list[NodeReading] = []

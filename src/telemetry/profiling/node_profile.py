@@ -30,6 +30,11 @@ class NodeProfile:
         occupancy: share of the time that items waited in its inbox. Near 0: it is starved, and what comes before it
             limits; near 1: it is what limits, or something after it does.
         inbox_full_share: share of the time that its inbox was full.
+        compile_share: share of `busy_seconds` that its items waited for programs to be compiled. What a device does for
+            results that were handed on before they were ready is busy time as well. None if `busy_seconds` is, or 0.
+        transfer_share: the same of arrays on their way to a device, from another one or back.
+        device_share: the same of computing on a device. What is missing from the sum of the three is time in which an
+            item waited for others of its batch, or for the device.
     """
 
     graph: str
@@ -46,6 +51,9 @@ class NodeProfile:
     blocked_seconds: float
     occupancy: float
     inbox_full_share: float
+    compile_share: float | None
+    transfer_share: float | None
+    device_share: float | None
 
     @property
     def mean_seconds(self) -> float | None:
@@ -80,4 +88,7 @@ def node_profile_of(sums: Sums, node: NodeSum) -> NodeProfile:
         blocked_seconds=node.blocked_seconds,
         occupancy=queue.occupied_seconds / watched_seconds,
         inbox_full_share=queue.full_seconds / watched_seconds,
+        compile_share=node.share_of_busy(node.compile_seconds),
+        transfer_share=node.share_of_busy(node.transfer_seconds),
+        device_share=node.share_of_busy(node.device_seconds),
     )

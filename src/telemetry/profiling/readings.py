@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from .depth import DepthTotals
+from .device_seconds import NO_DEVICE, DeviceSeconds
 from .durations import Durations
 
 # What bounds the items in flight in a node: `concurrency=`; that a stateful node, or a plain function, takes one at a
@@ -42,11 +43,13 @@ class TimedReading:
         durations: how long executions took, with all attempts.
         queue: how full its inbox was.
         blocked_seconds: time that items which it had finished waited for room in the inboxes after it.
+        device: what its items waited for on devices.
     """
 
     durations: Durations
     queue: DepthTotals
     blocked_seconds: float
+    device: DeviceSeconds = NO_DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class NodeReading:
         inbox_capacity: how many it may hold; None if it has no bound.
         in_flight: items in it now.
         places: the places that an item in it takes; the first is its own, further ones are those of a pool.
-        consumers: the nodes of the same graph that wait for its value.
+        consumers: the nodes of the same graph that wait for its value, behind control flow as well.
         timed: what is only known while a profile is taken; None otherwise.
     """
 

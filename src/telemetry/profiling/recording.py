@@ -1,5 +1,6 @@
 """Profile: what nodes did inside a `with` block, and which of them limits."""
 
+import os
 import threading
 from collections.abc import Generator, Hashable, Sequence
 from contextlib import contextmanager
@@ -9,12 +10,15 @@ from typing import NamedTuple
 from ..tables import Column, Rendered, Table
 from ..tables.quantities import UNKNOWN, count, duration, milliseconds, seconds
 from . import registry
+from .device_work import DeviceWork
 from .execution import Execution
 from .node_profile import NodeProfile, node_profile_of
+from .perfetto import trace
 from .readings import NodeReading, Reader, Scope
 from .sums import Sums
 from .timeline import Timeline
 from .verdict import Evidence, Verdict, find_verdict
+from .written import write_whole
 
 _COLUMNS = (
     Column("node", is_number=False),
@@ -75,6 +79,54 @@ class Profile(Rendered):
         """What limits."""
         return find_verdict(self._now())
 
+    def to_perfetto(self, path: "str | os.PathLike[str]") -> None:
+        """Write the timeline as a trace that Perfetto (https://ui.perfetto.dev) and Chrome open.
+
+        Every node is a track, or several where its executions overlap; so is every device. An item is a flow through
+        them, and how full inboxes were are counters. The trace has the newest events, some 50 MB of them at most, and
+        says under "otherData" how many older ones it lacks.
+
+        Args:
+            path: the file; it is replaced once the new one is complete.
+
+        Raises:
+            OSError: it cannot be written there.
+        """
+        timeline = self.timeline
+        facts = {
+            "profile": f"penstock, {duration(self.elapsed_seconds)}",
+            "verdict": str(self.verdict),
+            "dropped_slices": timeline.dropped,
+            "dropped_device_slices": timeline.dropped_device_slices,
+            "dropped_depths": timeline.dropped_depths,
+        }
+        write_whole(path, trace(timeline, facts))
+
+    def to_html(self, path: "str | os.PathLike[str]") -> None:
+        """Write the profile as one page that needs nothing from elsewhere: graph, table of the nodes, and timeline.
+
+        The timeline has the newest events, some 2 MB of them at most, and says how many older ones it lacks.
+
+        Args:
+            path: the file; it is replaced once the new one is complete.
+
+        Raises:
+            OSError: it cannot be written there.
+        """
+        from .page.graph_picture import DrawnNode  # what most programs never need
+        from .page.page import Shown, page
+
+        evidence, verdict = self._now(), self.verdict
+        sums = evidence.sums
+        nodes = [
+            DrawnNode(
+                node_profile_of(sums, node), node.reading.consumers, f"node-{number}",
+                (verdict.graph, verdict.node) == name,
+            )
+            for number, (name, node) in enumerate(sums.nodes.items(), start=1)
+        ]  # fmt: skip
+        write_whole(path, page(Shown(nodes, verdict, self.timeline, evidence.elapsed_seconds)))
+
     def scope_opened(self, scope: Scope) -> None:
         """Count what a new scope does, from zero."""
         scope.measure(on=True)
@@ -104,6 +156,10 @@ class Profile(Rendered):
     def depth_changed(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
         """Keep how many items were in an inbox for the timeline."""
         self.timeline.add_depths(graph, node, points)
+
+    def device_worked(self, work: DeviceWork) -> None:
+        """Keep what a device did for the timeline; on any thread."""
+        self.timeline.add_device_work(work)
 
     def _begin(self) -> None:
         registry.begin(self)

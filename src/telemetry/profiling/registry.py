@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakSet
 
+from .device_work import DeviceWork
 from .execution import Execution
 from .readings import Host, Reader, Scope
 
@@ -38,9 +39,18 @@ class Collector(Protocol):
         """Take how many items were in the inbox of a node, and when, in seconds of `time.perf_counter`."""
         ...
 
+    def device_worked(self, work: DeviceWork) -> None:
+        """Take what a device did; on any thread."""
+        ...
+
 
 hosts: WeakSet[Host] = WeakSet()
 _collectors: list[Collector] = []
+
+
+def is_taken() -> bool:
+    """Whether a profile is being taken; callable from any thread."""
+    return bool(_collectors)
 
 
 def begin(collector: Collector) -> None:
@@ -87,3 +97,9 @@ def depth_changed(graph: str, node: str, points: Sequence[tuple[float, int]]) ->
     """Tell them how many items were in the inbox of a node, and when, in seconds of `time.perf_counter`."""
     for collector in tuple(_collectors):
         collector.depth_changed(graph, node, points)
+
+
+def device_worked(work: DeviceWork) -> None:
+    """Tell them what a device did; callable from any thread."""
+    for collector in tuple(_collectors):
+        collector.device_worked(work)

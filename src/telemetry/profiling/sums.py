@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 
 from .depth import NO_DEPTH, DepthTotals
+from .device_seconds import NO_DEVICE, DeviceSeconds
 from .durations import Durations
 from .readings import Bound, NodeReading, Places, TimedReading
 
@@ -21,6 +22,7 @@ class NodeSum:
         queue: how full its inboxes were.
         queue_seconds: how long they were watched, together.
         open_seconds: how long its scopes were open, together.
+        device: what its items waited for on devices.
         places: the keys of the groups whose places its items take.
     """
 
@@ -34,7 +36,31 @@ class NodeSum:
     queue: DepthTotals = NO_DEPTH
     queue_seconds: float = 0.0
     open_seconds: float = 0.0
+    device: DeviceSeconds = NO_DEVICE
     places: dict[Hashable, None] = field(default_factory=dict[Hashable, None])
+
+    @property
+    def compile_seconds(self) -> float:
+        """Time that its items waited for programs to be compiled."""
+        return self.device.compile_seconds
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Time that its items waited for arrays on their way to a device, from another one or back."""
+        return self.device.transfer_seconds
+
+    @property
+    def device_seconds(self) -> float:
+        """Time that devices computed for its items."""
+        return self.device.compute_seconds
+
+    def share_of_busy(self, seconds: float) -> float | None:
+        """Return how much of its busy time this is, from 0 to 1; None if that is not known, or there is none.
+
+        What a device does for a result that was handed on before it was ready is busy time as well.
+        """
+        total = max(self.busy_seconds or 0.0, sum(self.device))
+        return None if self.busy_seconds is None or not total else seconds / total
 
 
 @dataclass
@@ -143,6 +169,7 @@ def _add_node(total: NodeSum, now: NodeReading, before: NodeReading | None) -> f
 def _add_timed(total: NodeSum, now: TimedReading, before: TimedReading | None) -> None:
     total.durations.merge(now.durations.since(None if before is None else before.durations))
     total.blocked_seconds += now.blocked_seconds - (0.0 if before is None else before.blocked_seconds)
+    total.device = total.device.plus(now.device.minus(NO_DEVICE if before is None else before.device))
     total.queue += now.queue - (NO_DEPTH if before is None else before.queue)
 
 

@@ -1,15 +1,18 @@
 """Timeline: when each node ran, for which item, and how full inboxes were; the newest of it, in bounded memory."""
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from .device_work import DeviceWork, DeviceWorkKind
 from .execution import Execution
 
 # Slices, and points of curves, that are kept: some 20 MB of JSON, which Perfetto opens at once.
 MAX_SLICES: Final = 100_000
 MAX_POINTS: Final = 50_000
+MAX_DEVICE_SLICES: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,33 @@ class Slice:
     ended_seconds: float
     frame: int | None
     item: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSlice:
+    """What a device, or the compiler, did in one piece.
+
+    Attributes:
+        kind: "compute", "compile", "to device" or "from device": a batch or a call, a program, arrays on their way.
+        device: name of the device or mesh; for a program that is compiled, of that which it is compiled for.
+        node: name of the node; of a region that became one program, the names of all its nodes.
+        began_seconds: when it began, since the begin of the profile; negative if that was before.
+        ended_seconds: when it ended.
+        items: for how many items; 0 if it was for none in particular.
+        rows: of the batch, with those of padding; 0 if it was no batch.
+        padding_share: how much of the elements of the batch's arrays was padding: 0 to 1.
+        frames: a number for each of the items, as in `Slice.frame`; for a large batch, of the first ones.
+    """
+
+    kind: DeviceWorkKind
+    device: str
+    node: str
+    began_seconds: float
+    ended_seconds: float
+    items: int
+    rows: int
+    padding_share: float
+    frames: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +93,10 @@ class Timeline:
         self._kept = 0
         self._dropped = 0
         self._points: deque[DepthPoint] = deque(maxlen=MAX_POINTS)
+        self._device_work: deque[DeviceWork] = deque(maxlen=MAX_DEVICE_SLICES)
+        self._device_work_seen = 0
+        self._points_seen = 0
+        self._lock = threading.Lock()  # devices have threads of their own
 
     @property
     def slices(self) -> tuple[Slice, ...]:
@@ -79,9 +113,33 @@ class Timeline:
         return tuple(self._points)
 
     @property
+    def device_slices(self) -> tuple[DeviceSlice, ...]:
+        """What devices did last."""
+        with self._lock:
+            kept = list(self._device_work)
+        return tuple(
+            DeviceSlice(
+                work.kind, work.device, work.node, work.began - self._began, work.ended - self._began, work.items,
+                work.rows, work.padding_share, work.frames,
+            )
+            for work in kept
+        )  # fmt: skip
+
+    @property
     def dropped(self) -> int:
         """How many older slices there were."""
         return self._dropped
+
+    @property
+    def dropped_depths(self) -> int:
+        """How many older depths there were."""
+        return self._points_seen - len(self._points)
+
+    @property
+    def dropped_device_slices(self) -> int:
+        """How many older slices of devices there were."""
+        with self._lock:
+            return self._device_work_seen - len(self._device_work)
 
     def add_executions(self, graph: str, node: str, executions: Sequence[Execution]) -> None:
         """Keep executions of a node; not those that ended before the profile began."""
@@ -97,4 +155,12 @@ class Timeline:
 
     def add_depths(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
         """Keep how many items were in the inbox of a node."""
+        self._points_seen += len(points)
         self._points.extend(DepthPoint(graph, node, at - self._began, depth) for at, depth in points)
+
+    def add_device_work(self, work: DeviceWork) -> None:
+        """Keep what a device did, unless it ended before the profile began; on any thread."""
+        if work.ended > self._began:
+            with self._lock:
+                self._device_work_seen += 1
+                self._device_work.append(work)

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .layout import Row
-
 _GAP = 28.0  # pixels between boxes of a level
 _BEND_GAP = 14.0  # pixels around an edge that passes between boxes
-_LEVEL_GAP = 44.0  # pixels between levels
+LEVEL_GAP = 44.0  # pixels between levels, unless told otherwise
 _ORDER_SWEEPS = 12
 _SETTLE_SWEEPS = 12  # towards the neighbours on one side, which spreads the boxes out
 _STRAIGHTEN_SWEEPS = 41  # towards the neighbours on both sides; odd, so that the last one runs downwards
@@ -24,7 +22,7 @@ _PULL = (1.0, 2.0, 8.0)  # of an edge with none, one or two bends at its ends, a
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A placed row: its top left corner and size in pixels."""
+    """A placed box: its top left corner and size in pixels."""
 
     left: float
     top: float
@@ -39,7 +37,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An edge: rows at its ends, and the points it passes, in pairs with a straight vertical piece within each pair."""
+    """An edge: boxes at its ends, and the points it passes, in pairs with a straight vertical piece within each."""
 
     source: int
     target: int
@@ -48,7 +46,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Boxes in the order of the rows, routes, and the size of the whole in pixels."""
+    """Boxes in the order in which they were given, routes, and the size of the whole in pixels."""
 
     boxes: list[Box]
     routes: list[Route]
@@ -56,22 +54,47 @@ class Placement:
     height: float
 
 
-def segments(rows: Sequence[Row]) -> int:
-    """Return the number of pieces that the edges are cut into at the levels: the size of the problem `place` solves."""
-    return sum(row.level - rows[read.source].level for row in rows for read in row.reads)
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A graph to place: boxes in levels.
+
+    Args:
+        levels: of each box; every source of a box is on a lower one.
+        sources: of each box, those that an edge leads from.
+    """
+
+    levels: Sequence[int]
+    sources: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, sources: Sequence[Sequence[int]]) -> "Layers":
+        """Give each box the level that the longest path to it has; boxes are in topological order."""
+        levels: list[int] = []
+        for found in sources:
+            levels.append(1 + max([levels[source] for source in found], default=-1))
+        return cls(levels, sources)
+
+    @property
+    def segments(self) -> int:
+        """The number of pieces that the edges are cut into at the levels: the size of the problem `place` solves."""
+        return sum(
+            [level - self.levels[source] for level, found in zip(self.levels, self.sources, strict=True)
+             for source in found]
+        )  # fmt: skip
 
 
-def place(rows: Sequence[Row], sizes: Sequence[tuple[float, float]]) -> Placement:
+def place(layers: Layers, sizes: Sequence[tuple[float, float]], level_gap: float = LEVEL_GAP) -> Placement:
     """Place boxes of the given widths and heights (pixels) so that edges run downwards."""
-    level = [row.level for row in rows]
+    count = len(layers.levels)
+    level = [*layers.levels]
     widths = [width for width, _ in sizes]
-    above: list[list[int]] = [[] for _ in rows]
-    below: list[list[int]] = [[] for _ in rows]
+    above: list[list[int]] = [[] for _ in sizes]
+    below: list[list[int]] = [[] for _ in sizes]
     paths: list[list[int]] = []
-    for index, row in enumerate(rows):
-        for read in row.reads:
-            path = [read.source]
-            for bend_level in range(rows[read.source].level + 1, row.level):
+    for index, found in enumerate(layers.sources):
+        for source in found:
+            path = [source]
+            for bend_level in range(level[source] + 1, level[index]):
                 path.append(len(level))
                 level.append(bend_level)
                 widths.append(0.0)
@@ -83,12 +106,12 @@ def place(rows: Sequence[Row], sizes: Sequence[tuple[float, float]]) -> Placemen
                 above[lower].append(upper)
             paths.append(path)
     levels = _ordered(level, above, below)
-    x = _coordinates(levels, above, below, widths, len(rows))
+    x = _coordinates(levels, above, below, widths, count)
 
-    heights = [max((sizes[at][1] for at in found if at < len(rows)), default=0.0) for found in levels]
+    heights = [max((sizes[at][1] for at in found if at < count), default=0.0) for found in levels]
     tops = [0.0]
     for height in heights:
-        tops.append(tops[-1] + height + _LEVEL_GAP)
+        tops.append(tops[-1] + height + level_gap)
     left = min((at - width / 2 for at, width in zip(x, widths, strict=True)), default=0.0)
     right = max((at + width / 2 for at, width in zip(x, widths, strict=True)), default=0.0)
     boxes = [
@@ -108,7 +131,7 @@ def place(rows: Sequence[Row], sizes: Sequence[tuple[float, float]]) -> Placemen
         points.append((arrive[target, path[-2]] - left, tops[level[target]]))
         points.append((points[-1][0], boxes[target].top))
         routes.append(Route(source, target, tuple(points)))
-    return Placement(boxes, routes, right - left, tops[-1] - _LEVEL_GAP if levels else 0.0)
+    return Placement(boxes, routes, right - left, tops[-1] - level_gap if levels else 0.0)
 
 
 def _ordered(level: list[int], above: list[list[int]], below: list[list[int]]) -> list[list[int]]:

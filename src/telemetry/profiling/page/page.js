@@ -1,0 +1,55 @@
+"use strict";
+
+// Light or dark: as the system says, until the reader says otherwise.
+(() => {
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const remembered = (value) => {
+    try {
+      if (value) localStorage.setItem("penstock-theme", value);
+      return localStorage.getItem("penstock-theme");
+    } catch {
+      return value; // a file may have no storage
+    }
+  };
+  const changed = () => document.dispatchEvent(new Event("themechange"));
+  const chosen = remembered();
+  if (chosen === "light" || chosen === "dark") root.dataset.theme = chosen;
+  document.getElementById("theme").addEventListener("click", () => {
+    const present = root.dataset.theme || (system.matches ? "dark" : "light");
+    root.dataset.theme = present === "dark" ? "light" : "dark";
+    remembered(root.dataset.theme);
+    changed();
+  });
+  system.addEventListener("change", changed);
+})();
+
+// The table: a heading sorts by its column, numbers downwards first; what is not known comes last.
+(() => {
+  const table = document.getElementById("nodes");
+  const body = table.tBodies[0];
+  const original = [...body.rows];
+  const headings = [...table.tHead.rows[0].cells];
+  const compare = (left, right, isNumber) =>
+    isNumber ? Number(left) - Number(right) : left.localeCompare(right, undefined, { numeric: true });
+  const sort = (column) => {
+    const heading = headings[column];
+    const isNumber = heading.classList.contains("number");
+    const order = isNumber ? ["descending", "ascending", "none"] : ["ascending", "descending", "none"];
+    const next = order[(order.indexOf(heading.getAttribute("aria-sort")) + 1) % 3];
+    for (const other of headings) other.setAttribute("aria-sort", "none");
+    heading.setAttribute("aria-sort", next);
+    const sign = next === "descending" ? -1 : 1;
+    const rows = [...original];
+    const value = (row) => row.cells[column].dataset.value;
+    if (next !== "none") {
+      rows.sort((a, b) => {
+        const [left, right] = [value(a), value(b)];
+        if (left === "" || right === "") return (left === "") - (right === "");
+        return sign * compare(left, right, isNumber);
+      });
+    }
+    body.append(...rows);
+  };
+  headings.forEach((heading, column) => heading.querySelector("button").addEventListener("click", () => sort(column)));
+})();

@@ -1,0 +1,248 @@
+"""A profile tells what devices did, and what items waited for there."""
+
+import threading
+from collections.abc import AsyncIterator, Iterable
+from contextlib import nullcontext
+from itertools import pairwise
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import devices, engine, telemetry
+from penstock.devices.dispatch.job_times import JobTimes
+from penstock.telemetry.profiling.timeline import DeviceSlice
+
+if TYPE_CHECKING:
+    from penstock.devices.programs.executable import Executable
+
+KINDS = ["compile", "to device", "compute", "from device"]
+
+
+def shares_of(profile: telemetry.Profile, name: str) -> dict[str, float]:
+    [node] = [node for node in profile.nodes if node.node == name]
+    shares = {"compile": node.compile_share, "transfer": node.transfer_share, "device": node.device_share}
+    return {key: share for key, share in shares.items() if share is not None}
+
+
+def of_kind(profile: telemetry.Profile, kind: str) -> list[DeviceSlice]:
+    return [one for one in profile.timeline.device_slices if one.kind == kind]
+
+
+class FakeExecutable:
+    """A program of nothing."""
+
+    def transferred(self, args: tuple[Any, ...], around: Any) -> tuple[Any, ...]:
+        return args
+
+
+async def stream(calls: Iterable[ps.Call[Any]]) -> None:
+    async with engine.stream(calls) as results:
+        async for _ in results:
+            pass
+
+
+async def test_batches_are_slices_of_their_device() -> None:
+    @ps.device_node(device="cpu:1", batch=ps.Batch(4, max_wait_seconds=1, buckets=(4,)))
+    def tripled(x: jax.Array) -> jax.Array:
+        return x * 3
+
+    @ps.graph
+    async def of(x: Any) -> jax.Array:
+        return tripled(x)
+
+    with telemetry.profile() as profile:
+        await stream(of(np.full(3, number, np.float32)) for number in range(8))
+    found = profile.timeline.device_slices
+    assert {one.device for one in found} == {"cpu:1"}
+    assert {one.node for one in found} == {"tripled"}
+    assert all(one.began_seconds <= one.ended_seconds for one in found)
+    assert [one.kind for one in found if one.frames[:1] == found[1].frames[:1]] == KINDS[1:]
+    computed = of_kind(profile, "compute")
+    assert [(one.items, one.rows, one.padding_share) for one in computed] == [(4, 4, 0), (4, 4, 0)]
+    assert [frame for one in computed for frame in one.frames] == [one.frame for one in profile.timeline.slices]
+    assert len(of_kind(profile, "compile")) == 1
+    assert all(one.ended_seconds <= two.began_seconds for one, two in pairwise(computed))
+
+
+async def test_a_slice_of_a_batch_tells_its_padding() -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(4, max_wait_seconds=0, buckets=(4,)))
+    def alone(x: jax.Array) -> jax.Array:
+        return x * 3
+
+    @ps.graph
+    async def of(x: Any) -> jax.Array:
+        return alone(x)
+
+    with telemetry.profile() as profile:
+        await engine.run(of(np.ones(3, np.float32)))
+    assert [(one.items, one.rows, one.padding_share) for one in of_kind(profile, "compute")] == [(1, 4, 0.75)]
+
+
+async def test_what_several_nodes_became_names_all_of_them() -> None:
+    @ps.device_node(device="cpu")
+    def first(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    @ps.device_node(device="cpu")
+    def second(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.graph
+    async def both(x: Any) -> jax.Array:
+        return second(first(x))
+
+    with telemetry.profile() as profile:
+        await engine.run(both(np.ones(2, np.float32)))
+    assert {one.node for one in of_kind(profile, "compute")} == {"first → second"}
+    assert {one.node for one in of_kind(profile, "compile")} == {"first → second"}
+
+
+async def test_items_wait_for_a_program_only_when_it_is_compiled() -> None:
+    @ps.device_node(device="cpu")
+    def summed(x: jax.Array) -> jax.Array:
+        return x.sum()
+
+    @ps.graph
+    async def of(x: Any) -> jax.Array:
+        return summed(x)
+
+    profiles: list[telemetry.Profile] = []
+    for sizes in ((1, 2, 3), (1, 2, 3)):
+        with telemetry.profile() as profile:
+            for size in sizes:
+                await engine.run(of(np.ones(size, np.float32)))
+        profiles.append(profile)
+    first, second = [shares_of(profile, "summed") for profile in profiles]
+    assert first["compile"] > first["device"]
+    assert second["compile"] == 0
+    assert second["device"] > 0
+    assert all(sum(shares.values()) <= 1 for shares in (first, second))
+    assert [len(of_kind(profile, "compile")) for profile in profiles] == [3, 0]
+
+
+async def test_all_items_of_a_batch_wait_for_its_program() -> None:
+    traced = threading.Event()
+
+    @ps.device_node(device="cpu", batch=ps.Batch(4, max_wait_seconds=1))
+    def slow_to_trace(x: jax.Array) -> jax.Array:
+        traced.wait(0.05)
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> jax.Array:
+        return slow_to_trace(x)
+
+    with telemetry.profile() as profile:
+        await stream(of(np.ones(3, np.float32)) for _ in range(4))
+    [compiled] = of_kind(profile, "compile")
+    [node] = profile.nodes
+    waited = (node.compile_share or 0) * (node.busy_seconds or 0)
+    assert waited >= 4 * (compiled.ended_seconds - compiled.began_seconds)
+
+
+async def test_arrays_that_lie_elsewhere_are_transfers_of_the_node_that_takes_them() -> None:
+    @ps.device_node(device="cpu:0")
+    def made(size: Any) -> jax.Array:
+        return jnp.ones(1 << 16) * size
+
+    @ps.device_node(device="cpu:1")
+    def used(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    @ps.graph
+    async def of(number: Any) -> jax.Array:
+        return used(made(number))
+
+    with telemetry.profile() as profile:
+        await stream(of(np.float32(number)) for number in range(4))
+    moved = [one for one in of_kind(profile, "to device") if one.node == "used"]
+    assert [(one.device, one.items) for one in moved] == [("cpu:1", 1)] * 4
+    assert shares_of(profile, "used")["transfer"] > 0
+    assert shares_of(profile, "made")["transfer"] == 0  # a number is no array
+
+
+async def test_parameters_are_placed_once() -> None:
+    @ps.resource
+    async def weights() -> AsyncIterator[Any]:
+        yield np.ones(4, np.float32)
+
+    @ps.device_node(device="cpu:2")
+    def scaled(x: jax.Array, by: Any) -> jax.Array:
+        return x * by
+
+    @ps.graph
+    async def of(x: Any) -> jax.Array:
+        return scaled(x, await weights())
+
+    with telemetry.profile() as profile:
+        await stream(of(np.ones(4, np.float32)) for _ in range(3))
+    assert [one.items for one in of_kind(profile, "to device")].count(0) == 1
+
+
+async def test_an_error_on_a_device_reaches_its_caller_while_a_profile_is_taken() -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(4, max_wait_seconds=1))
+    def broken(x: jax.Array) -> jax.Array:
+        raise ArithmeticError("no")
+
+    @ps.graph
+    async def of(x: Any) -> jax.Array:
+        return broken(x)
+
+    with telemetry.profile() as profile, pytest.raises(ArithmeticError):
+        await engine.run(of(np.ones(2, np.float32)))
+    assert of_kind(profile, "compute") == []
+    assert len(of_kind(profile, "compile")) == 1
+
+
+async def test_memory_may_be_donated_while_a_profile_is_taken() -> None:
+    with telemetry.profile() as profile:
+        actor = devices.actor("cpu")
+        state = await actor.run(jnp.negative, np.ones(4, np.float32), ready=False)
+        for _ in range(3):
+            state = await actor.run(jnp.cos, state, donate_argnums=(0,), ready=False)
+        found = await actor.run(jnp.negative, state, donate_argnums=(0,))
+    assert np.asarray(found).shape == (4,)
+    assert len(of_kind(profile, "compute")) == 5
+
+
+async def test_nothing_is_kept_while_no_profile_is_taken() -> None:
+    @ps.device_node(device="cpu")
+    def plain(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    @ps.graph
+    async def of(x: Any) -> jax.Array:
+        return plain(x)
+
+    with telemetry.profile() as profile:
+        pass
+    await engine.run(of(np.ones(2, np.float32)))
+    assert profile.timeline.device_slices == ()
+
+
+def test_what_waits_behind_another_computation_has_not_begun() -> None:
+    with telemetry.profile() as profile:
+        job = JobTimes()
+        job.place(cast("Executable", FakeExecutable()), (), lambda size_bytes: nullcontext())
+        busy_until = perf_counter()
+        job.wait((), (), busy_until)
+        job.tell("node", "cpu:0", (), 0, 0.0)
+    [computed] = of_kind(profile, "compute")
+    assert computed.began_seconds == pytest.approx(busy_until - profile.timeline._began, abs=1e-9)
+
+
+async def test_a_donated_array_of_numpy_stays_as_it_is_while_a_profile_is_taken() -> None:
+    def doubled(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    room = np.ones(4096 + 16, np.float32)
+    first = -room.ctypes.data % 64 // 4
+    given = room[first : first + 4096]  # it lies so that a CPU could use it in place
+    with telemetry.profile():
+        await devices.actor("cpu").run(doubled, given, donate_argnums=(0,))
+    assert (given == 1).all()

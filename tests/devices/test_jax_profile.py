@@ -1,0 +1,75 @@
+"""In a profile that JAX takes, what the threads of devices do has the names of nodes and items."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import penstock as ps
+from penstock import engine, telemetry
+
+
+@ps.device_node(device="cpu", batch=ps.Batch(4, max_wait_seconds=1))
+def profiled_in_a_batch(x: jax.Array) -> jax.Array:
+    return x * 2
+
+
+@ps.device_node(device="cpu")
+def profiled_alone(x: jax.Array) -> jax.Array:
+    return x + 1
+
+
+@ps.graph
+async def both(x: Any) -> jax.Array:
+    return profiled_alone(profiled_in_a_batch(x))
+
+
+def annotations(folder: Path) -> dict[str, list[dict[str, str]]]:
+    """Return the arguments of the events of each name that is one of ours."""
+    [path] = folder.rglob("*.trace.json.gz")
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    found: dict[str, list[dict[str, str]]] = {}
+    for event in events:
+        if "profiled_" in event.get("name", "") and event["name"].split(" ")[-1] in (
+            "profiled_in_a_batch", "profiled_alone"
+        ):  # fmt: skip
+            found.setdefault(event["name"], []).append(event.get("args", {}))
+    return found
+
+
+async def test_dispatches_are_named_after_nodes_and_items(tmp_path: Path) -> None:
+    calls = lambda: (both(np.full(3, number, np.float32)) for number in range(4))  # noqa: E731
+    with telemetry.profile() as profile:
+        with jax.profiler.trace(str(tmp_path)):
+            async with engine.stream(calls()) as results:
+                async for _ in results:
+                    pass
+        async with engine.stream(calls()) as results:  # of which JAX takes no profile
+            async for _ in results:
+                pass
+    found = annotations(tmp_path)
+    [batch] = found["profiled_in_a_batch"]
+    assert (batch["count"], batch["items"]) == ("4", "0 1 2 3")
+    assert [one["items"] for one in found["profiled_alone"]] == ["0", "1", "2", "3"]
+    [computed, _] = [
+        one for one in profile.timeline.device_slices if (one.kind, one.node) == ("compute", "profiled_in_a_batch")
+    ]
+    assert batch["frames"].split(" ") == [str(frame) for frame in computed.frames]
+
+
+async def test_compilations_are_named_after_nodes(tmp_path: Path) -> None:
+    @ps.device_node(device="cpu", name="profiled_alone")
+    def fresh(x: jax.Array) -> jax.Array:
+        return x - 1
+
+    @ps.graph
+    async def of(x: Any) -> jax.Array:
+        return fresh(x)
+
+    with jax.profiler.trace(str(tmp_path)):
+        await engine.run(of(np.ones(3, np.float32)))
+    assert len(annotations(tmp_path)["compile profiled_alone"]) == 1
