@@ -18,12 +18,14 @@ from ..actors.traced import Outcome, outcome_of
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs, metrics, spans
 from ..telemetry.metrics import Reading
+from ..telemetry.profiling.readings import WindowLook
 from .admission import Admission
 from .graph import Graph
 from .inside import refuse_to_close_from_inside
 from .metering import stream_counters, stream_levels
 from .options import ExecutionOptions
 from .progress import StreamProgress
+from .readings import window_look
 from .scope import Scope
 from .source import Calls, Prepare, PulledSource, checked_call, enter, feed
 from .uptime import Uptime
@@ -137,6 +139,10 @@ class Pipeline:
     def name(self) -> str:
         """The name of the graph that its items go through, or of one of them."""
         return self._graph_name or "a stream"
+
+    def look(self) -> WindowLook:
+        """Return what its items do now, for a profile."""
+        return window_look(self.window)
 
     @property
     def actors_uptime(self) -> Uptime:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..actors.node_actor import NodeActor
 from ..actors.places import UNLIMITED
-from ..telemetry.profiling.readings import Bound, NodeReading, Places
+from ..telemetry.profiling.readings import Bound, NodeReading, Places, WindowLook
 from .control import Control
 from .node import Node
 from .planning import Plan
@@ -13,6 +13,7 @@ from .planning import Plan
 if TYPE_CHECKING:
     from .pools import Pools
     from .program import Unit
+    from .window import Window
     from .wiring import Wired
 
 # How many runs of a plan there may be at a time, and what bounds them; None if nothing does.
@@ -49,6 +50,18 @@ def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...
             found[consumer] = None
             left += () if consumer in nodes else consumer.consumers
     return tuple([consumer.name for consumer in found if consumer in nodes])
+
+
+def window_look(window: "Window") -> WindowLook:
+    """Return what the items of a stream do now."""
+    return WindowLook(
+        size=window.size,
+        ordered=window.ordered,
+        in_flight=window.in_flight,
+        ended=len(window.frames) - window.running,
+        is_ready=window.peek() is not None,
+        is_asking=window.asking and bool(window.reserved),
+    )
 
 
 def _rooms(plans: list[Plan], room: Room) -> dict[Plan, Room]:

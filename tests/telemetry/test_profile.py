@@ -15,10 +15,11 @@ from penstock import engine, telemetry, testing
 from penstock.actors import chain
 from penstock.telemetry.profiling import registry
 from penstock.telemetry.profiling.durations import Durations
+from penstock.telemetry.profiling.evidence import Evidence, ReaderSum
 from penstock.telemetry.profiling.readings import NodeReading, Places
 from penstock.telemetry.profiling.sums import Sums
 from penstock.telemetry.profiling.timeline import Timeline
-from penstock.telemetry.profiling.verdict import Evidence, find_verdict
+from penstock.telemetry.profiling.verdict import find_verdict
 
 CLOCKED = (
     "actors.chain", "actors.channel", "actors.invocation", "engine.pipeline", "engine.streams.values_stream",
@@ -105,9 +106,9 @@ def test_a_slow_node_in_the_middle_limits() -> None:
     verdict = profile.verdict
     assert (verdict.graph, verdict.node) == ("middle", "slow")
     assert "its 2 places (concurrency=) are busy for 100% of the time" in verdict.reason
-    assert "items wait for room in its inbox" in verdict.reason
+    assert "and its inbox is full for 60% of it" in verdict.reason
     assert verdict.remedy.startswith("raise its concurrency=")
-    assert str(verdict) == f"slow limits it: {verdict.reason}; {verdict.remedy}"
+    assert str(verdict).startswith(f'"slow" limits the pipeline: {verdict.reason}; {verdict.remedy}; ')
     found = node_of(profile, "slow")
     assert found.mean_seconds == pytest.approx(0.1)
     assert found.busy_seconds == pytest.approx(4.0)
@@ -124,7 +125,7 @@ def test_a_slow_source_limits() -> None:
 
     verdict = testing.run_virtual(lambda: profile_of(engine.stream(source()))).verdict
     assert verdict.node is None
-    assert str(verdict).startswith("the source limits: no node is busy for more than half of the time")
+    assert str(verdict).startswith("the source limits: the stream of middle waits for it for 99% of the time")
 
 
 def test_a_slow_reader_limits() -> None:
@@ -154,7 +155,7 @@ def test_a_reader_that_never_waits_limits_whatever_nodes_show(waited_seconds: fl
         "key", "graph", "busy", "loop", False, False, 10, 0, 10.0, 0.0, 0, 16, 1, (Places("key", 1, "state"),)
     )
     sums.add({}, [busy], 0.0, 10.0)
-    evidence = Evidence(sums, 10.0, None, (("graph", 10.0, waited_seconds),))
+    evidence = Evidence(sums, 10.0, None, (ReaderSum("graph", 10.0, waited_seconds),))
     assert find_verdict(evidence).node == node
 
 

@@ -1,16 +1,21 @@
-"""Which node limits a pipeline, where its counters say so."""
+"""Which node limits a pipeline, where its counters say so.
+
+A profile has a rule of its own, `telemetry/profiling/verdict.py`, and neither can read the other. That one asks what
+was used most of the time, for which every handler has to be timed; this one is asked while nobody takes a profile, when
+async handlers are not timed, and so it reads who waits before whom. A full inbox alone would not do for the profile
+either: it says nothing of a pool, a reader or what is in flight. Where both name a node, it is the same one.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ...actors.node_actor import ActorStatistics
+from ...telemetry.profiling.limits.limit import LEAST_USED
 from ...telemetry.tables.quantities import significant
 
 # Items that waited for room, on average: with fewer, the inbox was full now and then, which limits nothing.
 LEAST_WAITING: Final = 0.5
-# Of a node whose places are free half of the time, nobody can say that it limits: it met a burst.
-LEAST_BUSY: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def find_bottleneck(actors: Sequence[ActorStatistics], elapsed_seconds: float | 
     for actor in actors:
         share = _busy_share(actor, elapsed_seconds)
         waiting = actor.inbox.put_wait_seconds / elapsed_seconds
-        if waiting >= LEAST_WAITING and (share is None or share >= LEAST_BUSY):
+        if waiting >= LEAST_WAITING and (share is None or share >= LEAST_USED):
             found[actor.graph] = Bottleneck(actor.graph, actor.node, waiting, share, actor.concurrency)
     return max(found.values(), key=lambda node: node.waiting, default=None)
 

@@ -74,6 +74,9 @@ class StreamingCall:
         """The name of the graph."""
         return self._call.graph.name
 
+    def look(self) -> None:
+        """Return what its items do now, for a profile: they have no places, only those of the nodes."""
+
     @property
     def has_failed(self) -> bool:
         """Whether the call has ended with an error."""

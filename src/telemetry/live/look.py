@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..profiling.verdict import Verdict
+from ..profiling.limits import Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from weakref import WeakKeyDictionary
 
 from ..profiling import registry
 from ..profiling.device_work import DeviceWork
+from ..profiling.evidence import Evidence, ReaderSum
 from ..profiling.execution import Execution
 from ..profiling.readings import Host, NodeReading, Reader, Scope
 from ..profiling.sums import Sums
-from ..profiling.verdict import Evidence, find_verdict
+from ..profiling.verdict import find_verdict
 from .look import Look
 from .nodes import node_looks
 from .thread_time import thread_seconds
@@ -70,7 +71,7 @@ class Watch:
             read, self._read = self._read, {}
         self._looked = now
         seconds = None if before is None else now - before
-        readers = tuple((name, *times) for name, times in read.items())
+        readers = tuple(ReaderSum(name, *times) for name, times in read.items())
         evidence = Evidence(sums, seconds or 0.0, self._loop_seconds(hosts), readers)
         verdict = find_verdict(evidence) if seconds and sums.nodes else None
         return Look(os.getpid(), seconds, node_looks(sums, nodes), verdict)

@@ -72,7 +72,6 @@ def node_profile_of(sums: Sums, node: NodeSum) -> NodeProfile:
     """Return what one of the nodes of `sums` did."""
     reading, queue, durations = node.reading, node.queue, node.durations
     place_seconds = sum(group.place_seconds for group in sums.own_places(node)) or node.open_seconds
-    watched_seconds = node.queue_seconds or 1.0
     return NodeProfile(
         graph=reading.graph,
         node=reading.node,
@@ -86,8 +85,8 @@ def node_profile_of(sums: Sums, node: NodeSum) -> NodeProfile:
         put_wait_seconds=node.put_wait_seconds,
         queue_wait_seconds=queue.waited_seconds,
         blocked_seconds=node.blocked_seconds,
-        occupancy=queue.occupied_seconds / watched_seconds,
-        inbox_full_share=queue.full_seconds / watched_seconds,
+        occupancy=node.occupancy,
+        inbox_full_share=node.inbox_full_share,
         compile_share=node.share_of_busy(node.compile_seconds),
         transfer_share=node.share_of_busy(node.transfer_seconds),
         device_share=node.share_of_busy(node.device_seconds),

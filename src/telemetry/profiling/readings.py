@@ -3,6 +3,7 @@
 Telemetry knows no engine. An engine that wants to be seen implements these.
 """
 
+import asyncio
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -93,6 +94,27 @@ class NodeReading:
     timed: TimedReading | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WindowLook:
+    """What the items of a stream do at one moment.
+
+    Attributes:
+        size: the most that count at a time: `max_in_flight`.
+        ordered: whether they are taken out in input order.
+        in_flight: those that count now.
+        ended: those of them that have ended, and were not taken out yet.
+        is_ready: whether the next one in its turn has ended: then it is the reader that is not there.
+        is_asking: whether the source was asked for an item, and has not given it yet.
+    """
+
+    size: int
+    ordered: bool
+    in_flight: int
+    ended: int
+    is_ready: bool
+    is_asking: bool
+
+
 class Scope(Protocol):
     """Nodes whose counters begin and end together: a run, a stream, a deployment, or all calls of `run`."""
 
@@ -116,6 +138,15 @@ class Reader(Protocol):
     @property
     def reader_wait_seconds(self) -> float:
         """How long its reader has waited for items."""
+        ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that it runs on."""
+        ...
+
+    def look(self) -> WindowLook | None:
+        """Return what its items do now; None for one that has no places for them."""
         ...
 
 

@@ -1,23 +1,31 @@
 """Profile: what nodes did inside a `with` block, and which of them limits."""
 
+import asyncio
 import os
 import threading
 from collections.abc import Generator, Hashable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import NamedTuple
 
 from ..tables import Column, Rendered, Table
 from ..tables.quantities import UNKNOWN, count, duration, milliseconds, seconds
 from . import registry
+from .critical_path import CriticalPath, critical_paths
 from .device_work import DeviceWork
+from .evidence import Evidence, ReaderSum
 from .execution import Execution
+from .limits import Verdict
+from .limits.loop import is_held
+from .loop_watch import LoopWatch
 from .node_profile import NodeProfile, node_profile_of
 from .perfetto import trace
+from .prediction import Prediction, predict
 from .readings import NodeReading, Reader, Scope
 from .sums import Sums
 from .timeline import Timeline
-from .verdict import Evidence, Verdict, find_verdict
+from .verdict import find_verdict
 from .written import write_whole
 
 _COLUMNS = (
@@ -60,6 +68,7 @@ class Profile(Rendered):
         self._began = perf_counter()
         self._thread = threading.get_ident()
         self._cpu_began = thread_time()
+        self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
         self._evidence: Evidence | None = None
         self.timeline = Timeline(self._began)
 
@@ -78,6 +87,36 @@ class Profile(Rendered):
     def verdict(self) -> Verdict:
         """What limits."""
         return find_verdict(self._now())
+
+    @property
+    def critical_path(self) -> CriticalPath | None:
+        """The nodes of a graph that take longest one after the other; of several graphs, that in which most time went.
+
+        None if nothing ran.
+        """
+        sums = self._now().sums
+        paths = critical_paths(sums.nodes).values()
+        return max(paths, key=lambda path: path.seconds * sums.items(path.graph), default=None)
+
+    def what_if(
+        self, node: str, *, graph: str | None = None, speedup: float = 1.0, concurrency: int | None = None
+    ) -> Prediction:
+        """Return what the throughput would have been if a node had been another.
+
+        Whatever is bounded was used for a share of the time: the places of nodes, pools, the event loop, a device, what
+        may be in flight, the reader and the source. The node's part of it changes, and what is used most then bounds
+        the throughput. This is operational analysis; waits are not simulated.
+
+        Args:
+            node: name of the node, as drawn.
+            graph: name of its graph; needed where several graphs have a node of that name.
+            speedup: how many times as fast its handler becomes.
+            concurrency: how many items it may have at a time.
+
+        Raises:
+            ValueError: no such node ran, or the change is none that could be made.
+        """
+        return predict(self._now(), node, graph=graph, speedup=speedup, concurrency=concurrency)
 
     def to_perfetto(self, path: "str | os.PathLike[str]") -> None:
         """Write the timeline as a trace that Perfetto (https://ui.perfetto.dev) and Chrome open.
@@ -131,10 +170,13 @@ class Profile(Rendered):
         """Count what a new scope does, from zero."""
         scope.measure(on=True)
         self._scopes[scope] = _Look(perf_counter(), {})
+        self._watch(asyncio.get_running_loop()).scopes.add(scope)
 
     def scope_closed(self, scope: Scope) -> None:
         """Take the last numbers of a scope."""
         look = self._scopes.pop(scope, None)
+        for watch in self._watches.values():
+            watch.scopes.discard(scope)
         if look is not None:
             self._sums.add(look.nodes, scope.node_readings(), look.seconds, perf_counter())
             scope.measure(on=False)
@@ -142,10 +184,13 @@ class Profile(Rendered):
     def reader_opened(self, reader: Reader) -> None:
         """Count how long the reader of a new stream waits, from zero."""
         self._readers[reader] = _ReaderLook(perf_counter(), 0.0)
+        self._watch(reader.loop).readers.add(reader)
 
     def reader_closed(self, reader: Reader) -> None:
         """Take the last number of a stream."""
         look = self._readers.pop(reader, None)
+        for watch in self._watches.values():
+            watch.readers.discard(reader)
         if look is not None:
             _add_reader(self._read, reader, look)
 
@@ -170,9 +215,12 @@ class Profile(Rendered):
                 self._scopes[scope] = _Look(perf_counter(), look)
             for reader in host.open_readers():
                 self._readers[reader] = _ReaderLook(perf_counter(), reader.reader_wait_seconds)
+                self._watch(reader.loop).readers.add(reader)
 
     def _end(self) -> None:
         registry.end(self)
+        for watch in self._watches.values():
+            watch.stop()
         self._evidence = self._now()
         for scope in self._scopes:
             scope.measure(on=False)
@@ -192,8 +240,27 @@ class Profile(Rendered):
             _add_reader(read, reader, reader_look)
         # Who leaves the block in another thread than that of the loop knows nothing of it.
         cpu_seconds = thread_time() - self._cpu_began if threading.get_ident() == self._thread else None
-        readers = tuple((name, *times) for name, times in read.items())
-        return Evidence(sums, now - self._began, cpu_seconds, readers)
+        watches = list(self._watches.values())
+        windows = {name: window for watch in watches for name, window in watch.windows.items()}
+        readers = tuple(ReaderSum(name, *times, windows.get(name)) for name, times in read.items())
+        looked = max(watches, key=lambda watch: watch.seconds, default=None)
+        late, delay_seconds = (0.0, 0.0) if looked is None else (looked.late_share, looked.delay_seconds)
+        on_devices = {name for name, node in sums.nodes.items() if any(node.device)}
+        covered = self.timeline.covered_seconds(on_devices)
+        evidence = Evidence(sums, now - self._began, cpu_seconds, readers, late, delay_seconds, covered_seconds=covered)
+        # To look through the timeline takes a while, and only tells who does not hold the loop.
+        return replace(evidence, disturbed=self.timeline.disturbed()) if is_held(evidence) else evidence
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> LoopWatch:
+        """Return who looks at a loop, and have it look."""
+        watch = self._watches.get(loop)
+        if watch is None:
+            watch = self._watches[loop] = LoopWatch(loop)
+        if _running_loop() is loop:
+            watch.start()
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(watch.start)
+        return watch
 
     def _table(self) -> Table:
         nodes = self.nodes
@@ -220,6 +287,13 @@ def profile() -> Generator[Profile, None, None]:
         yield taken
     finally:
         taken._end()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _add_reader(read: dict[str, tuple[float, float]], reader: Reader, look: _ReaderLook) -> None:

@@ -54,6 +54,26 @@ class NodeSum:
         """Time that devices computed for its items."""
         return self.device.compute_seconds
 
+    @property
+    def mean_seconds(self) -> float:
+        """Mean time that an item takes in its handler; 0 if there was none, or it is not timed."""
+        return (self.busy_seconds or 0.0) / max(1, self.completed + self.failed)
+
+    @property
+    def spread_seconds(self) -> float:
+        """How much longer its slowest items take than half of them do."""
+        return (self.durations.quantile(1.0) or 0.0) - (self.durations.quantile(0.5) or 0.0)
+
+    @property
+    def occupancy(self) -> float:
+        """Share of the time that items waited in its inbox."""
+        return self.queue.occupied_seconds / self.queue_seconds if self.queue_seconds else 0.0
+
+    @property
+    def inbox_full_share(self) -> float:
+        """Share of the time that its inbox was full."""
+        return self.queue.full_seconds / self.queue_seconds if self.queue_seconds else 0.0
+
     def share_of_busy(self, seconds: float) -> float | None:
         """Return how much of its busy time this is, from 0 to 1; None if that is not known, or there is none.
 
@@ -145,6 +165,10 @@ class Sums:
         }
         twin.groups = {key: replace(group, busy=dict(group.busy)) for key, group in self.groups.items()}
         return twin
+
+    def items(self, graph: str) -> int:
+        """Return how many items went through a graph: those that ended in the node that most of them reached."""
+        return max((node.completed + node.failed for name, node in self.nodes.items() if name[0] == graph), default=0)
 
     def own_places(self, total: NodeSum) -> list[Group]:
         """Return the groups of places that are a node's own, not those of a pool."""

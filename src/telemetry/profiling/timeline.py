@@ -1,8 +1,9 @@
 """Timeline: when each node ran, for which item, and how full inboxes were; the newest of it, in bounded memory."""
 
 import threading
-from collections import deque
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,9 @@ from .execution import Execution
 MAX_SLICES: Final = 100_000
 MAX_POINTS: Final = 50_000
 MAX_DEVICE_SLICES: Final = 20_000
+
+# What computes may also wait now and then, such as the first time.
+_FEW: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,27 @@ class Timeline:
         with self._lock:
             return self._device_work_seen - len(self._device_work)
 
+    def covered_seconds(self, names: Collection[tuple[str, str]]) -> dict[tuple[str, str], float]:
+        """Return for how long each of some nodes, by graph and name, had at least one item, as far as it was timed."""
+        found: dict[tuple[str, str], list[Execution]] = {name: [] for name in names}
+        for graph, node, executions in list(self._batches):
+            if (graph, node) in found:
+                found[graph, node] += executions
+        return {name: _union_seconds(executions, self._began) for name, executions in found.items()}
+
+    def disturbed(self) -> frozenset[tuple[str, str]]:
+        """Return the nodes during whose executions something else began or ended: they do not hold the event loop."""
+        batches = list(self._batches)
+        moments = sorted(moment for _, _, executions in batches for each in executions for moment in each[:2])
+        counts: Counter[tuple[str, str]] = Counter()
+        all_of: Counter[tuple[str, str]] = Counter()
+        for graph, node, executions in batches:
+            all_of[graph, node] += len(executions)
+            counts[graph, node] += sum(
+                bisect_left(moments, ended) > bisect_right(moments, began) for began, ended, _, _ in executions
+            )
+        return frozenset(name for name, count in counts.items() if count > _FEW * all_of[name])
+
     def add_executions(self, graph: str, node: str, executions: Sequence[Execution]) -> None:
         """Keep executions of a node; not those that ended before the profile began."""
         if executions[0][0] < self._began:
@@ -164,3 +189,11 @@ class Timeline:
             with self._lock:
                 self._device_work_seen += 1
                 self._device_work.append(work)
+
+
+def _union_seconds(executions: list[Execution], began: float) -> float:
+    seconds, covered_until = 0.0, began
+    for execution in sorted(executions, key=lambda each: each[0]):
+        seconds += max(0.0, execution[1] - max(execution[0], covered_until))
+        covered_until = max(covered_until, execution[1])
+    return seconds

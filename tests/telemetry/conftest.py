@@ -1,0 +1,24 @@
+"""What tests of profiles share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.actors import chain
+from tests.telemetry.virtual_time import VirtualTime
+
+CLOCKED = (
+    "actors.chain", "actors.channel", "actors.invocation", "actors.worker", "engine.batched", "engine.pipeline",
+    "engine.streams.values_stream", "engine.uptime", "telemetry.profiling.depth", "telemetry.profiling.recording",
+)  # fmt: skip
+
+
+@pytest.fixture
+def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
+    now = VirtualTime()
+    for module in CLOCKED:
+        monkeypatch.setattr(f"penstock.{module}.perf_counter", now)
+    monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
+    chain._compiled.cache_clear()
+    yield now
+    chain._compiled.cache_clear()

@@ -1,0 +1,406 @@
+"""A planted bottleneck is named, with what helps and how much; and what a change would bring is predicted."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine, telemetry
+from tests.telemetry.virtual_time import VirtualTime
+
+
+async def profile_of(stream: engine.Stream[Any], reader_seconds: float = 0.0) -> telemetry.Profile:
+    with telemetry.profile() as profile:
+        async with stream as results:
+            async for _ in results:
+                if reader_seconds:
+                    await asyncio.sleep(reader_seconds)
+    return profile
+
+
+@ps.node
+def half(number: int) -> float:
+    return number / 2
+
+
+def waits(name: str, seconds: float, **policy: Any) -> Any:
+    async def wait(number: int) -> int:
+        await asyncio.sleep(seconds)
+        return number
+
+    wait.__name__ = wait.__qualname__ = name
+    return ps.node(**policy)(wait)
+
+
+# --- Planted bottlenecks ---
+
+
+def test_a_slow_node(virtual: VirtualTime) -> None:
+    fetch, decode = waits("fetch", 0.01, concurrency=4), waits("decode", 0.01, concurrency=1)
+
+    @ps.graph
+    async def pipeline(number: int) -> float:
+        return half(await decode(await fetch(number)))
+
+    verdict = virtual.run(lambda: profile_of(engine.stream(pipeline(number) for number in range(200)))).verdict
+    assert (verdict.node, verdict.limit) == ("decode", "places")
+    assert "its only place is busy for 100% of the time, and its inbox is full for" in verdict.reason
+    assert verdict.remedy.startswith("raise its concurrency=")
+    assert verdict.headroom == pytest.approx(4.0, rel=0.02)  # then fetch limits
+    assert (
+        str(verdict)
+        == f'"decode" limits the pipeline: {verdict.reason}; {verdict.remedy}; without it up to 4.0 times as fast'
+    )
+
+
+@pytest.mark.parametrize("declared", ["def", "async def"])
+def test_a_node_that_blocks_the_loop(virtual: VirtualTime, declared: str) -> None:
+    fetch = waits("fetch", 0.01, concurrency=8)
+
+    async def blocking(number: int) -> int:
+        virtual.hold(0.02)
+        return number
+
+    def plain(number: int) -> int:
+        virtual.hold(0.02)
+        return number
+
+    parse: Any = ps.node(plain if declared == "def" else blocking)
+
+    @ps.graph
+    async def pipeline(number: int) -> float:
+        return half(await parse(await fetch(number)) if declared == "async def" else parse(await fetch(number)))
+
+    verdict = virtual.run(lambda: profile_of(engine.stream(pipeline(number) for number in range(100)))).verdict
+    assert (verdict.node, verdict.limit) == (parse.name, "loop")
+    assert verdict.remedy.startswith("move it off the event loop")
+    assert verdict.headroom is not None
+    assert verdict.headroom > 1.5
+
+
+def test_a_node_that_waits_is_not_blamed_for_what_else_blocks_the_loop(virtual: VirtualTime) -> None:
+    fetch, decode = waits("fetch", 0.03, concurrency=1), waits("decode", 0.005, concurrency=2)
+
+    @ps.graph
+    async def pipeline(number: int) -> float:
+        return half(await decode(await fetch(number)))
+
+    async def other() -> None:
+        while True:
+            virtual.hold(0.02)
+            await asyncio.sleep(0.004)
+
+    async def run() -> telemetry.Profile:
+        task = asyncio.create_task(other())
+        try:
+            return await profile_of(engine.stream(pipeline(number) for number in range(100)))
+        finally:
+            task.cancel()
+
+    verdict = virtual.run(run).verdict
+    assert (verdict.node, verdict.limit) == ("fetch", "places")
+
+
+def test_a_tiny_capacity(virtual: VirtualTime) -> None:
+    def run(capacity: int) -> telemetry.Profile:
+        fetch = waits("fetch", 0.01)
+
+        @ps.node(capacity=capacity)
+        async def decode(number: int) -> int:
+            await asyncio.sleep(0.055 if number % 8 == 0 else 0.001)
+            return number
+
+        @ps.graph
+        async def pipeline(number: int) -> float:
+            return half(await decode(await fetch(number)))
+
+        return virtual.run(lambda: profile_of(engine.stream((pipeline(n) for n in range(400)), max_workers=1)))
+
+    verdict = run(1).verdict
+    assert (verdict.node, verdict.limit) == ("decode", "inbox")
+    assert verdict.reason.startswith('its inbox holds 1 item, so that "fetch" stands still for')
+    assert verdict.remedy == "raise its capacity="
+    remedied = run(16)
+    assert (remedied.verdict.node, remedied.verdict.limit) == ("fetch", "places")
+    assert verdict.headroom == pytest.approx(run(1).elapsed_seconds / remedied.elapsed_seconds, rel=0.1)
+
+
+def test_a_slow_reader(virtual: VirtualTime) -> None:
+    fetch = waits("fetch", 0.01, concurrency=4)
+
+    @ps.graph
+    async def pipeline(number: int) -> float:
+        return half(await fetch(number))
+
+    calls = (pipeline(number) for number in range(200))
+    verdict = virtual.run(lambda: profile_of(engine.stream(calls), reader_seconds=0.01)).verdict
+    assert (verdict.node, verdict.limit) == (None, "reader")
+    assert verdict.headroom == pytest.approx(4.0, rel=0.05)
+
+
+def test_a_slow_item_that_holds_up_the_order(virtual: VirtualTime) -> None:
+    @ps.node
+    async def ask(number: int) -> int:
+        await asyncio.sleep(1.0 if number % 20 == 0 else 0.05)
+        return number
+
+    @ps.graph
+    async def pipeline(number: int) -> float:
+        return half(await ask(number))
+
+    def run(**options: Any) -> telemetry.Profile:
+        calls = (pipeline(number) for number in range(200))
+        return virtual.run(lambda: profile_of(engine.stream(calls, max_in_flight=8, **options)))
+
+    ordered = run()
+    verdict = ordered.verdict
+    assert (verdict.node, verdict.limit) == ("ask", "order")
+    assert "have ended, and wait for one before them" in verdict.reason
+    assert verdict.remedy == "take results as they come (ordered=False), or raise max_in_flight="
+    as_they_come = run(ordered=False)
+    assert as_they_come.elapsed_seconds < ordered.elapsed_seconds / 2
+    assert as_they_come.verdict.limit != "order"
+
+
+def test_few_items_in_flight_of_a_graph_of_several_nodes(virtual: VirtualTime) -> None:
+    first, second, third = (waits(name, 0.01) for name in ("first", "second", "third"))
+
+    @ps.graph
+    async def pipeline(number: int) -> int:
+        found: int = await third(await second(await first(number)))
+        return found
+
+    verdict = virtual.run(lambda: profile_of(engine.stream((pipeline(n) for n in range(90)), max_in_flight=3))).verdict
+    assert (verdict.limit, verdict.remedy) == ("in flight", "raise max_in_flight=")
+    assert verdict.headroom == pytest.approx(1.5, rel=0.05)
+
+
+def test_a_slow_source_although_nodes_are_busy_for_most_of_the_time(virtual: VirtualTime) -> None:
+    fetch = waits("fetch", 0.08, concurrency=1)
+
+    @ps.graph
+    async def pipeline(number: int) -> float:
+        return half(await fetch(number))
+
+    async def source() -> AsyncIterator[ps.Call[float]]:
+        for number in range(50):
+            await asyncio.sleep(0.1)
+            yield pipeline(number)
+
+    verdict = virtual.run(lambda: profile_of(engine.stream(source()))).verdict
+    assert verdict.limit == "source"
+    assert verdict.headroom == pytest.approx(1.25, rel=0.03)
+
+
+@pytest.mark.parametrize("places", [(1, 4, 2), (4, 1, 2), (4, 2, 1), (2, 2, 4)])
+def test_statistics_name_the_same_node_if_they_name_any(virtual: VirtualTime, places: tuple[int, ...]) -> None:
+    nodes = [waits(f"of_{count}_places_{index}", 0.01, concurrency=count) for index, count in enumerate(places)]
+    first, second, third = nodes
+
+    @ps.graph
+    async def pipeline(number: int) -> int:
+        found: int = await third(await second(await first(number)))
+        return found
+
+    async def run() -> tuple[telemetry.Profile, engine.Bottleneck | None]:
+        with telemetry.profile() as profile:
+            async with engine.stream(pipeline(number) for number in range(200)) as results:
+                async for _ in results:
+                    pass
+                return profile, results.statistics().bottleneck
+
+    profile, bottleneck = virtual.run(run)
+    limiting = nodes[places.index(min(places))].name
+    assert profile.verdict.node == limiting
+    assert bottleneck is None or bottleneck.node == limiting
+
+
+# --- Critical path ---
+
+
+def test_of_nodes_side_by_side_the_slowest_counts(virtual: VirtualTime) -> None:
+    left, right, short = waits("left", 0.05), waits("right", 0.05), waits("short", 0.01)
+
+    @ps.node
+    async def join(one: int, other: int, third: int) -> int:
+        return one + other + third
+
+    @ps.graph
+    async def diamond(number: int) -> int:
+        found: int = await join(await left(number), await right(number), await short(await short(number)))
+        return found
+
+    async def calls() -> telemetry.Profile:
+        with telemetry.profile() as profile:
+            for number in range(3):
+                await engine.run(diamond(number))
+        return profile
+
+    path = virtual.run(calls).critical_path
+    assert path is not None
+    assert path.graph == "diamond"
+    assert path.nodes in (("left", "join"), ("right", "join"))
+    assert path.seconds == pytest.approx(0.05)
+    assert str(path) == f"{path.nodes[0]} → join: 50.0 ms of each run of diamond"
+
+
+def test_where_nothing_ran_there_is_no_path() -> None:
+    with telemetry.profile() as profile:
+        pass
+    assert profile.critical_path is None
+
+
+# --- What if ---
+
+Make = Callable[[float], ps.Graph[[int], Any]]
+
+
+def compare(virtual: VirtualTime, make: Make, node: str, items: int = 300) -> tuple[float, float]:
+    """Return the throughput that is predicted of a node that is twice as fast, and that which is measured."""
+
+    def measured(factor: float) -> telemetry.Profile:
+        graph = make(factor)
+        return virtual.run(lambda: profile_of(engine.stream(graph(number) for number in range(items))))
+
+    prediction = measured(1.0).what_if(node, speedup=2)
+    return prediction.predicted_items_per_second, items / measured(0.5).elapsed_seconds
+
+
+def test_it_predicts_a_pipeline_that_waits(virtual: VirtualTime) -> None:
+    def make(factor: float) -> ps.Graph[[int], Any]:
+        fetch, decode = waits("fetch", 0.03, concurrency=4), waits("decode", 0.04 * factor, concurrency=4)
+
+        @ps.graph
+        async def pipeline(number: int) -> float:
+            return half(await decode(await fetch(number)))
+
+        return pipeline
+
+    predicted, measured = compare(virtual, make, "decode")
+    assert predicted == pytest.approx(measured, rel=0.15)
+    assert measured == pytest.approx(4 / 0.03, rel=0.05)  # and not twice as many as before
+
+
+def test_it_predicts_a_pipeline_of_which_a_pool_of_threads_limits(virtual: VirtualTime) -> None:
+    def profile(factor: float) -> telemetry.Profile:
+        @ps.node(runs_on="thread", concurrency=8)
+        def decode(number: int) -> int:
+            virtual.hold_thread(0.02 * factor)
+            return number
+
+        @ps.node(runs_on="thread", concurrency=8)
+        def resize(number: int) -> int:
+            virtual.hold_thread(0.01)
+            return number
+
+        @ps.graph
+        async def pipeline(number: int) -> int:
+            return resize(decode(number))
+
+        async def run() -> telemetry.Profile:
+            async with engine.Engine(max_workers=2) as own:
+                with virtual.threads_of(own):
+                    return await profile_of(own.stream(pipeline(number) for number in range(100)))
+
+        return virtual.run(run)
+
+    before = profile(1.0)
+    assert (before.verdict.node, before.verdict.limit) == ("decode", "pool")
+    predicted = before.what_if("decode", speedup=2)
+    measured = 100 / profile(0.5).elapsed_seconds
+    assert predicted.items_per_second == pytest.approx(2 / 0.03, rel=0.05)
+    assert predicted.predicted_items_per_second == pytest.approx(measured, rel=0.15)
+
+
+def test_it_predicts_a_pipeline_that_computes_on_the_loop_and_waits(virtual: VirtualTime) -> None:
+    def make(factor: float) -> ps.Graph[[int], Any]:
+        rng = random.Random(7)
+
+        @ps.node
+        def parse(number: int) -> int:
+            virtual.hold(rng.uniform(0.002, 0.006) * factor)
+            return number
+
+        fetch = waits("fetch", 0.012, concurrency=4)
+
+        @ps.graph
+        async def pipeline(number: int) -> float:
+            return half(parse(await fetch(number)))
+
+        return pipeline
+
+    predicted, measured = compare(virtual, make, "parse")
+    assert predicted == pytest.approx(measured, rel=0.15)
+
+
+def test_it_predicts_calls_one_after_the_other(virtual: VirtualTime) -> None:
+    def profile(seconds: float) -> telemetry.Profile:
+        first, second = waits("first", 0.01), waits("second", seconds)
+
+        @ps.graph
+        async def pipeline(number: int) -> int:
+            found: int = await second(await first(number))
+            return found
+
+        async def calls() -> telemetry.Profile:
+            with telemetry.profile() as profile:
+                for number in range(20):
+                    await engine.run(pipeline(number))
+                    await asyncio.sleep(0.01)
+            return profile
+
+        return virtual.run(calls)
+
+    predicted = profile(0.03).what_if("second", speedup=2)
+    assert predicted.factor == pytest.approx(profile(0.03).elapsed_seconds / profile(0.015).elapsed_seconds, rel=0.02)
+
+
+def test_it_predicts_more_places(virtual: VirtualTime) -> None:
+    def profile(places: int) -> telemetry.Profile:
+        fetch, decode = waits("fetch", 0.01, concurrency=4), waits("decode", 0.01, concurrency=places)
+
+        @ps.graph
+        async def pipeline(number: int) -> float:
+            return half(await decode(await fetch(number)))
+
+        return virtual.run(lambda: profile_of(engine.stream(pipeline(number) for number in range(200))))
+
+    predicted = profile(1).what_if("decode", concurrency=3)
+    assert predicted.predicted_items_per_second == pytest.approx(200 / profile(3).elapsed_seconds, rel=0.05)
+    assert predicted.verdict.node == "decode"
+    assert str(predicted).startswith('"decode" with 3 places: 29')
+    assert "(3.00 times as many); then" in str(predicted)
+
+
+def test_what_cannot_be_predicted_says_why(virtual: VirtualTime) -> None:
+    fetch = waits("fetch", 0.01)
+
+    @ps.graph
+    async def one(number: int) -> float:
+        return half(await fetch(number))
+
+    @ps.graph
+    async def other(number: int) -> float:
+        return half(await fetch(number))
+
+    async def calls() -> telemetry.Profile:
+        with telemetry.profile() as profile:
+            await engine.run(one(1))
+            await engine.run(other(1))
+        return profile
+
+    profile = virtual.run(calls)
+    with pytest.raises(ValueError, match="nothing called 'fetsch' ran while the profile was taken; what ran: 'fetch'"):
+        profile.what_if("fetsch", speedup=2)
+    with pytest.raises(
+        ValueError, match="several graphs have a node 'fetch': say which, with graph= one of 'one', 'other'"
+    ):
+        profile.what_if("fetch", speedup=2)
+    with pytest.raises(ValueError, match="speedup= is how many times as fast"):
+        profile.what_if("fetch", graph="one", speedup=0)
+    with pytest.raises(ValueError, match="at least 1"):
+        profile.what_if("fetch", graph="one", concurrency=0)
+    assert profile.what_if("fetch", graph="one", speedup=1).factor == 1
