@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from .._errors import PenstockError
-from . import devices, top
+from . import devices, profile, simulate, top
 
 
 class Command(Protocol):
@@ -29,7 +29,12 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: Final[Sequence[tuple[str, Command]]] = (("devices", devices), ("top", top))
+COMMANDS: Final[Sequence[tuple[str, Command]]] = (
+    ("profile", profile),
+    ("simulate", simulate),
+    ("top", top),
+    ("devices", devices),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

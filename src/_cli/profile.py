@@ -1,0 +1,42 @@
+"""`python -m penstock profile`: what the nodes of a graph do, and which of them limits."""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from .. import telemetry
+from . import target
+
+SUMMARY: Final = "run a graph, and show what its nodes do and which of them limits"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments, and describe the command."""
+    parser.description = (
+        "Run the calls of a graph as a pipeline, or a program, and show what its nodes did, which of them limits, why, "
+        "and what helps."
+    )
+    target.add_arguments(parser)
+    parser.add_argument("--perfetto", type=Path, metavar="PATH", help="also write a timeline for ui.perfetto.dev")
+    parser.add_argument("--json", action="store_true", help="print JSON: an object with `nodes`, `verdict` and more")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run and show; returns the exit status."""
+    profile = target.run_profiled(options)
+    if options.perfetto is not None:
+        profile.to_perfetto(options.perfetto)
+    print(json.dumps(_as_json(profile), indent=2, allow_nan=False) if options.json else profile)
+    return 0
+
+
+def _as_json(profile: telemetry.Profile) -> dict[str, Any]:
+    path = profile.critical_path
+    return {
+        "elapsed_seconds": profile.elapsed_seconds,
+        "nodes": [dataclasses.asdict(node) for node in profile.nodes],
+        "verdict": dataclasses.asdict(profile.verdict),
+        "critical_path": None if path is None else dataclasses.asdict(path),
+    }

@@ -1,0 +1,163 @@
+"""What a command runs: an attribute of a module, `module:graph`, with the calls that are made of it."""
+
+import argparse
+import asyncio
+import importlib
+import inspect
+import itertools
+import json
+import sys
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, cast
+
+import structlog
+
+from .. import engine, telemetry
+from ..engine.graph import Call, Graph
+from .arguments import count, refuse, seconds
+
+# Enough for the percentiles of a table.
+_CALLS: Final = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that say what is run."""
+    parser.add_argument(
+        "target",
+        metavar="MODULE:NAME",
+        help="a graph, a function without parameters that returns calls or yields them, or an `async def main()`; "
+        "modules of the current folder are found",
+    )
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        type=_input,
+        dest="inputs",
+        metavar="JSON",
+        help="arguments of a call of the graph: an array of them, an object of them by name, or the only one; may be "
+        "given several times, and then the calls take turns",
+    )
+    parser.add_argument("--calls", type=count, metavar="N", help=f"how many calls (one for each input, or {_CALLS})")
+    parser.add_argument("--seconds", type=seconds, metavar="S", help="run for that long, or until all calls are done")
+
+
+def run_profiled(options: argparse.Namespace) -> telemetry.Profile:
+    """Run what the arguments say while a profile is taken; wrong arguments exit with 2."""
+    try:
+        target = _load(options.target)
+        if isinstance(target, Graph):
+            calls: Any = _calls_of(cast("Graph[..., Any]", target), options)
+        elif options.inputs or options.calls:
+            raise argparse.ArgumentTypeError(f"--input and --calls are for graphs, and {options.target} is none")
+        else:
+            calls = _called(target, options.target)
+    except argparse.ArgumentTypeError as error:
+        refuse(options, str(error))
+    if not structlog.is_configured():  # by the module
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # the output is the profile
+    return asyncio.run(_profiled(calls, options.seconds))
+
+
+async def _profiled(calls: Any, seconds: float | None) -> telemetry.Profile:
+    with telemetry.profile() as profile:
+        if inspect.iscoroutine(calls):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await calls
+        else:
+            # What fails is counted and logged, and the others go on.
+            async with engine.stream(_until(calls, seconds), on_error="skip") as results:
+                async for _ in results:
+                    pass
+    return profile
+
+
+def _load(path: str) -> object:
+    name, _, attribute = path.partition(":")
+    if not name or not attribute:
+        raise argparse.ArgumentTypeError(f"{path!r} is not of the form MODULE:NAME, such as shop.search:search")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: object = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # it is there, and imports something that is not
+        raise argparse.ArgumentTypeError(f"there is no module {error.name!r} here or installed") from None
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            graphs = [known for known, value in vars(found).items() if isinstance(value, Graph)]
+            known = f"; its graphs: {', '.join(graphs)}" if graphs else ""
+            raise argparse.ArgumentTypeError(f"{name!r} has no {attribute!r}{known}")
+        found = getattr(found, part)
+    return found
+
+
+def _called(target: object, path: str) -> Any:
+    """Return what a function gives: a coroutine, or calls."""
+    what = "it has to be a graph, a function without parameters that gives calls of graphs, or an `async def main()`"
+    if not callable(target):
+        raise argparse.ArgumentTypeError(f"{path} is {target!r}: {what}")
+    try:
+        inspect.signature(target).bind()
+    except TypeError as error:
+        raise argparse.ArgumentTypeError(f"{path} needs arguments ({error}): {what}") from None
+    found = target()
+    if inspect.iscoroutine(found) or isinstance(found, (Iterable, AsyncIterable)):
+        return cast("Any", found)
+    raise argparse.ArgumentTypeError(f"{path}() gave {found!r}: {what}")
+
+
+def _calls_of(graph: Graph[..., Any], options: argparse.Namespace) -> Iterator[Call[Any]]:
+    inputs: list[tuple[list[Any], dict[str, Any]]] = options.inputs or [([], {})]
+    calls: list[Call[Any]] = []
+    for args, kwargs in inputs:
+        try:
+            calls.append(graph(*args, **kwargs))
+        except TypeError as error:
+            hint = "" if options.inputs else "; give them with --input, such as --input '[\"a\", 1]'"
+            raise argparse.ArgumentTypeError(f"{error}{hint}") from None
+    if options.calls is None and options.seconds is not None:
+        return itertools.cycle(calls)
+    return itertools.islice(itertools.cycle(calls), options.calls or (len(options.inputs) or _CALLS))
+
+
+def _until(calls: Any, seconds: float | None) -> Any:
+    """Return the calls that are asked for within a time."""
+    if seconds is None:
+        return calls
+    return (_until_async if isinstance(calls, AsyncIterable) else _until_plain)(cast("Any", calls), seconds)
+
+
+def _until_plain(calls: Iterable[Call[Any]], seconds: float) -> Iterator[Call[Any]]:
+    ends_at = time.monotonic() + seconds
+    for call in calls:
+        if time.monotonic() >= ends_at:
+            return
+        yield call
+
+
+async def _until_async(calls: AsyncIterable[Call[Any]], seconds: float) -> AsyncIterator[Call[Any]]:
+    loop, iterator = asyncio.get_running_loop(), aiter(calls)
+    ends_at = loop.time() + seconds
+    with suppress(TimeoutError, StopAsyncIteration):
+        while loop.time() < ends_at:  # a source that never waits is not interrupted by a timer
+            async with asyncio.timeout_at(ends_at):
+                call = await anext(iterator)
+            yield call
+
+
+def _input(text: str) -> tuple[list[Any], dict[str, Any]]:
+    try:
+        value: Any = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON ({error}); a text is in quotes: '\"a\"'") from None
+    kind: type[Any] = value.__class__
+    if kind is dict:
+        return [], value
+    return (value if kind is list else [value]), {}
