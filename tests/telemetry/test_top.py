@@ -50,7 +50,7 @@ def test_once_prints_a_table(path: Path) -> None:
     head, table = done.stdout.strip().split("\n\n")
     process, limits = head.splitlines()
     assert process.startswith("process  ")
-    assert limits.startswith("limits   slow limits it: ")
+    assert limits.startswith('limits   "slow" limits the pipeline: ')
     assert [line.split()[:2] for line in table.splitlines()[2:]] == [["fetch", "chew"], ["slow", "chew"]]
     assert table.splitlines()[3].endswith("◀ limits")
 
@@ -71,7 +71,7 @@ def test_where_the_output_is_no_terminal_tables_follow_each_other(path: Path) ->
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        lines = (line for line in process.stdout if "limits it" in line)
+        lines = (line for line in process.stdout if "limits the pipeline" in line)
         assert next(lines).startswith("limits ")
         assert next(lines).startswith("limits ")
         process.stdout.close()  # as `head` does
@@ -81,7 +81,7 @@ def test_where_the_output_is_no_terminal_tables_follow_each_other(path: Path) ->
 
 def test_a_terminal_shows_a_table_until_ctrl_c(path: Path) -> None:
     with terminal(Path("-m"), "penstock", "top", path, *QUICK, typing=True) as shown:
-        shown.until(r"slow limits it(.|\n)*slow limits it")
+        shown.until(r'"slow" limits the(.|\n)*"slow" limits the')
         shown.type(CTRL_C)
         assert shown.end() == 0
     assert "Traceback" not in shown.printed
