@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and what helps."
     )
     target.add_arguments(parser)
+    parser.add_argument("--html", type=Path, metavar="PATH", help="also write a page with the graph and its timeline")
     parser.add_argument("--perfetto", type=Path, metavar="PATH", help="also write a timeline for ui.perfetto.dev")
     parser.add_argument("--json", action="store_true", help="print JSON: an object with `nodes`, `verdict` and more")
 
@@ -26,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run and show; returns the exit status."""
     profile = target.run_profiled(options)
+    if options.html is not None:
+        profile.to_html(options.html)
     if options.perfetto is not None:
         profile.to_perfetto(options.perfetto)
     print(json.dumps(_as_json(profile), indent=2, allow_nan=False) if options.json else profile)

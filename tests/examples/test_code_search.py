@@ -162,7 +162,9 @@ def test_the_plain_loop_finds_the_same(folder: Path) -> None:
 def test_the_slowest_node_is_named(busy_folder: Path) -> None:
     done = run(busy_folder, "--query", "f1", "--limit", "80")
     assert done.returncode == 0
-    assert re.search(r'"parse" limits the pipeline: the \d+ worker processes are busy for \d+% of the time', done.stdout)
+    assert re.search(
+        r'"parse" limits the pipeline: the \d+ worker processes are busy for \d+% of the time', done.stdout
+    )
 
 
 @pytest.fixture(scope="module")

@@ -127,8 +127,9 @@ def test_what_fails_counts_and_the_others_go_on(run: Run) -> None:
     assert [(node["count"], node["errors"]) for node in shown["nodes"]] == [(2, 0), (1, 1)]
 
 
-def test_it_writes_a_timeline(run: Run, tmp_path: Path) -> None:
-    run("profile", "shop:calls", "--perfetto", "trace.json")
+def test_it_writes_a_timeline_and_a_page(run: Run, tmp_path: Path) -> None:
+    run("profile", "shop:calls", "--perfetto", "trace.json", "--html", "page.html")
+    assert "decode" in (tmp_path / "page.html").read_text()
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
