@@ -88,5 +88,4 @@ METRIC_COMPILE_CACHE_MISSES = "penstock.compile.cache.misses"
 METRIC_COMPILE_CACHE_EVICTIONS = "penstock.compile.cache.evictions"
 
 # Attributes of metrics.
-DEVICE = "penstock.device"
 PADDING = "penstock.padding"

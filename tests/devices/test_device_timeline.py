@@ -15,7 +15,7 @@ import pytest
 import penstock as ps
 from penstock import devices, engine, telemetry
 from penstock.devices.dispatch.job_times import JobTimes
-from penstock.telemetry.profiling.timeline import DeviceSlice
+from penstock.telemetry.profiling.timelines.timeline import DeviceSlice
 
 if TYPE_CHECKING:
     from penstock.devices.programs.executable import Executable

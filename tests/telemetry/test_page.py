@@ -11,8 +11,8 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
-from penstock.telemetry.profiling.device_work import DeviceWork
 from penstock.telemetry.profiling.page import graph_picture, timeline_data
+from penstock.telemetry.profiling.timelines.device_work import DeviceWork
 
 NASTY = "</script><script>alert(\"1\")</script><b a='x'>&amp;"
 VOID = {"meta", "link", "br", "hr", "img", "input"}

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...telemetry.profiling import registry
 from ...telemetry.profiling.device_seconds import DeviceSeconds
-from ...telemetry.profiling.device_work import DeviceWork, DeviceWorkKind
+from ...telemetry.profiling.timelines.device_work import DeviceWork, DeviceWorkKind
 from ..jax_types import are_ready, wait_until_ready
 from ..programs.signature import is_device_array
 from ..untyped_jax import jax

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._errors import DeviceError
 from ...telemetry.profiling import registry
-from ...telemetry.profiling.device_work import DeviceWork
+from ...telemetry.profiling.timelines.device_work import DeviceWork
 from ..programs.resharding import reshard
 from ..programs.signature import is_device_array
 from ..untyped_jax import jax

@@ -11,7 +11,7 @@ from opentelemetry.context import Context
 from ...telemetry import logs, metrics, names, spans
 from ...telemetry.metrics import Reading, series
 from ...telemetry.profiling import registry
-from ...telemetry.profiling.device_work import DeviceWork
+from ...telemetry.profiling.timelines.device_work import DeviceWork
 from .. import jax_profile
 from . import configuration as configurations
 from .compile_thread import CompileThread

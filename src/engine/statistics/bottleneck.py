@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...actors.node_actor import ActorStatistics
-from ...telemetry.profiling.limits.limit import LEAST_USED
+from ...telemetry.profiling.verdicts.limits.limit import LEAST_USED
 from ...telemetry.tables.quantities import significant
 
 # Items that waited for room, on average: with fewer, the inbox was full now and then, which limits nothing.

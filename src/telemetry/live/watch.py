@@ -9,12 +9,12 @@ from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from ..profiling import registry
-from ..profiling.device_work import DeviceWork
-from ..profiling.evidence import Evidence, ReaderSum
 from ..profiling.execution import Execution
 from ..profiling.readings import Host, NodeReading, Reader, Scope
 from ..profiling.sums import Sums
-from ..profiling.verdict import find_verdict
+from ..profiling.timelines.device_work import DeviceWork
+from ..profiling.verdicts.evidence import Evidence, ReaderSum
+from ..profiling.verdicts.verdict import find_verdict
 from .look import Look
 from .nodes import node_looks
 from .thread_time import thread_seconds

@@ -12,21 +12,21 @@ from typing import NamedTuple
 from ..tables import Column, Rendered, Table
 from ..tables.quantities import UNKNOWN, count, duration, milliseconds, seconds
 from . import registry
-from .critical_path import CriticalPath, critical_paths
-from .device_work import DeviceWork
-from .evidence import Evidence, ReaderSum
 from .execution import Execution
-from .limits import Verdict
-from .limits.loop import is_held
 from .loop_watch import LoopWatch
 from .node_profile import NodeProfile, node_profile_of
-from .perfetto import trace
-from .prediction import Prediction, predict
 from .readings import NodeReading, Reader, Scope
 from .sums import Sums
-from .timeline import Timeline
-from .verdict import find_verdict
-from .written import write_whole
+from .timelines.device_work import DeviceWork
+from .timelines.perfetto import trace
+from .timelines.timeline import Timeline
+from .timelines.written import write_whole
+from .verdicts.critical_path import CriticalPath, critical_paths
+from .verdicts.evidence import Evidence, ReaderSum
+from .verdicts.limits import Verdict
+from .verdicts.limits.loop import is_held
+from .verdicts.prediction import Prediction, predict
+from .verdicts.verdict import find_verdict
 
 _COLUMNS = (
     Column("node", is_number=False),

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakSet
 
-from .device_work import DeviceWork
 from .execution import Execution
 from .readings import Host, Reader, Scope
+from .timelines.device_work import DeviceWork
 
 
 class Collector(Protocol):

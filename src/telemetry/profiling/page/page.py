@@ -9,8 +9,8 @@ from typing import Final
 
 from ...tables.characters import printable
 from ...tables.quantities import count, duration, rate
-from ..limits import Verdict
-from ..timeline import Timeline
+from ..timelines.timeline import Timeline
+from ..verdicts.limits import Verdict
 from .graph_picture import COLOURS, DrawnNode, by_graph, graph_picture
 from .node_table import node_table
 from .timeline_data import timeline_data

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from ...tables.characters import printable
-from ..timeline import DepthPoint, DeviceSlice, Slice, Timeline
-from ..tracks import tracks
+from ..timelines.timeline import DepthPoint, DeviceSlice, Slice, Timeline
+from ..timelines.tracks import tracks
 
 # What a page shows: 1.5 MB of data at most, which it draws within a frame of the screen.
 MAX_SLICES: Final = 20_000

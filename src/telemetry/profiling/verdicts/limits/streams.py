@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
+from ...loop_watch import WindowSum
+from ...sums import Name
 from ..critical_path import critical_paths
 from ..evidence import Evidence, ReaderSum
-from ..loop_watch import WindowSum
-from ..sums import Name
 from .limit import Limit, Verdict
 
 # Who reads last is starved unless it limits itself: if items are always there, nothing before it can be the reason.

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
+from ...sums import Name
 from ..evidence import Evidence
-from ..sums import Name
 from .limit import LEAST_USED, Limit, Verdict
 
 # The loop's thread does its share of everything; it limits when hardly anything of a core is left.

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
+from ...readings import Bound
+from ...sums import Group, NodeSum, Sums
 from ..evidence import Evidence
-from ..readings import Bound
-from ..sums import Group, NodeSum, Sums
 from .limit import LEAST_USED, Limit, Verdict
 
 _WHAT: Final[dict[Bound, str]] = {

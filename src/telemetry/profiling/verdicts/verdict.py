@@ -11,7 +11,7 @@ What statistics call the bottleneck is found without times of handlers: see `eng
 from dataclasses import replace
 from math import inf
 
-from ..tables.quantities import milliseconds
+from ...tables.quantities import milliseconds
 from .critical_path import critical_paths
 from .evidence import Evidence
 from .limits import Limit, Verdict, limits, obstacles

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ..execution import Execution
 from .device_work import DeviceWork, DeviceWorkKind
-from .execution import Execution
 
 # Slices, and points of curves, that are kept: some 20 MB of JSON, which Perfetto opens at once.
 MAX_SLICES: Final = 100_000

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
+from ...sums import NodeSum
 from ..evidence import Evidence
-from ..sums import NodeSum
 from .limit import Kind, Limit, Verdict
 
 _REASONS: Final[dict[Kind, str]] = {

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .loop_watch import WindowSum
-from .sums import Name, Sums
+from ..loop_watch import WindowSum
+from ..sums import Name, Sums
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
+from ...sums import Name, Sums
 from ..evidence import Evidence
-from ..sums import Name, Sums
 from .limit import Limit, Verdict
 
 # Behind a node that is busy, a full inbox is what it should be.

@@ -13,13 +13,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ..depth import NO_DEPTH
+from ..loop_watch import WindowSum
+from ..sums import Name, NodeSum, Sums
 from .critical_path import CriticalPath, critical_paths
-from .depth import NO_DEPTH
 from .evidence import Evidence
 from .limits import limits
 from .limits.loop import holding
-from .loop_watch import WindowSum
-from .sums import Name, NodeSum, Sums
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from ..tables.quantities import rate, significant
+from ...tables.quantities import rate, significant
+from ..sums import Name
 from .evidence import Evidence
 from .limits import Verdict
 from .model import Change, Model
-from .sums import Name
 from .verdict import verdict_of
 
 

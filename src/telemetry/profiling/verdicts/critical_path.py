@@ -7,8 +7,8 @@ method of project planning (Kelley and Walker, 1959), with the mean time of each
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..tables.quantities import milliseconds
-from .sums import Name, NodeSum
+from ...tables.quantities import milliseconds
+from ..sums import Name, NodeSum
 
 
 @dataclass(frozen=True)

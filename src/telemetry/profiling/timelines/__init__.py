@@ -1,0 +1,1 @@
+"""When nodes and devices worked, in bounded memory, and as a trace for Perfetto."""
