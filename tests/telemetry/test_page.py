@@ -133,6 +133,8 @@ async def test_the_page_shows_graph_table_verdict_and_timeline(tmp_path: Path) -
     assert "decode" in page.texts["code"]
     reason = profile.verdict.reason
     assert f"{reason[0].upper()}{reason[1:]}." in page.texts["p"]
+    gain = profile.verdict.gain
+    assert f"{gain[0].upper()}{gain[1:]}." in page.texts["i"]
     assert len([one for one in page.found["path"] if "edge" in classes(one)]) == 4  # with those from outside and to it
     tracks = page.data()["tracks"]
     assert [(one["name"], one["limits"]) for one in tracks] == [("fetch", False), ("decode", True), ("count", False)]

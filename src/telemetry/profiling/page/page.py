@@ -80,7 +80,8 @@ def _verdict(shown: Shown) -> Iterator[str]:
         yield f'<h2 id="verdict-title">{reason}</h2>'
     else:
         yield f'<h2 id="verdict-title"><code>{escape(printable(verdict.node))}</code></h2><p>{reason}</p>'
-    yield f'<p class="remedy"><span>Try</span> {remedy}</p>'
+    gain = f" <i>{escape(_sentence(verdict.gain))}</i>" if verdict.gain else ""
+    yield f'<p class="remedy"><span>Try</span> {remedy}{gain}</p>'
     yield "<dl>"
     for name, value in _facts(shown):
         yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"

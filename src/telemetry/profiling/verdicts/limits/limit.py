@@ -38,21 +38,22 @@ class Verdict:
 
     def __str__(self) -> str:
         subject = "" if self.node is None else f'"{self.node}" limits the pipeline: '
-        return f"{subject}{self.reason}; {self.remedy}{_gain(self.headroom)}"
+        return "; ".join(filter(None, (f"{subject}{self.reason}", self.remedy, self.gain)))
+
+    @property
+    def gain(self) -> str:
+        """What `headroom` says, in words; empty if that is None."""
+        if self.headroom is None:
+            return ""
+        if self.headroom >= MOST_HEADROOM:
+            return "nothing else limits"
+        if self.headroom < 1.05:
+            return "without it something else limits as much"
+        return f"without it up to {self.headroom:.{1 if self.headroom < 9.95 else 0}f} times as fast"
 
 
 # More than that cannot be told from a profile: the rest is too small to be measured beside it.
 MOST_HEADROOM: Final = 100.0
-
-
-def _gain(headroom: float | None) -> str:
-    if headroom is None:
-        return ""
-    if headroom >= MOST_HEADROOM:
-        return "; nothing else limits"
-    if headroom < 1.05:
-        return "; without it something else limits as much"
-    return f"; without it up to {headroom:.{1 if headroom < 9.95 else 0}f} times as fast"
 
 
 class Limit(NamedTuple):
