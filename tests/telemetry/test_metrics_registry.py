@@ -1,6 +1,7 @@
 """The registry adds up what is open and what has closed, and never waits; instruments look once for all of them."""
 
 import gc
+import itertools
 import re
 import subprocess
 import sys
@@ -151,6 +152,29 @@ def test_all_instruments_tell_of_one_look() -> None:
         assert {point.value for metric in scope.metrics for point in metric.data.data_points} == {expected}  # type: ignore[union-attr]
         assert len(looks) == expected
     assert set(made.histograms) == {names.METRIC_RUN_DURATION, names.METRIC_STREAM_DURATION}
+    provider.shutdown()
+
+
+def test_a_collection_that_takes_long_leaves_no_old_look_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    now = itertools.count()
+    monkeypatch.setattr("penstock.telemetry.metrics.instruments.monotonic", lambda: next(now) * 0.3)
+
+    def look() -> dict[str, Any]:
+        looks.append(1)
+        return {metric.name: {of(metric.name, "n"): len(looks)} for metric in OBSERVED}
+
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    Instruments(provider.get_meter("test"), look)
+    before = 0
+    for _ in range(3):
+        data = reader.get_metrics_data()
+        assert data is not None
+        (scope,) = data.resource_metrics[0].scope_metrics
+        values = [point.value for metric in scope.metrics for point in metric.data.data_points]  # type: ignore[union-attr]
+        assert min(values) > before
+        before = max(values)
     provider.shutdown()
 
 

@@ -66,8 +66,11 @@ class Instruments:
         """Return all numbers: looked at once for all instruments, and anew when one is read again."""
         with self._lock:
             now = monotonic()
-            if metric in self._told or now > self._looked_at + _SAME_MOMENT_SECONDS or not self._told:
+            begins = metric in self._told or not self._told
+            if begins:
                 self._told.clear()
+            # One that takes so long goes on with newer numbers, and is still the same collection.
+            if begins or now > self._looked_at + _SAME_MOMENT_SECONDS:
                 self._look = self._totals()
                 self._looked_at = now
             self._told.add(metric)
