@@ -158,7 +158,7 @@ def test_all_instruments_tell_of_one_look() -> None:
 def test_a_collection_that_takes_long_leaves_no_old_look_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     now = itertools.count()
-    monkeypatch.setattr("penstock.telemetry.metrics.instruments.monotonic", lambda: next(now) * 0.3)
+    monkeypatch.setattr("penstock.telemetry.metrics.instruments.monotonic", lambda: next(now) * 0.4)
 
     def look() -> dict[str, Any]:
         looks.append(1)
