@@ -166,8 +166,7 @@ class CompileCache:
         if isinstance(outcome, Executable):
             program.log.compiled(program, configuration, signature, outcome)
             metrics.add([_reading(names.METRIC_COMPILE_PROGRAMS, program, 1)])
-            for owner, executable in evicted:
-                _let_go(owner, executable)
+            _let_go(evicted)
         for number, (on_done, _) in enumerate(waiting):
             _tell(on_done, twin_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
         del outcome  # an error refers to this frame
@@ -181,14 +180,17 @@ class CompileCache:
         return evicted
 
 
-def _let_go(program: Program, executable: Executable) -> None:
-    program.log.dropped(executable)
-    metrics.add(
-        [
-            _reading(names.METRIC_COMPILE_CACHE_HITS, program, executable.hits),
-            _reading(names.METRIC_COMPILE_CACHE_EVICTIONS, program, 1),
-        ]
-    )
+def _let_go(evicted: list[tuple[Program, Executable]]) -> None:
+    """Count what was dropped, and hold it no longer: not even until the callers of the next one were told."""
+    while evicted:
+        program, executable = evicted.pop()
+        program.log.dropped(executable)
+        metrics.add(
+            [
+                _reading(names.METRIC_COMPILE_CACHE_HITS, program, executable.hits),
+                _reading(names.METRIC_COMPILE_CACHE_EVICTIONS, program, 1),
+            ]
+        )
 
 
 def _reading(metric: str, program: Program, value: float) -> Reading:
