@@ -7,7 +7,8 @@ import anyio
 
 from .._errors import ChannelClosed, InboxClosed
 from ..telemetry.profiling.depth import DepthWatch
-from .channel import Channel, ChannelStatistics
+from .channel import Channel
+from .channel_statistics import ChannelStatistics
 from .inbox import Inbox
 from .requests import AnyRequest
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..telemetry import logs
 from .chain import SLOW_SECONDS, Link, compose, failed_link, running_link
-from .channel import Channel, ChannelStatistics
+from .channel import Channel
+from .channel_statistics import ChannelStatistics
 from .condition import Condition
 from .gate import Gate
 from .invocation import invoke, timed

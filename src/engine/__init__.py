@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
-from ..actors.channel import ChannelStatistics as ChannelStatistics
+from ..actors.channel_statistics import ChannelStatistics as ChannelStatistics
 from ..actors.node_actor import ActorStatistics as ActorStatistics
 from ..actors.policy import RunsOn as RunsOn
 from ..actors.processes import ProcessPoolStatistics as ProcessPoolStatistics
