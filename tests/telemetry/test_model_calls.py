@@ -23,6 +23,11 @@ class Broken:
         raise RuntimeError("not now")
 
 
+class BrokenMapping(dict[str, object]):
+    def get(self, *_: object) -> object:
+        raise RuntimeError("not now")
+
+
 @pytest.mark.parametrize(
     ("result", "found"),
     [
@@ -47,6 +52,7 @@ class Broken:
         ({"usage": "much"}, {}),
         ({"usage": {"input_tokens": True}}, {}),
         (Broken(), {}),
+        (BrokenMapping(usage=1), {}),
         ("text", {}),
         (None, {}),
     ],

@@ -115,6 +115,36 @@ async def test_an_error_is_on_the_span_of_its_node_and_of_its_call(tracing: Trac
     assert tracing.one("fetch").status.is_unset
 
 
+class Unprintable(Exception):
+    """An error whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@ps.node(retry=ps.Retry(attempts=2))
+async def unprintable(x: int) -> int:
+    if x or ps.current().attempt == 1:
+        raise Unprintable
+    return x
+
+
+@ps.graph
+async def speechless(x: int) -> int:
+    return await unprintable(x)
+
+
+async def test_an_error_without_a_text_is_the_one_that_is_raised(tracing: Tracing) -> None:
+    with pytest.raises(Unprintable):
+        await engine.run(speechless(1))
+    for span in (tracing.one("unprintable"), tracing.one("penstock.run speechless")):
+        assert span.attributes is not None and span.attributes[names.ERROR_TYPE] == "Unprintable"
+        assert span.status.description == "<its str() raises RuntimeError>"
+    assert await engine.run(speechless(0)) == 0
+    async with engine.stream((speechless(x) for x in range(3)), on_error="skip") as results:
+        assert [result async for result in results] == [0]
+
+
 async def test_another_attempt_is_an_event_of_the_span(tracing: Tracing) -> None:
     @ps.graph
     async def retrying(x: int) -> int:

@@ -41,9 +41,9 @@ def _first_count(usage: Any, fields: tuple[str, ...]) -> int | None:
 
 
 def _read(value: Any, field: str) -> Any:
-    if isinstance(value, Mapping):
-        return value.get(field)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     try:
+        if isinstance(value, Mapping):
+            return value.get(field)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return getattr(value, field, None)
-    except Exception:  # noqa: BLE001 - a property of the user's result, which must not fail the node for its trace
+    except Exception:  # noqa: BLE001 - code of the user's result, which must not fail the node for its trace
         return None

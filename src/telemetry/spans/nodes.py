@@ -12,7 +12,7 @@ from opentelemetry.trace import Span, SpanKind
 from .. import names
 from .model_calls import usage_of
 from .runs import FrameSpan
-from .tracer import Value, record_error, start
+from .tracer import Value, message_of, record_error, start
 
 
 class NodeSpan:
@@ -94,4 +94,4 @@ def consists_of(nodes: tuple[str, ...]) -> None:
 
 
 def _failed(node: str, error: BaseException) -> Mapping[str, str]:
-    return {names.NODE: node, names.ERROR_TYPE: type(error).__qualname__, names.ERROR_MESSAGE: str(error)}
+    return {names.NODE: node, names.ERROR_TYPE: type(error).__qualname__, names.ERROR_MESSAGE: message_of(error)}

@@ -9,7 +9,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span
 
 from .. import names
-from .tracer import Value, is_set_up, record_error, start
+from .tracer import Value, is_set_up, message_of, record_error, start
 
 
 class FrameSpan:
@@ -107,7 +107,7 @@ def item_skipped(span: Span | None, graph: str, item: int, error: BaseException 
         attributes: dict[str, str | int] = {names.GRAPH: graph, names.ITEM: item}
         if error is not None:
             attributes[names.ERROR_TYPE] = type(error).__qualname__
-            attributes[names.ERROR_MESSAGE] = str(error)
+            attributes[names.ERROR_MESSAGE] = message_of(error)
         span.add_event(names.ITEM_SKIPPED, attributes)
 
 

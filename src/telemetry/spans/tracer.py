@@ -5,6 +5,7 @@ across a `yield`: a stream that is left early could not detach it.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -47,6 +48,15 @@ def start(
 def record_error(span: Span, error: BaseException) -> None:
     """Say on a span that what it stands for has failed, and how."""
     span.set_attribute(names.ERROR_TYPE, type(error).__qualname__)
-    span.set_status(Status(StatusCode.ERROR, str(error)))
+    span.set_status(Status(StatusCode.ERROR, message_of(error)))
     if isinstance(error, Exception):
-        span.record_exception(error)
+        with suppress(Exception):  # the SDK asks for its text as well
+            span.record_exception(error)
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an error of the user, which must not become another error for its trace."""
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - the user's `__str__`
+        return f"<its str() raises {type(broken).__qualname__}>"
