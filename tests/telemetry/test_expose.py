@@ -7,6 +7,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -438,6 +440,49 @@ def test_nothing_is_left_after_the_block_also_if_it_fails(path: Path) -> None:
         raise ZeroDivisionError
     assert not path.exists()
     assert threading.active_count() == threads
+    with telemetry.expose(path):
+        pass
+
+
+FORKING = """
+import asyncio, os, sys
+from pathlib import Path
+
+from penstock import engine, telemetry
+from penstock.telemetry.live.client import Client
+from penstock.telemetry.profiling import registry
+from tests.telemetry.test_expose import fetched
+
+
+async def main():
+    await engine.run(fetched(1))
+
+
+path = Path(sys.argv[1])
+child_has_left, parent_has_ended = os.pipe(), os.pipe()
+with telemetry.expose(path):
+    client = Client(path)
+    client.look()
+    child = os.fork()
+    if child:
+        os.close(parent_has_ended[0])
+        os.read(child_has_left[0], 1)
+        client.look()
+    else:
+        os.close(parent_has_ended[1])
+        assert not registry.is_taken()
+        asyncio.run(main())
+if not child:
+    os.write(child_has_left[1], b"!")
+    os.read(parent_has_ended[0], 1)
+    os._exit(0)
+with telemetry.expose(path):  # of the child, nothing is left that listens
+    os._exit(0)
+"""
+
+
+def test_a_process_that_is_forked_leaves_everything_to_its_parent(path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORKING, str(path)], timeout=30, check=True)
     with telemetry.expose(path):
         pass
 

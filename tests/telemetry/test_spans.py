@@ -10,7 +10,7 @@ from opentelemetry import trace
 import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.telemetry import names
-from tests.tracing import Tracing, id_of, parent_of
+from tests.tracing import Tracing, attributes_of, id_of, parent_of
 
 
 @ps.node
@@ -138,7 +138,7 @@ async def test_an_error_without_a_text_is_the_one_that_is_raised(tracing: Tracin
     with pytest.raises(Unprintable):
         await engine.run(speechless(1))
     for span in (tracing.one("unprintable"), tracing.one("penstock.run speechless")):
-        assert span.attributes is not None and span.attributes[names.ERROR_TYPE] == "Unprintable"
+        assert attributes_of(span)[names.ERROR_TYPE] == "Unprintable"
         assert span.status.description == "<its str() raises RuntimeError>"
     assert await engine.run(speechless(0)) == 0
     async with engine.stream((speechless(x) for x in range(3)), on_error="skip") as results:

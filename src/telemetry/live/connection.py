@@ -3,6 +3,7 @@
 import socket
 
 from .. import logs
+from ..profiling import registry
 from .protocol import MAX_REQUEST_BYTES, ProtocolError, answer, check_request, refusal
 from .watch import Watch
 
@@ -49,6 +50,12 @@ class Connection:
         """Hang up."""
         if self._watch is not None:
             self._watch.end()
+        self.socket.close()
+
+    def leave_to_parent(self) -> None:
+        """In a process that was forked: keep nothing open, and look at nothing."""
+        if self._watch is not None:
+            registry.end(self._watch)  # not `Watch.end`: its lock may be held by a thread that is not here
         self.socket.close()
 
     def _receive(self) -> None:

@@ -1,10 +1,12 @@
 """Server: answers the clients of a listening socket, in a thread of its own."""
 
+import os
 import socket
 import threading
 from contextlib import suppress
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from typing import Final
+from weakref import WeakSet
 
 from .. import logs
 from .connection import Connection
@@ -14,6 +16,9 @@ from .protocol import refusal
 MAX_CLIENTS: Final = 16
 # Until a descriptor is free, if the process has no more.
 _RETRY_SECONDS: Final = 1.0
+
+
+_SERVERS: Final[WeakSet["Server"]] = WeakSet()
 
 
 class Server:
@@ -38,11 +43,23 @@ class Server:
         self._selector.register(self._listener, EVENT_READ)
         self._selector.register(self._woken, EVENT_READ)
         self._thread.start()
+        _SERVERS.add(self)
 
     def stop(self) -> None:
         """End; waits for the thread."""
+        _SERVERS.discard(self)
+        with suppress(OSError):  # it was left to the process that this one is forked from
+            self._wake.shutdown(socket.SHUT_RDWR)  # closing it says nothing while a forked process has it as well
         self._wake.close()
         self._thread.join()
+
+    def leave_to_parent(self) -> None:
+        """In a process that was forked, and has no such thread: keep nothing open, and look at nothing."""
+        for connection in [*self._clients.values()]:
+            connection.leave_to_parent()
+        # Nothing is unregistered: the selector asks the same queue of the kernel as that of the parent.
+        for ours in (self._listener, self._wake, self._woken, self._selector):
+            ours.close()
 
     def _serve(self) -> None:
         is_stopping = False
@@ -99,3 +116,12 @@ class Server:
         self._selector.unregister(connection.socket)
         del self._clients[connection.socket]
         connection.close()
+
+
+def _leave_to_parent() -> None:
+    for server in [*_SERVERS]:
+        server.leave_to_parent()
+    _SERVERS.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

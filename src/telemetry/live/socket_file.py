@@ -35,6 +35,7 @@ def listening(path: Path) -> Generator[socket.socket, None, None]:
             str(path),
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        process = os.getpid()
         with _alone_in(path.parent):
             file = _bind(listener, path)
         try:
@@ -42,7 +43,7 @@ def listening(path: Path) -> Generator[socket.socket, None, None]:
         finally:
             # While it still listens, so that nobody takes it for a dead one and puts another into its place.
             with suppress(FileNotFoundError):
-                if _identity(path) == file:
+                if _identity(path) == file and os.getpid() == process:  # not in one that was forked inside of the block
                     path.unlink()
 
 
