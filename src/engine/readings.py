@@ -90,7 +90,7 @@ def _reading(
     recorder = actor.recorder
     timed = None if recorder is None else recorder.reading()  # it also brings `busy_seconds` up to date
     return NodeReading(
-        key=actor,
+        key=id(actor),  # whoever keeps a reading keeps nothing alive
         graph=actor.graph,
         node=actor.name,
         runs_on=runs_on,
@@ -128,7 +128,7 @@ def _places(actor: NodeActor, node: Node[..., object], runs_on: str, room: Room,
     """Yield those of the node first, then those of the pool that it uses."""
     own = actor.places
     if room is not None and room[0] < own.limit:
-        yield Places(actor, *room)
+        yield Places(id(actor), *room)
     elif own.limit < UNLIMITED:
         is_stateful = node.template is not None or node.runs_loop
         is_limited = node.policy.concurrency is not None

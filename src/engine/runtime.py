@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -49,6 +49,7 @@ class Runtime:
         scopes: runs, streams and deployments that are open.
         wirings: the actors of those that have their own.
         closed: whether `async with` was left, or is being left.
+        loop: its event loop; None before its first use.
         loop_thread: the thread of its event loop, by the number of the operating system; None before its first use.
     """
 
@@ -65,7 +66,7 @@ class Runtime:
         self.closed = False
         self._is_default = is_default
         self.loop_thread: int | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._last_scope_closed = Condition()
         self._plans: WeakSet[Plan] = WeakSet()
         registry.hosts.add(self)
@@ -81,9 +82,9 @@ class Runtime:
         loop = running_loop()
         if self.closed:
             raise EngineClosedError("this Engine was closed; make a new one: async with engine.Engine() as e: ...")
-        if self._loop is None:
-            self._loop, self.loop_thread = loop, threading.get_native_id()
-        elif self._loop is not loop:
+        if self.loop is None:
+            self.loop, self.loop_thread = loop, threading.get_native_id()
+        elif self.loop is not loop:
             raise EngineLoopError(
                 "this Engine was first used on another event loop; make one for each loop, or use the functions of "
                 "penstock.engine, which have a default Engine for each"
@@ -124,7 +125,7 @@ class Runtime:
 
     def open_scopes(self) -> list[Wiring]:
         """Return the actors of all scopes that are open, for a profile; those that runs share, until the loop ends."""
-        if self._loop is not None and self._loop.is_closed():
+        if self.loop is not None and self.loop.is_closed():
             return []
         shared = [wiring for plan in self._plans for wiring in plan._wirings[self]]
         return [*shared, *self.wirings]
@@ -132,15 +133,6 @@ class Runtime:
     def open_readers(self) -> "list[Pipeline | StreamingCall]":
         """Return the streams that are open, for a profile."""
         return list(self.pipelines)
-
-    def call_soon(self, callback: Callable[[], object]) -> None:
-        """Call something in the thread of its loop, for who looks from another one; never, once the loop is closed."""
-        if self._loop is None:
-            return
-        try:
-            self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:
-            pass  # it is closed
 
     def stream_opened(self, stream: "Pipeline | StreamingCall") -> None:
         """Keep a stream that has begun."""

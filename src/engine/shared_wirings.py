@@ -35,5 +35,6 @@ class SharedWirings:
 
     def __del__(self) -> None:
         for (_, _, is_counted), wiring in self._wirings.items():
+            registry.scope_vanished(wiring)
             if is_counted:
                 metrics.vanished(wiring)

@@ -154,6 +154,22 @@ async def test_runs_count(path: Path) -> None:
         assert node_of(client.look(), "check").completed == 3
 
 
+async def test_runs_of_graphs_made_for_one_call_count(path: Path) -> None:
+    def made() -> ps.Graph[[int], int]:
+        @ps.graph
+        async def once(number: int) -> int:
+            return await fetch(number)
+
+        return once
+
+    with telemetry.expose(path), looking(path) as client:
+        client.look()
+        for number in range(3):
+            await engine.run(made()(number))
+        gc.collect()
+        assert node_of(client.look(), "fetch").completed == 3
+
+
 async def test_clients_do_not_disturb_each_other(path: Path) -> None:
     with telemetry.expose(path), looking(path) as one, looking(path) as other:
         async with engine.deploy(work) as service:

@@ -1,10 +1,12 @@
 """A profile says what nodes did inside its block, and which of them limits."""
 
 import asyncio
+import gc
 import math
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from hypothesis import given
@@ -23,7 +25,8 @@ from penstock.telemetry.profiling.verdicts.verdict import find_verdict
 
 CLOCKED = (
     "actors.chain", "actors.channel", "actors.invocation", "engine.pipeline", "engine.streams.values_stream",
-    "actors.worker", "engine.uptime", "telemetry.profiling.depth", "telemetry.profiling.recording",
+    "actors.worker", "engine.uptime", "telemetry.profiling.depth", "telemetry.profiling.open_scopes",
+    "telemetry.profiling.recording",
 )  # fmt: skip
 
 
@@ -423,6 +426,48 @@ async def test_a_profile_inside_of_another() -> None:
     assert [node.count for node in inner.nodes] == [1, 1]
 
 
+async def test_a_profile_that_is_taken_in_another_thread() -> None:
+    block = telemetry.profile()
+    async with engine.deploy(quick) as service:
+        actor = service._deployment.scope.wiring.actors()[0]  # type: ignore[union-attr]
+        usual = actor.mode, actor.invoke
+        await service(1)
+        profile = await asyncio.to_thread(block.__enter__)
+        await service(2)
+        assert (actor.mode, actor.invoke) != usual
+        await engine.run(quick(3))
+        await asyncio.to_thread(block.__exit__, None, None, None)
+        await service(4)
+        await asyncio.sleep(0)
+        assert (actor.mode, actor.invoke) == usual
+    assert [(node.node, node.count) for node in profile.nodes] == [("fetch", 2), ("half", 2)]
+    assert all(node.p50_seconds is not None for node in profile.nodes)
+
+
+async def test_it_may_be_looked_at_in_another_thread_while_scopes_come_and_go() -> None:
+    failed: list[BaseException] = []
+    is_over = threading.Event()
+
+    def look() -> None:
+        try:
+            while not is_over.is_set():
+                assert all(node.count >= 0 for node in profile.nodes)
+                assert str(profile.verdict)
+        except Exception as error:  # noqa: BLE001 - a thread tells nobody
+            failed.append(error)
+
+    with telemetry.profile() as profile:
+        thread = threading.Thread(target=look)
+        thread.start()
+        for _ in range(200):
+            async with engine.stream([quick(1)]) as results:
+                assert [each async for each in results] == [0.5]
+        is_over.set()
+        thread.join()
+    assert failed == []
+    assert [node.count for node in profile.nodes] == [200, 200]
+
+
 def test_a_profile_around_the_loop_itself() -> None:
     with telemetry.profile() as profile:
         testing.run_virtual(lambda: engine.run(quick(1)))
@@ -482,6 +527,57 @@ async def test_what_is_stateful_counts_over_all_runs() -> None:
         for number in range(3):
             await engine.run(passed(number))
     assert [(node.node, node.count) for node in profile.nodes] == [("Same", 3)]
+
+
+async def test_graphs_made_for_one_call_count_and_leave_nothing_behind() -> None:
+    def made() -> ps.Graph[[int], float]:
+        @ps.graph
+        async def once(number: int) -> float:
+            return half(await fetch(number))
+
+        return once
+
+    with telemetry.profile() as profile:
+        plans: list[weakref.ref[object]] = []
+        for number in range(5):
+            graph = made()
+            await engine.run(graph(number))
+            plans.append(weakref.ref(graph._planned()))
+        del graph
+        gc.collect()
+        assert [plan() for plan in plans] == [None] * 5
+        assert [node.count for node in profile.nodes] == [5, 5]
+    assert [node.count for node in profile.nodes] == [5, 5]
+
+
+async def test_a_profile_that_is_kept_keeps_nothing_else_alive() -> None:
+    instances: list[weakref.ref[object]] = []
+
+    @ps.node
+    class Large:
+        async def __aenter__(self) -> Self:
+            instances.append(weakref.ref(self))
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+        async def __call__(self, number: int) -> int:
+            return number
+
+    large = Large()
+
+    @ps.graph
+    async def passed(number: int) -> int:
+        return await large(number)
+
+    with telemetry.profile() as profile:
+        async with engine.stream([passed(1), passed(2)]) as results:
+            assert [each async for each in results] == [1, 2]
+        del results
+        gc.collect()
+        assert [instance() for instance in instances] == [None]
+    assert [node.count for node in profile.nodes] == [2]
 
 
 # --- What it costs, and how it looks ---

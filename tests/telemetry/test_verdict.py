@@ -1,6 +1,7 @@
 """A planted bottleneck is named, with what helps and how much; and what a change would bring is predicted."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -79,6 +80,39 @@ def test_a_node_that_blocks_the_loop(virtual: VirtualTime, declared: str) -> Non
     assert verdict.remedy.startswith("move it off the event loop")
     assert verdict.headroom is not None
     assert verdict.headroom > 1.5
+
+
+@pytest.mark.parametrize("opened", ["before", "inside"])
+def test_a_node_that_blocks_the_loop_of_a_deployment_whenever_that_was_opened(
+    virtual: VirtualTime, opened: str
+) -> None:
+    fetch = waits("fetch", 0.001)
+
+    @ps.node
+    async def blocking(number: int) -> int:
+        virtual.hold(0.005)
+        return number
+
+    @ps.graph
+    async def search(number: int) -> int:
+        return await blocking(await fetch(number))
+
+    async def run() -> telemetry.Profile:
+        async def caller() -> None:
+            for number in range(20):
+                await service(number)
+
+        async with contextlib.AsyncExitStack() as stack:
+            if opened == "before":
+                service = await stack.enter_async_context(engine.deploy(search))
+            with telemetry.profile() as profile:
+                if opened == "inside":
+                    service = await stack.enter_async_context(engine.deploy(search))
+                await asyncio.gather(*(caller() for _ in range(8)))
+        return profile
+
+    verdict = virtual.run(run).verdict
+    assert (verdict.node, verdict.limit) == ("blocking", "loop")
 
 
 def test_a_node_that_waits_is_not_blamed_for_what_else_blocks_the_loop(virtual: VirtualTime) -> None:

@@ -1,35 +1,20 @@
 """Watch: what all nodes of this process do between two looks, seen from a thread of its own."""
 
 import os
-import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from time import perf_counter
-from typing import NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from typing import NamedTuple
 
 from ..profiling import registry
 from ..profiling.execution import Execution
-from ..profiling.readings import Host, NodeReading, Reader, Scope
-from ..profiling.sums import Sums
+from ..profiling.open_scopes import OpenScopes, settled
+from ..profiling.readings import Host, Reader, Scope
+from ..profiling.thread_time import thread_seconds
 from ..profiling.timelines.device_work import DeviceWork
 from ..profiling.verdicts.evidence import Evidence, ReaderSum
 from ..profiling.verdicts.verdict import find_verdict
 from .look import Look
 from .nodes import node_looks
-from .thread_time import thread_seconds
-
-T = TypeVar("T")
-
-# A collection may change while it is copied. That happens now and then, and not so often in a row.
-_ATTEMPTS = 100
-
-
-class _Since(NamedTuple):
-    """A scope at the look before, or when it was opened."""
-
-    seconds: float
-    nodes: dict[Hashable, NodeReading]
 
 
 class _ReaderSince(NamedTuple):
@@ -47,27 +32,22 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        # Held for a moment only: event loops wait for it when they open and close scopes. Reentrant, because the
-        # garbage collector may call anything while it is held.
-        self._lock = threading.RLock()
-        self._sums = Sums()  # of the scopes that have closed since
-        # Weakly: the scope that the runs of a graph share is gone when the graph is, and nobody says so.
-        self._scopes: WeakKeyDictionary[Scope, _Since] = WeakKeyDictionary()
+        self._scopes = OpenScopes()
+        self._lock = self._scopes.lock
         self._readers: dict[Reader, _ReaderSince] = {}
         self._read: dict[str, tuple[float, float]] = {}
         self._threads: dict[int, float] = {}
         self._looked: float | None = None
-        self._ended = False
         registry.begin(self)
 
     def look(self) -> Look:
         """Return what has happened since the last look, and what goes on."""
         now, before = perf_counter(), self._looked
-        hosts = _settled(lambda: registry.hosts)
-        nodes = [reading for host in hosts for reading in self._look_at(host)]
+        hosts = settled(lambda: registry.hosts)
+        nodes = [reading for host in hosts for _, readings in self._scopes.look(host) for reading in readings]
         self._look_at_readers(hosts)
         with self._lock:
-            sums, self._sums = self._sums, Sums()
+            sums = self._scopes.taken()
             read, self._read = self._read, {}
         self._looked = now
         seconds = None if before is None else now - before
@@ -79,30 +59,21 @@ class Watch:
     def end(self) -> None:
         """Look no more."""
         registry.end(self)
+        self._scopes.end()
         with self._lock:
-            self._ended = True
-            for host in _settled(lambda: registry.hosts):
-                for scope in _settled(host.open_scopes):
-                    if self._scopes.pop(scope, None) is not None:
-                        host.call_soon(partial(scope.measure, on=False))
             self._readers.clear()
 
     def scope_opened(self, scope: Scope) -> None:
         """Count what a new scope does, from zero."""
-        with self._lock:
-            if self._ended:  # meanwhile, in another thread
-                return
-            self._scopes[scope] = _Since(perf_counter(), {})
-        scope.measure(on=True)
+        self._scopes.opened(scope)
 
     def scope_closed(self, scope: Scope) -> None:
         """Take the last numbers of a scope."""
-        with self._lock:
-            since = self._scopes.pop(scope, None)
-            if since is not None:
-                self._sums.add(since.nodes, scope.node_readings(), since.seconds, perf_counter())
-        if since is not None:
-            scope.measure(on=False)
+        self._scopes.closed(scope)
+
+    def scope_vanished(self, scope: Scope) -> None:
+        """Take the last numbers of a scope that is being collected as garbage; in any thread, at any moment."""
+        self._scopes.vanished(scope)
 
     def reader_opened(self, reader: Reader) -> None:
         """Count how long the reader of a new stream waits, from zero."""
@@ -125,22 +96,8 @@ class Watch:
     def device_worked(self, work: DeviceWork) -> None:
         """Nothing is asked of single pieces of work of a device."""
 
-    def _look_at(self, host: Host) -> list[NodeReading]:
-        found: list[NodeReading] = []
-        for scope in _settled(host.open_scopes):
-            readings, now = _settled(scope.node_readings), perf_counter()
-            with self._lock:
-                since = self._scopes.get(scope)
-                if since is not None:
-                    self._sums.add(since.nodes, readings, since.seconds, now)
-                self._scopes[scope] = _Since(now, {reading.key: reading for reading in readings})
-            if since is None:  # it was open before
-                host.call_soon(partial(scope.measure, on=True))
-            found += readings
-        return found
-
     def _look_at_readers(self, hosts: Iterable[Host]) -> None:
-        readers = [reader for host in hosts for reader in _settled(host.open_readers)]
+        readers = [reader for host in hosts for reader in settled(host.open_readers)]
         with self._lock:
             now = perf_counter()
             for reader, since in self._readers.items():
@@ -148,7 +105,7 @@ class Watch:
             self._readers = {reader: _ReaderSince(now, reader.reader_wait_seconds) for reader in readers}
 
     def _add_reader(self, reader: Reader, since: _ReaderSince, now: float) -> None:
-        [name] = _settled(lambda: [reader.name])
+        [name] = settled(lambda: [reader.name])
         open_seconds, waited_seconds = self._read.get(name, (0.0, 0.0))
         waited = reader.reader_wait_seconds - since.waited_seconds
         self._read[name] = open_seconds + now - since.seconds, waited_seconds + waited
@@ -161,13 +118,3 @@ class Watch:
             if thread is not None and ran is not None:
                 self._threads[thread] = ran
         return max((ran - before[thread] for thread, ran in self._threads.items() if thread in before), default=None)
-
-
-def _settled(read: Callable[[], Iterable[T]]) -> list[T]:
-    """Return what `read` gives. The threads whose collections it reads go on meanwhile, and do not lock them for us."""
-    for _ in range(_ATTEMPTS):
-        try:
-            return list(read())
-        except RuntimeError:  # "changed size during iteration"
-            pass
-    return list(read())

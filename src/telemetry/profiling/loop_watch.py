@@ -7,6 +7,7 @@ import asyncio
 from dataclasses import dataclass
 from math import sqrt
 from typing import Final
+from weakref import WeakSet
 
 from .readings import Reader, Scope, WindowLook
 
@@ -69,7 +70,7 @@ class LoopWatch:
         self._began: float | None = None
         self._looks = 0
         self._is_on = True
-        self.scopes: set[Scope] = set()
+        self.scopes: WeakSet[Scope] = WeakSet()
         self.readers: set[Reader] = set()
         self.windows: dict[str, WindowSum] = {}
         self.seconds = 0.0
@@ -97,7 +98,7 @@ class LoopWatch:
     def stop(self) -> None:
         """Look no more; from any thread."""
         self._is_on = False
-        self.scopes, self.readers = set(), set()
+        self.scopes, self.readers = WeakSet(), set()
         if self._timer is not None and not self._loop.is_closed():
             self._timer.cancel()
 

@@ -4,7 +4,7 @@ Telemetry knows no engine. An engine that wants to be seen implements these.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -166,6 +166,7 @@ class Host(Protocol):
         """The thread of its event loop, by the number that the operating system gives it; None before its first use."""
         ...
 
-    def call_soon(self, callback: Callable[[], object]) -> None:
-        """Call something in that thread, between two steps of what runs there; never, once its loop is closed."""
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop; None before its first use."""
         ...

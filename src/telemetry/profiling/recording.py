@@ -3,8 +3,8 @@
 import asyncio
 import os
 import threading
-from collections.abc import Generator, Hashable, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import NamedTuple
@@ -15,8 +15,9 @@ from . import registry
 from .execution import Execution
 from .loop_watch import LoopWatch
 from .node_profile import NodeProfile, node_profile_of
-from .readings import NodeReading, Reader, Scope
-from .sums import Sums
+from .open_scopes import OpenScopes, running_loop, settled
+from .readings import Reader, Scope
+from .thread_time import thread_seconds
 from .timelines.device_work import DeviceWork
 from .timelines.perfetto import trace
 from .timelines.timeline import Timeline
@@ -44,11 +45,6 @@ _COLUMNS = (
 )
 
 
-class _Look(NamedTuple):
-    seconds: float
-    nodes: dict[Hashable, NodeReading]
-
-
 class _ReaderLook(NamedTuple):
     seconds: float
     waited_seconds: float
@@ -61,13 +57,13 @@ class Profile(Rendered):
     """
 
     def __init__(self) -> None:
-        self._sums = Sums()
-        self._scopes: dict[Scope, _Look] = {}
+        self._scopes = OpenScopes()
         self._readers: dict[Reader, _ReaderLook] = {}
         self._read: dict[str, tuple[float, float]] = {}
         self._began = perf_counter()
-        self._thread = threading.get_ident()
-        self._cpu_began = thread_time()
+        # The processor time of threads at the beginning, and which of them run event loops.
+        self._threads: dict[int, float] = {threading.get_native_id(): thread_time()}
+        self._loop_threads: set[int] = set()
         self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
         self._evidence: Evidence | None = None
         self.timeline = Timeline(self._began)
@@ -168,31 +164,34 @@ class Profile(Rendered):
 
     def scope_opened(self, scope: Scope) -> None:
         """Count what a new scope does, from zero."""
-        scope.measure(on=True)
-        self._scopes[scope] = _Look(perf_counter(), {})
-        self._watch(asyncio.get_running_loop()).scopes.add(scope)
+        if self._scopes.opened(scope):
+            self._watch_loop_of(scope)
 
     def scope_closed(self, scope: Scope) -> None:
         """Take the last numbers of a scope."""
-        look = self._scopes.pop(scope, None)
-        for watch in self._watches.values():
-            watch.scopes.discard(scope)
-        if look is not None:
-            self._sums.add(look.nodes, scope.node_readings(), look.seconds, perf_counter())
-            scope.measure(on=False)
+        if self._scopes.closed(scope):
+            with self._scopes.lock:
+                for watch in self._watches.values():
+                    watch.scopes.discard(scope)
+
+    def scope_vanished(self, scope: Scope) -> None:
+        """Take the last numbers of a scope that is being collected as garbage; in any thread, at any moment."""
+        self._scopes.vanished(scope)
 
     def reader_opened(self, reader: Reader) -> None:
         """Count how long the reader of a new stream waits, from zero."""
-        self._readers[reader] = _ReaderLook(perf_counter(), 0.0)
-        self._watch(reader.loop).readers.add(reader)
+        with self._scopes.lock:
+            self._readers[reader] = _ReaderLook(perf_counter(), 0.0)
+            self._watch(reader.loop).readers.add(reader)
 
     def reader_closed(self, reader: Reader) -> None:
         """Take the last number of a stream."""
-        look = self._readers.pop(reader, None)
-        for watch in self._watches.values():
-            watch.readers.discard(reader)
-        if look is not None:
-            _add_reader(self._read, reader, look)
+        with self._scopes.lock:
+            look = self._readers.pop(reader, None)
+            for watch in self._watches.values():
+                watch.readers.discard(reader)
+            if look is not None:
+                _add_reader(self._read, reader, look)
 
     def executed(self, graph: str, node: str, executions: Sequence[Execution]) -> None:
         """Keep executions for the timeline."""
@@ -208,39 +207,46 @@ class Profile(Rendered):
 
     def _begin(self) -> None:
         registry.begin(self)
-        for host in list(registry.hosts):
-            for scope in host.open_scopes():
-                scope.measure(on=True)
-                look = {reading.key: reading for reading in scope.node_readings()}
-                self._scopes[scope] = _Look(perf_counter(), look)
-            for reader in host.open_readers():
-                self._readers[reader] = _ReaderLook(perf_counter(), reader.reader_wait_seconds)
-                self._watch(reader.loop).readers.add(reader)
+        for host in settled(lambda: registry.hosts):
+            if host.loop is None or host.loop_thread is None:
+                continue  # nothing has run there yet
+            ran = thread_seconds(host.loop_thread)
+            with self._scopes.lock:
+                self._loop_threads.add(host.loop_thread)
+                if ran is not None:
+                    self._threads.setdefault(host.loop_thread, ran)
+                for scope, _ in self._scopes.look(host):
+                    self._watch(host.loop).scopes.add(scope)
+                for reader in settled(host.open_readers):
+                    self._readers[reader] = _ReaderLook(perf_counter(), reader.reader_wait_seconds)
+                    self._watch(reader.loop).readers.add(reader)
 
     def _end(self) -> None:
         registry.end(self)
-        for watch in self._watches.values():
-            watch.stop()
-        self._evidence = self._now()
-        for scope in self._scopes:
-            scope.measure(on=False)
-        self._scopes.clear()
-        self._readers.clear()
+        with self._scopes.lock:
+            for watch in self._watches.values():
+                watch.stop()
+            try:
+                self._evidence = self._now()
+            finally:
+                self._scopes.end()
+            # What is kept of a profile keeps nothing alive of what it has seen.
+            self._scopes.taken()
+            self._readers.clear()
+            self._watches.clear()
 
     def _now(self) -> Evidence:
         """Return what is known up to now: of what has ended, and of what is open."""
         if self._evidence is not None:
             return self._evidence
-        now = perf_counter()
-        sums = self._sums.copy()
-        for scope, look in self._scopes.items():
-            sums.add(look.nodes, scope.node_readings(), look.seconds, now)
-        read = dict(self._read)
-        for reader, reader_look in self._readers.items():
-            _add_reader(read, reader, reader_look)
-        # Who leaves the block in another thread than that of the loop knows nothing of it.
-        cpu_seconds = thread_time() - self._cpu_began if threading.get_ident() == self._thread else None
-        watches = list(self._watches.values())
+        with self._scopes.lock:
+            now = perf_counter()
+            sums = self._scopes.sums()
+            read = dict(self._read)
+            for reader, reader_look in self._readers.items():
+                _add_reader(read, reader, reader_look)
+            cpu_seconds = self._loop_seconds()
+            watches = list(self._watches.values())
         windows = {name: window for watch in watches for name, window in watch.windows.items()}
         readers = tuple(ReaderSum(name, *times, windows.get(name)) for name, times in read.items())
         looked = max(watches, key=lambda watch: watch.seconds, default=None)
@@ -251,15 +257,37 @@ class Profile(Rendered):
         # To look through the timeline takes a while, and only tells who does not hold the loop.
         return replace(evidence, disturbed=self.timeline.disturbed()) if is_held(evidence) else evidence
 
+    def _loop_seconds(self) -> float | None:
+        """Return how long the busiest of the event loops' threads has run; None if unknown, as it has ended."""
+        here = threading.get_native_id()
+        ran = {thread: thread_time() if thread == here else thread_seconds(thread) for thread in self._loop_threads}
+        return max(
+            (
+                seconds - self._threads[thread]
+                for thread, seconds in ran.items()
+                if seconds is not None and thread in self._threads
+            ),
+            default=None,
+        )
+
+    def _watch_loop_of(self, scope: Scope) -> None:
+        """Look at the running loop from now on, and at the time of its thread."""
+        thread = threading.get_native_id()
+        with self._scopes.lock:
+            self._loop_threads.add(thread)
+            self._threads.setdefault(thread, thread_time())
+            self._watch(asyncio.get_running_loop()).scopes.add(scope)
+
     def _watch(self, loop: asyncio.AbstractEventLoop) -> LoopWatch:
         """Return who looks at a loop, and have it look."""
         watch = self._watches.get(loop)
         if watch is None:
             watch = self._watches[loop] = LoopWatch(loop)
-        if _running_loop() is loop:
+        if running_loop() is loop:
             watch.start()
-        elif not loop.is_closed():
-            loop.call_soon_threadsafe(watch.start)
+        else:
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(watch.start)
         return watch
 
     def _table(self) -> Table:
@@ -287,13 +315,6 @@ def profile() -> Generator[Profile, None, None]:
         yield taken
     finally:
         taken._end()
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _add_reader(read: dict[str, tuple[float, float]], reader: Reader, look: _ReaderLook) -> None:

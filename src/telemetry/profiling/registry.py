@@ -23,6 +23,10 @@ class Collector(Protocol):
         """Take its last numbers."""
         ...
 
+    def scope_vanished(self, scope: Scope) -> None:
+        """Take the last numbers of one that is being collected as garbage; in any thread, and wait for nothing."""
+        ...
+
     def reader_opened(self, reader: Reader) -> None:
         """Count how long it waits, from zero."""
         ...
@@ -73,6 +77,12 @@ def scope_closed(scope: Scope) -> None:
     """Tell them that a scope counts nothing more."""
     for collector in tuple(_collectors):
         collector.scope_closed(scope)
+
+
+def scope_vanished(scope: Scope) -> None:
+    """Tell them of a scope that nobody closes: it is being collected as garbage."""
+    for collector in tuple(_collectors):
+        collector.scope_vanished(scope)
 
 
 def reader_opened(reader: Reader) -> None:
