@@ -138,6 +138,7 @@ class Recorder:
         """Time nothing more."""
         self.fold()
         self._is_on = False
+        self._size = 0  # what is in flight takes nothing more, and does not turn off the timing of the next one
         _inbox_of(self._actor).watch(None)
         if self._switch is not None:
             self._switch(None)

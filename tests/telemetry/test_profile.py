@@ -468,6 +468,32 @@ async def test_it_may_be_looked_at_in_another_thread_while_scopes_come_and_go() 
     assert [node.count for node in profile.nodes] == [200, 200]
 
 
+async def test_an_item_in_flight_between_two_profiles_does_not_end_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.actors.recorder._FIRST_OF_ALL", 1)
+    monkeypatch.setattr("penstock.actors.recorder._LEAST_FIRST", 1)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @ps.node
+    async def wait(number: int) -> int:
+        begun.set()
+        await go_on.wait()
+        return number
+
+    @ps.graph
+    async def waited(number: int) -> int:
+        return await wait(number)
+
+    async with engine.deploy(waited) as service:
+        with telemetry.profile():
+            call = asyncio.create_task(service(0))
+            await begun.wait()
+        with telemetry.profile() as profile:
+            go_on.set()
+            await call
+            await service(1)
+    assert [each.item for each in profile.timeline.slices] == [1]
+
+
 def test_a_profile_around_the_loop_itself() -> None:
     with telemetry.profile() as profile:
         testing.run_virtual(lambda: engine.run(quick(1)))

@@ -173,7 +173,7 @@ class Timeline:
         # Slices are made when somebody looks at them: that takes longer than all else that a profile does.
         self._batches.append((graph, node, executions))
         self._kept += len(executions)
-        while self._kept > MAX_SLICES:
+        while self._kept > MAX_SLICES and self._batches:  # loops in several threads may have it counted wrong
             _, _, oldest = self._batches.popleft()
             self._kept -= len(oldest)
             self._dropped += len(oldest)
