@@ -401,6 +401,7 @@ async def test_a_deployment_that_was_open_before_and_goes_on_counts_from_begin_t
         await service(3)
         assert [node.count for node in profile.nodes] == [1, 1]
     assert [node.count for node in profile.nodes] == [1, 1]
+    assert [(each.node, each.item) for each in profile.timeline.slices] == [("fetch", 1), ("half", 1)]
 
 
 async def test_scopes_of_one_graph_are_added_up_also_of_other_tasks() -> None:

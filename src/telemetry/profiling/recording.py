@@ -222,13 +222,13 @@ class Profile(Rendered):
                     self._watch(reader.loop).readers.add(reader)
 
     def _end(self) -> None:
-        registry.end(self)
         with self._scopes.lock:
             for watch in self._watches.values():
                 watch.stop()
             try:
-                self._evidence = self._now()
+                self._evidence = self._now()  # it still brings executions for the timeline
             finally:
+                registry.end(self)
                 self._scopes.end()
             # What is kept of a profile keeps nothing alive of what it has seen.
             self._scopes.taken()
