@@ -115,6 +115,27 @@ def test_a_node_that_blocks_the_loop_of_a_deployment_whenever_that_was_opened(
     assert (verdict.node, verdict.limit) == ("blocking", "loop")
 
 
+def test_a_node_that_blocks_the_loop_for_many_calls_in_a_row(virtual: VirtualTime) -> None:
+    fetch = waits("fetch", 0.001)
+
+    @ps.node
+    async def blocking(number: int) -> int:
+        virtual.hold(0.005)
+        return number
+
+    @ps.graph
+    async def search(number: int) -> int:
+        return await blocking(await fetch(number))
+
+    async def run() -> telemetry.Profile:
+        with telemetry.profile() as profile:
+            await asyncio.gather(*(engine.run(search(number)) for number in range(60)))
+        return profile
+
+    verdict = virtual.run(run).verdict
+    assert (verdict.node, verdict.limit) == ("blocking", "loop")
+
+
 def test_a_node_that_waits_is_not_blamed_for_what_else_blocks_the_loop(virtual: VirtualTime) -> None:
     fetch, decode = waits("fetch", 0.03, concurrency=1), waits("decode", 0.005, concurrency=2)
 

@@ -19,8 +19,9 @@ _PAUSE_SHARE: Final = 1 / 256
 _GOLDEN: Final = (sqrt(5) - 1) / 2
 # A timer is late by a millisecond anyhow.
 _LATE_SECONDS: Final = 0.003
-# And now and then by more: whoever looks seldom must not take that for a habit.
+# And now and then by more: whoever looks seldom must not take that for a habit, unless it was most of the time.
 _LEAST_LATE: Final = 3
+_MOST: Final = 0.5
 
 
 @dataclass
@@ -77,16 +78,21 @@ class LoopWatch:
         self.late_seconds = 0.0
         self._delays = 0.0
         self._late = 0
+        self._held_seconds = 0.0
 
     @property
     def late_share(self) -> float:
         """Share of the time for which something held the loop."""
-        return self.late_seconds / self.seconds if self._late >= _LEAST_LATE else 0.0
+        return self.late_seconds / self.seconds if self._is_habit else 0.0
 
     @property
     def delay_seconds(self) -> float:
         """Mean time that a handler waits for its turn on the loop: by which timers were late, if by more than usual."""
-        return self._delays / self.seconds if self._late >= _LEAST_LATE else 0.0
+        return self._delays / self.seconds if self._is_habit else 0.0
+
+    @property
+    def _is_habit(self) -> bool:
+        return self._late >= _LEAST_LATE or self._held_seconds > _MOST * self.seconds
 
     def start(self) -> None:
         """Look from now on, as long as something is open; called in the thread of the loop."""
@@ -119,6 +125,7 @@ class LoopWatch:
         if now - due > _LATE_SECONDS:
             self.late_seconds += now - began
             self._late += 1
+            self._held_seconds += now - due
             self._delays += (now - due) * (now - began)
         for reader in tuple(self.readers):
             look = reader.look()
