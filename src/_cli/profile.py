@@ -27,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run and show; returns the exit status."""
     profile = target.run_profiled(options)
+    print(json.dumps(_as_json(profile), indent=2, allow_nan=False) if options.json else profile)  # if all else fails
     if options.html is not None:
         profile.to_html(options.html)
     if options.perfetto is not None:
         profile.to_perfetto(options.perfetto)
-    print(json.dumps(_as_json(profile), indent=2, allow_nan=False) if options.json else profile)
     return 0
 
 

@@ -9,7 +9,6 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -59,21 +58,31 @@ def run_profiled(options: argparse.Namespace) -> telemetry.Profile:
         refuse(options, str(error))
     if not structlog.is_configured():  # by the module
         structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # the output is the profile
-    return asyncio.run(_profiled(calls, options.seconds))
+    taken: list[telemetry.Profile] = []
+    try:
+        asyncio.run(_profile(calls, options.seconds, taken))
+    except KeyboardInterrupt:
+        if not taken:
+            raise
+        print("interrupted: this is what ran until then", file=sys.stderr)
+    return taken[0]
 
 
-async def _profiled(calls: Any, seconds: float | None) -> telemetry.Profile:
+async def _profile(calls: Any, seconds: float | None, taken: list[telemetry.Profile]) -> None:
     with telemetry.profile() as profile:
+        taken.append(profile)
         if inspect.iscoroutine(calls):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
+            try:
+                async with asyncio.timeout(seconds) as limit:
                     await calls
+            except TimeoutError:
+                if not limit.expired():  # it is one of its own
+                    raise
         else:
             # What fails is counted and logged, and the others go on.
             async with engine.stream(_until(calls, seconds), on_error="skip") as results:
                 async for _ in results:
                     pass
-    return profile
 
 
 def _load(path: str) -> object:
@@ -145,11 +154,17 @@ def _until_plain(calls: Iterable[Call[Any]], seconds: float) -> Iterator[Call[An
 async def _until_async(calls: AsyncIterable[Call[Any]], seconds: float) -> AsyncIterator[Call[Any]]:
     loop, iterator = asyncio.get_running_loop(), aiter(calls)
     ends_at = loop.time() + seconds
-    with suppress(TimeoutError, StopAsyncIteration):
-        while loop.time() < ends_at:  # a source that never waits is not interrupted by a timer
-            async with asyncio.timeout_at(ends_at):
+    while loop.time() < ends_at:  # a source that never waits is not interrupted by a timer
+        try:
+            async with asyncio.timeout_at(ends_at) as limit:
                 call = await anext(iterator)
-            yield call
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            if not limit.expired():  # it is one of its own
+                raise
+            return
+        yield call
 
 
 def _input(text: str) -> tuple[list[Any], dict[str, Any]]:

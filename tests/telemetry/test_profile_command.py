@@ -14,6 +14,7 @@ from penstock.telemetry import NodeProfile, Prediction, Verdict
 
 SHOP = """
 import asyncio
+import signal
 
 import penstock as ps
 from penstock import engine
@@ -58,6 +59,22 @@ async def main():
 
 async def forever():
     await engine.run(fixed())
+    await asyncio.Event().wait()
+
+
+async def late():
+    await engine.run(fixed())
+    raise TimeoutError("of its own")
+
+
+async def source():
+    yield fixed()
+    raise TimeoutError("of its own")
+
+
+async def interrupted():
+    await engine.run(fixed())
+    signal.raise_signal(signal.SIGINT)
     await asyncio.Event().wait()
 
 
@@ -114,6 +131,18 @@ def test_it_runs_graphs_and_what_gives_calls(run: Run, arguments: list[str], cal
 @pytest.mark.parametrize("arguments", [["shop:endless"], ["shop:search", "--input", "3"]])
 def test_it_ends_after_some_seconds(run: Run, arguments: list[str]) -> None:
     assert counts(run, *arguments, "--seconds", "0.2")["decode"] > 0
+
+
+@pytest.mark.parametrize("name", ["shop:late", "shop:source"])
+@pytest.mark.parametrize("limit", [[], ["--seconds", "60"]])
+def test_a_timeout_of_the_program_itself_is_not_hidden(run: Run, name: str, limit: list[str]) -> None:
+    with pytest.raises(TimeoutError, match="of its own"):
+        run("profile", name, *limit)
+
+
+def test_ctrl_c_shows_what_ran_until_then(run: Run, tmp_path: Path) -> None:
+    assert "decode" in run("profile", "shop:interrupted", "--html", str(tmp_path / "page.html"))
+    assert (tmp_path / "page.html").exists()
 
 
 def test_it_shows_the_table_and_the_verdict(run: Run) -> None:
