@@ -72,8 +72,9 @@ async def _profile(calls: Any, seconds: float | None, taken: list[telemetry.Prof
     with telemetry.profile() as profile:
         taken.append(profile)
         if inspect.iscoroutine(calls):
+            limit = asyncio.timeout(seconds)
             try:
-                async with asyncio.timeout(seconds) as limit:
+                async with limit:
                     await calls
             except TimeoutError:
                 if not limit.expired():  # it is one of its own
@@ -155,8 +156,9 @@ async def _until_async(calls: AsyncIterable[Call[Any]], seconds: float) -> Async
     loop, iterator = asyncio.get_running_loop(), aiter(calls)
     ends_at = loop.time() + seconds
     while loop.time() < ends_at:  # a source that never waits is not interrupted by a timer
+        limit = asyncio.timeout_at(ends_at)
         try:
-            async with asyncio.timeout_at(ends_at) as limit:
+            async with limit:
                 call = await anext(iterator)
         except StopAsyncIteration:
             return

@@ -1,5 +1,6 @@
 """Recorder: times the executions of one node while a profile is taken, all of them or a fair sample."""
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -28,6 +29,9 @@ _LEAST_PAUSE_SECONDS: Final = 0.02
 # A node that has just begun is timed for longer, so that short profiles see every item.
 _FIRST_OF_ALL: Final = 1280
 _LEAST_FIRST: Final = 16
+
+
+_numbers = itertools.count()
 
 
 class Sampling(NamedTuple):
@@ -66,7 +70,7 @@ class Recorder:
     """
 
     __slots__ = (
-        "_actor", "_depth", "_ended", "_is_on", "_lock", "_pause_seconds", "_size", "_switch", "_window",
+        "_actor", "_depth", "_ended", "_is_on", "_lock", "_number", "_pause_seconds", "_size", "_switch", "_window",
         "blocked_seconds", "busy_seconds", "device", "durations",
     )  # fmt: skip
 
@@ -81,6 +85,7 @@ class Recorder:
         self._window: list[Execution] = []
         self._ended = actor.completed + actor.failed
         self._is_on = True
+        self._number = next(_numbers)
         self._lock = threading.Lock()  # a profile may be looked at in another thread than that of the loop
         held = inbox.statistics()
         self._depth = DepthWatch(held.depth, held.capacity)
@@ -132,7 +137,10 @@ class Recorder:
     def reading(self) -> TimedReading:
         """Return what was counted up to now."""
         self.fold()
-        return TimedReading(self.durations.since(None), self._depth.totals(), self.blocked_seconds, self.device)
+        return TimedReading(
+            self.durations.since(None), self._depth.totals(), self.blocked_seconds, self.device,
+            counts_busy=self._actor.is_untimed, begin=self._number,
+        )  # fmt: skip
 
     def end(self) -> None:
         """Time nothing more."""

@@ -445,6 +445,34 @@ async def test_a_profile_that_is_taken_in_another_thread() -> None:
     assert all(node.p50_seconds is not None for node in profile.nodes)
 
 
+async def test_profiles_of_another_thread_one_right_after_the_other(clock: Clock) -> None:
+    @ps.node
+    async def take(number: int) -> int:
+        clock.take(1.0)
+        return number
+
+    @ps.graph
+    async def taking(number: int) -> int:
+        return await take(number)
+
+    def both() -> None:
+        first.__exit__(None, None, None)
+        taken.append(second.__enter__())
+
+    first, second, taken = telemetry.profile(), telemetry.profile(), list[telemetry.Profile]()
+    async with engine.deploy(taking) as service:
+        await asyncio.to_thread(first.__enter__)
+        for number in range(10):
+            await service(number)
+        thread = threading.Thread(target=both)
+        thread.start()
+        thread.join()  # so that the loop hears of both at once
+        await asyncio.sleep(0)
+        await service(1)
+        await asyncio.to_thread(second.__exit__, None, None, None)
+    assert [(node.count, node.busy_seconds) for node in taken[0].nodes] == [(1, 1.0)]
+
+
 async def test_it_may_be_looked_at_in_another_thread_while_scopes_come_and_go() -> None:
     failed: list[BaseException] = []
     is_over = threading.Event()
@@ -570,7 +598,7 @@ async def test_graphs_made_for_one_call_count_and_leave_nothing_behind() -> None
             graph = made()
             await engine.run(graph(number))
             plans.append(weakref.ref(graph._planned()))
-        del graph
+            del graph
         gc.collect()
         assert [plan() for plan in plans] == [None] * 5
         assert [node.count for node in profile.nodes] == [5, 5]

@@ -45,12 +45,16 @@ class TimedReading:
         queue: how full its inbox was.
         blocked_seconds: time that items which it had finished waited for room in the inboxes after it.
         device: what its items waited for on devices.
+        counts_busy: whether the `busy_seconds` of the node are counted only meanwhile, too.
+        begin: a number that is another one each time that such counting begins.
     """
 
     durations: Durations
     queue: DepthTotals
     blocked_seconds: float
     device: DeviceSeconds = NO_DEVICE
+    counts_busy: bool = False
+    begin: int = 0
 
 
 @dataclass(frozen=True, slots=True)

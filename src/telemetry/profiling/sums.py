@@ -139,7 +139,7 @@ class Sums:
             name = reading.graph, reading.node
             total = self.nodes.setdefault(name, NodeSum(reading))
             total.reading = reading
-            earlier = before.get(reading.key)
+            earlier = _comparable(before.get(reading.key), reading)
             busy_seconds = _add_node(total, reading, earlier)
             if reading.timed is not None:
                 total.queue_seconds += ended - began
@@ -177,6 +177,13 @@ class Sums:
 
 def _ended(reading: NodeReading | None) -> int:
     return 0 if reading is None else reading.completed + reading.failed
+
+
+def _comparable(before: NodeReading | None, now: NodeReading) -> NodeReading | None:
+    """Return a reading without what has begun anew since: the profiles that had it counted ended meanwhile."""
+    if before is None or before.timed is None or now.timed is None or before.timed.begin == now.timed.begin:
+        return before
+    return replace(before, timed=None, busy_seconds=None if now.timed.counts_busy else before.busy_seconds)
 
 
 def _add_node(total: NodeSum, now: NodeReading, before: NodeReading | None) -> float:
