@@ -342,6 +342,43 @@ async def test_an_engine_is_closed_while_a_program_is_compiled() -> None:
     assert call.cancelled() or call.exception() is not None
 
 
+@pytest.mark.parametrize("how", ["calls", "warm-up"])
+async def test_what_waits_to_be_compiled_is_not_once_nobody_waits_for_it(how: str) -> None:
+    tracing, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    traced: list[int] = []
+
+    batch = ps.Batch(8) if how == "warm-up" else None
+
+    @ps.device_node(device="cpu", batch=batch, sample_input=(np.ones(1, np.float32),))
+    def slow_to_trace(x: jax.Array) -> jax.Array:
+        traced.append(x.size)
+        loop.call_soon_threadsafe(tracing.set)
+        assert go_on.wait(20)
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return slow_to_trace(x)
+
+    async def warm() -> None:
+        async with own.deploy(of, warmup=True):
+            pass
+
+    async with engine.Engine() as own:
+        if how == "calls":
+            tasks = [asyncio.ensure_future(own.run(of(np.ones(n, np.float32)))) for n in range(1, 9)]
+        else:
+            tasks = [asyncio.ensure_future(warm())]
+        await tracing.wait()
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        loop.call_later(0.1, go_on.set)
+        await asyncio.wait(tasks)
+    assert traced == [1]
+
+
 async def test_the_device_gets_batches_ahead_and_no_more_than_prefetch() -> None:
     gate = Gate()
 

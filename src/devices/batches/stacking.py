@@ -216,9 +216,7 @@ class Stacker:
             padded[axis] = length
         return tuple(padded)
 
-    def _refusal(
-        self, parameter: str, argument: Any, configuration: Configuration, error: Exception
-    ) -> Exception:
+    def _refusal(self, parameter: str, argument: Any, configuration: Configuration, error: Exception) -> Exception:
         """Return the error of an argument of which something cannot be stacked, with the place in it."""
         place = parameter
         with suppress(TypeError, ValueError):  # of the leaf that is refused, whose place this is; or of the whole

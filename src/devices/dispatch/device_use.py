@@ -72,7 +72,11 @@ class DeviceUse:
             for station, program in zip(self._stations, self._programs, strict=True)
             for args in variants
         ]
-        await asyncio.wait(compiled)
+        try:
+            await asyncio.wait(compiled)
+        finally:
+            for future in compiled:
+                future.cancel()  # without effect on those that are over
         for future in compiled:
             future.result()
 
