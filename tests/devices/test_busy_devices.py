@@ -27,6 +27,17 @@ def row(value: float) -> Any:
     return np.full(2, value, np.float32)
 
 
+def refusing_negative(x: jax.Array) -> jax.Array:
+    """Returns `x`, and fails while it is computed if a number in it is negative."""
+
+    def refuse(x: Any) -> Any:
+        if (np.asarray(x) < 0).any():
+            raise ValueError("a negative number")
+        return np.asarray(x)
+
+    return jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="broadcast_all")
+
+
 def gated(gate: Gate, **options: Any) -> "ps.Graph[[Any], Any]":
     """A graph of one node that stands still at a gate, and then gives what it got."""
 
@@ -289,6 +300,80 @@ async def test_a_batch_that_does_not_fit_is_halved_and_the_limit_remembered(
                 results = await asyncio.gather(*(service(row(n)) for n in range(16)))
                 assert [float(result[0]) for result in results] == [2 * n for n in range(16)]
         assert sizes == [16, 8, 4, 4, 4, 4, 4, 4, 4, 4]
+
+
+async def test_an_item_that_fails_in_a_batch_that_did_not_fit_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(16, max_wait_seconds=0.2))
+    def checked(x: jax.Array) -> jax.Array:
+        return refusing_negative(x)
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return checked(x)
+
+    async with engine.deploy(of) as service:
+        with little_memory(monkeypatch, 4, late=False):
+            results = await asyncio.gather(
+                *(service(row(-1 if n in (5, 6, 12) else n)) for n in range(16)), return_exceptions=True
+            )
+    assert [n for n, result in enumerate(results) if isinstance(result, BaseException)] == [5, 6, 12]
+    assert all("a negative number" in str(results[n]) for n in (5, 6, 12))
+
+
+async def test_a_batch_that_failed_is_tried_again_in_parts_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(8, max_wait_seconds=0.2))
+    def checked(x: jax.Array) -> jax.Array:
+        return refusing_negative(x)
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return checked(x)
+
+    original = Executable.__call__
+    sizes: list[int] = []
+
+    def call(self: Any, *args: Any) -> Any:
+        sizes.append(args[0].shape[0])
+        if len(sizes) > 1 and sizes[-1] > 2:  # there was room for the first one
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+        return original(self, *args)
+
+    async with engine.deploy(of) as service:
+        monkeypatch.setattr(Executable, "__call__", call)
+        results = await asyncio.gather(*(service(row(-1 if n == 5 else n)) for n in range(8)), return_exceptions=True)
+    assert [n for n, result in enumerate(results) if isinstance(result, BaseException)] == [5]
+    assert "a negative number" in str(results[5])
+
+
+async def test_what_is_too_large_is_remembered_of_its_own_kind_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(4, max_wait_seconds=0.2))
+    def doubled(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return doubled(x)
+
+    original = Executable.__call__
+    shapes: list[tuple[int, ...]] = []
+
+    def call(self: Any, *args: Any) -> Any:
+        shapes.append(args[0].shape)
+        if args[0].size >= 1000:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+        return original(self, *args)
+
+    monkeypatch.setattr(Executable, "__call__", call)
+    async with engine.deploy(of) as service:
+        for _ in range(2):
+            large = [service(np.zeros(length, np.float32)) for length in (400, 400, 400, 400, 1000)]
+            results = await asyncio.gather(*large, return_exceptions=True)
+            assert [type(result) for result in results if isinstance(result, Exception)] == [ps.DeviceError]
+            shapes.append(())
+            await asyncio.gather(*(service(row(n)) for n in range(4)))
+    attempts = [shapes[: shapes.index(())], shapes[shapes.index(()) + 1 :]]
+    assert sorted(attempts[0]) == [(1, 1000), (2, 400), (2, 400), (4, 400)]
+    assert sorted(attempts[1]) == [(), (1, 1000), (2, 400), (2, 400), (4, 2), (4, 2)]
 
 
 @pytest.mark.parametrize("late", [False, True])
