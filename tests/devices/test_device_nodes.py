@@ -243,6 +243,80 @@ async def test_a_reload_of_parameters_with_another_shape_is_refused_and_the_old_
         assert (await service(np.float32(2))).shape == (3,)
 
 
+async def test_a_reload_is_refused_for_the_nodes_of_a_body_too() -> None:
+    size = 3
+
+    @ps.resource
+    async def weights() -> AsyncIterator[dict[str, Any]]:
+        yield {"w": np.ones(size, np.float32)}
+
+    @ps.device_node(device="cpu")
+    def scaled(parameter: jax.Array, x: jax.Array) -> jax.Array:
+        return parameter * x
+
+    @ps.graph
+    async def opened_inside(x: jax.Array) -> jax.Array:
+        return scaled((await weights())["w"], x)
+
+    @ps.graph
+    async def inside(xs: list[Any]) -> list[Any]:
+        return await ps.map_each(opened_inside, xs)
+
+    @ps.graph
+    async def around(xs: list[Any]) -> list[Any]:
+        opened = await weights()
+
+        @ps.graph
+        async def one(x: Any) -> Any:
+            return scaled(opened["w"], x)
+
+        return await ps.map_each(one, xs)
+
+    for of in (inside, around):
+        size = 3
+        async with engine.deploy(of) as service:
+            size = 4
+            with pytest.raises(
+                ps.DeviceError, match=r"float32\[4\] at the top, the present ones float32\[3\]"
+            ) as caught:
+                await service.reload(weights)
+            assert "node 'scaled' uses it" in str(caught.value.__notes__)
+            assert [result.shape for result in await service([np.float32(2)])] == [(3,)]
+
+
+async def test_only_what_a_node_takes_of_a_resource_has_to_keep_its_shapes() -> None:
+    version = 1
+
+    class Model:
+        def __init__(self) -> None:
+            self.parameters = {"w": np.full(3, version, np.float32)}
+            self.words = ["word"] * version
+            self.sign = "-" if version == 3 else "+"
+
+    @ps.resource
+    async def model() -> AsyncIterator[Model]:
+        yield Model()
+
+    @ps.device_node(device="cpu", static=("sign",))
+    def scaled(parameters: dict[str, jax.Array], x: jax.Array, sign: str) -> jax.Array:
+        return parameters["w"] * (x if sign == "+" else -x)
+
+    @ps.node
+    def counted(words: list[str]) -> int:
+        return len(words)
+
+    @ps.graph
+    async def of(x: jax.Array) -> tuple[jax.Array, int]:
+        opened = await model()
+        return scaled(opened.parameters, x, opened.sign), counted(opened.words)
+
+    async with engine.deploy(of) as service:
+        for version in (2, 3):
+            await service.reload(model)
+            result, words = await service(np.float32(2))
+            assert (float(result[0]), words) == (-6 if version == 3 else 4, version)
+
+
 async def test_static_arguments_are_part_of_the_program() -> None:
     @ps.device_node(device="cpu", static=("power",))
     def raised(x: jax.Array, power: int) -> jax.Array:
