@@ -12,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
+from penstock.devices.dispatch import parameters
 
 from .gates import Gate
 
@@ -217,6 +218,47 @@ async def test_parameters_of_a_resource_are_placed_once_and_swapped_without_comp
         await service.reload(weights)
         assert float((await service(np.float32(2)))[0]) == 10.0
         assert scaled.compile_statistics().programs == 1
+
+
+async def test_parts_of_a_resource_are_placed_once_and_shared_by_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = 1
+
+    @ps.resource
+    async def weights() -> AsyncIterator[dict[str, Any]]:
+        yield {"a": np.full((2, 3), version, np.float32), "b": np.full(3, 10 * version, np.float32)}
+
+    @ps.device_node(device="cpu", batch=ps.Batch(8, max_wait_seconds=0.2))
+    def of_list(parts: list[jax.Array], x: jax.Array) -> jax.Array:
+        return (parts[0][0] + parts[1]) * x
+
+    @ps.device_node(device="cpu", batch=ps.Batch(8, max_wait_seconds=0.2))
+    def of_view(row: jax.Array, x: jax.Array) -> jax.Array:
+        return row * x
+
+    @ps.device_node(device="cpu", pure=False)
+    def alone(parts: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return parts["row"] * x
+
+    @ps.graph
+    async def of(x: jax.Array) -> list[jax.Array]:
+        opened = await weights()
+        return [
+            of_list([opened["a"], opened["b"]], x),
+            of_view(opened["a"][1], x),
+            alone({"row": opened["a"][1], "other": opened["b"]}, x),
+        ]
+
+    placed: list[Any] = []
+    original = parameters._put
+    monkeypatch.setattr(parameters, "_put", lambda *args: placed.append(args) or original(*args))
+    async with engine.deploy(of) as service:
+        for version in (1, 2):
+            await service.reload(weights)
+            rows = await asyncio.gather(*(service(np.float32(n)) for n in range(8)))
+            expected = [[11 * version * n, version * n, version * n] for n in range(8)]
+            assert [[float(result[0]) for result in row] for row in rows] == expected
+            assert len(placed) == 3 * version
+    assert (of_list.batch_statistics().batches, of_view.batch_statistics().batches) == (2, 2)
 
 
 async def test_a_reload_of_parameters_with_another_shape_is_refused_and_the_old_ones_stay() -> None:
