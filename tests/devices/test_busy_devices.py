@@ -255,6 +255,28 @@ async def test_an_item_longer_than_the_last_length_bucket_fails_alone() -> None:
     assert "its length is 17 along axis 0, and the last of length_buckets=(8, 16)" in str(results[1])
 
 
+async def test_a_batch_of_an_impure_function_is_not_run_again() -> None:
+    sizes: list[int] = []
+
+    def refuse(x: Any) -> Any:
+        sizes.append(len(x))
+        raise ValueError("never")
+
+    @ps.device_node(device="cpu", batch=ps.Batch(8, max_wait_seconds=0.2), pure=False)
+    def written(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="broadcast_all")
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return written(x)
+
+    async with engine.deploy(of) as service:
+        results = await asyncio.gather(*(service(row(n)) for n in range(8)), return_exceptions=True)
+    assert all("never" in str(result) for result in results)
+    assert len({id(result) for result in results}) == 8  # each has its own, with its own notes
+    assert sizes == [8]
+
+
 @contextmanager
 def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> Iterator[list[int]]:
     """Has programs for more rows than these not fit, at their dispatch or while they run; gives the sizes that ran."""
@@ -398,6 +420,41 @@ async def test_one_item_that_does_not_fit_fails_with_its_sizes(
         ):
             await service(row(1))
         assert float((await service(row(1)))[0]) == 2
+
+
+async def test_a_device_goes_on_while_a_program_for_it_is_compiled() -> None:
+    tracing, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    @ps.device_node(device="cpu")
+    def slow_to_trace(x: jax.Array) -> jax.Array:
+        loop.call_soon_threadsafe(tracing.set)
+        assert go_on.wait(20)
+        return x * 2
+
+    @ps.device_node(device="cpu")
+    def doubled(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return slow_to_trace(x)
+
+    @ps.graph
+    async def of_other(x: Any) -> Any:
+        return doubled(x)
+
+    async with engine.deploy(of, of_other) as service:
+        await service.run(of_other(row(1)))
+        waiting = asyncio.ensure_future(service.run(of(row(1))))
+        await tracing.wait()
+        try:
+            async with asyncio.timeout(10):
+                for n in range(20):
+                    assert float((await service.run(of_other(row(n))))[0]) == 2 * n
+        finally:
+            go_on.set()
+        assert float((await waiting)[0]) == 2
 
 
 async def test_an_engine_is_closed_while_a_program_is_compiled() -> None:
