@@ -31,7 +31,7 @@ class Arguments:
         masks: the parameters that take the masks of padded ones.
         shared: positions of what is the same for all calls of a batch.
         stacked: positions of the others.
-        parameters: positions of those that come from resources.
+        parameters: positions of those that come from resources, and are arrays.
         static: positions of those that are static.
 
     Raises:
@@ -52,8 +52,8 @@ class Arguments:
         _check_names(name, found, static)
         self.masks = () if batch is None else tuple(mask_parameters(self._signature, batch.pad_axes, name).values())
         self.names = tuple(one for one in found if one not in self.masks)
-        self.parameters = tuple(i for i, one in enumerate(self.names) if one in resources)
         self.static = tuple(i for i, one in enumerate(self.names) if one in static)
+        self.parameters = tuple(i for i, one in enumerate(self.names) if one in resources and one not in static)
         self.shared = tuple(sorted({*self.parameters, *self.static}))
         self.stacked = tuple(i for i in range(len(self.names)) if i not in self.shared)
         self._by_keyword = tuple(

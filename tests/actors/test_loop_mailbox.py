@@ -1,6 +1,9 @@
 """The mailbox of an event loop: what it owes to those who post, and to all others on the loop."""
 
 import asyncio
+import threading
+
+import pytest
 
 from penstock import testing
 from penstock.actors.loop_mailbox import LoopMailbox
@@ -57,3 +60,31 @@ async def test_a_callback_may_empty_it() -> None:
     await testing.wait_quiescent()
     assert called == [0, 1, 2]
     assert len(mailbox) == 0
+
+
+async def test_a_burst_of_a_thread_wakes_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    mailbox = LoopMailbox(loop)
+    wake_ups: list[int] = []
+    arrived: list[int] = []
+    original = LoopMailbox.empty
+
+    def empty(self: LoopMailbox) -> None:
+        wake_ups.append(len(self))
+        original(self)
+
+    monkeypatch.setattr(LoopMailbox, "empty", empty)
+    over = asyncio.Event()
+
+    def burst() -> None:
+        for number in range(100):
+            mailbox.post(arrived.append, number)
+        mailbox.post(over.set)
+
+    thread = threading.Thread(target=burst)
+    thread.start()
+    thread.join()  # the loop gets no turn before
+    await over.wait()
+    await asyncio.sleep(0)
+    assert arrived == [*range(100)]
+    assert wake_ups == [101]

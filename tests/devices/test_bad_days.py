@@ -76,6 +76,23 @@ async def test_a_function_that_cannot_be_traced_names_the_node_and_the_remedy() 
         assert "in node 'branching' of graph 'of', item 0, attempt 1" in notes
 
 
+async def test_a_side_effect_of_python_happens_with_the_trace_and_not_with_the_call() -> None:
+    seen: list[Any] = []
+
+    @ps.device_node(device="cpu")
+    def counted(x: jax.Array) -> jax.Array:
+        seen.append(x)
+        return x + 1
+
+    @ps.graph
+    async def of(x: jax.Array) -> jax.Array:
+        return counted(x)
+
+    async with engine.deploy(of) as service:  # documented, not detected
+        assert [float(await service(np.float32(n))) for n in range(3)] == [1, 2, 3]
+    assert len(seen) == 1
+
+
 @contextmanager
 def debug_nans() -> Iterator[None]:
     jax.config.update("jax_debug_nans", True)

@@ -27,6 +27,17 @@ def row(value: float) -> Any:
     return np.full(2, value, np.float32)
 
 
+def refusing_negative(x: jax.Array) -> jax.Array:
+    """Returns `x`, and fails while it is computed if a number in it is negative."""
+
+    def refuse(x: Any) -> Any:
+        if (np.asarray(x) < 0).any():
+            raise ValueError("a negative number")
+        return np.asarray(x)
+
+    return jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="broadcast_all")
+
+
 def gated(gate: Gate, **options: Any) -> "ps.Graph[[Any], Any]":
     """A graph of one node that stands still at a gate, and then gives what it got."""
 
@@ -244,6 +255,28 @@ async def test_an_item_longer_than_the_last_length_bucket_fails_alone() -> None:
     assert "its length is 17 along axis 0, and the last of length_buckets=(8, 16)" in str(results[1])
 
 
+async def test_a_batch_of_an_impure_function_is_not_run_again() -> None:
+    sizes: list[int] = []
+
+    def refuse(x: Any) -> Any:
+        sizes.append(len(x))
+        raise ValueError("never")
+
+    @ps.device_node(device="cpu", batch=ps.Batch(8, max_wait_seconds=0.2), pure=False)
+    def written(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="broadcast_all")
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return written(x)
+
+    async with engine.deploy(of) as service:
+        results = await asyncio.gather(*(service(row(n)) for n in range(8)), return_exceptions=True)
+    assert all("never" in str(result) for result in results)
+    assert len({id(result) for result in results}) == 8  # each has its own, with its own notes
+    assert sizes == [8]
+
+
 @contextmanager
 def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> Iterator[list[int]]:
     """Has programs for more rows than these not fit, at their dispatch or while they run; gives the sizes that ran."""
@@ -291,6 +324,80 @@ async def test_a_batch_that_does_not_fit_is_halved_and_the_limit_remembered(
         assert sizes == [16, 8, 4, 4, 4, 4, 4, 4, 4, 4]
 
 
+async def test_an_item_that_fails_in_a_batch_that_did_not_fit_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(16, max_wait_seconds=0.2))
+    def checked(x: jax.Array) -> jax.Array:
+        return refusing_negative(x)
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return checked(x)
+
+    async with engine.deploy(of) as service:
+        with little_memory(monkeypatch, 4, late=False):
+            results = await asyncio.gather(
+                *(service(row(-1 if n in (5, 6, 12) else n)) for n in range(16)), return_exceptions=True
+            )
+    assert [n for n, result in enumerate(results) if isinstance(result, BaseException)] == [5, 6, 12]
+    assert all("a negative number" in str(results[n]) for n in (5, 6, 12))
+
+
+async def test_a_batch_that_failed_is_tried_again_in_parts_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(8, max_wait_seconds=0.2))
+    def checked(x: jax.Array) -> jax.Array:
+        return refusing_negative(x)
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return checked(x)
+
+    original = Executable.__call__
+    sizes: list[int] = []
+
+    def call(self: Any, *args: Any) -> Any:
+        sizes.append(args[0].shape[0])
+        if len(sizes) > 1 and sizes[-1] > 2:  # there was room for the first one
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+        return original(self, *args)
+
+    async with engine.deploy(of) as service:
+        monkeypatch.setattr(Executable, "__call__", call)
+        results = await asyncio.gather(*(service(row(-1 if n == 5 else n)) for n in range(8)), return_exceptions=True)
+    assert [n for n, result in enumerate(results) if isinstance(result, BaseException)] == [5]
+    assert "a negative number" in str(results[5])
+
+
+async def test_what_is_too_large_is_remembered_of_its_own_kind_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(4, max_wait_seconds=0.2))
+    def doubled(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return doubled(x)
+
+    original = Executable.__call__
+    shapes: list[tuple[int, ...]] = []
+
+    def call(self: Any, *args: Any) -> Any:
+        shapes.append(args[0].shape)
+        if args[0].size >= 1000:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+        return original(self, *args)
+
+    monkeypatch.setattr(Executable, "__call__", call)
+    async with engine.deploy(of) as service:
+        for _ in range(2):
+            large = [service(np.zeros(length, np.float32)) for length in (400, 400, 400, 400, 1000)]
+            results = await asyncio.gather(*large, return_exceptions=True)
+            assert [type(result) for result in results if isinstance(result, Exception)] == [ps.DeviceError]
+            shapes.append(())
+            await asyncio.gather(*(service(row(n)) for n in range(4)))
+    attempts = [shapes[: shapes.index(())], shapes[shapes.index(()) + 1 :]]
+    assert sorted(attempts[0]) == [(1, 1000), (2, 400), (2, 400), (4, 400)]
+    assert sorted(attempts[1]) == [(), (1, 1000), (2, 400), (2, 400), (4, 2), (4, 2)]
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("batch", [None, ps.Batch(4)])
 async def test_one_item_that_does_not_fit_fails_with_its_sizes(
@@ -313,6 +420,41 @@ async def test_one_item_that_does_not_fit_fails_with_its_sizes(
         ):
             await service(row(1))
         assert float((await service(row(1)))[0]) == 2
+
+
+async def test_a_device_goes_on_while_a_program_for_it_is_compiled() -> None:
+    tracing, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    @ps.device_node(device="cpu")
+    def slow_to_trace(x: jax.Array) -> jax.Array:
+        loop.call_soon_threadsafe(tracing.set)
+        assert go_on.wait(20)
+        return x * 2
+
+    @ps.device_node(device="cpu")
+    def doubled(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return slow_to_trace(x)
+
+    @ps.graph
+    async def of_other(x: Any) -> Any:
+        return doubled(x)
+
+    async with engine.deploy(of, of_other) as service:
+        await service.run(of_other(row(1)))
+        waiting = asyncio.ensure_future(service.run(of(row(1))))
+        await tracing.wait()
+        try:
+            async with asyncio.timeout(10):
+                for n in range(20):
+                    assert float((await service.run(of_other(row(n))))[0]) == 2 * n
+        finally:
+            go_on.set()
+        assert float((await waiting)[0]) == 2
 
 
 async def test_an_engine_is_closed_while_a_program_is_compiled() -> None:
@@ -340,6 +482,43 @@ async def test_an_engine_is_closed_while_a_program_is_compiled() -> None:
         await aborting
         await service.__aexit__(None, None, None)
     assert call.cancelled() or call.exception() is not None
+
+
+@pytest.mark.parametrize("how", ["calls", "warm-up"])
+async def test_what_waits_to_be_compiled_is_not_once_nobody_waits_for_it(how: str) -> None:
+    tracing, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    traced: list[int] = []
+
+    batch = ps.Batch(8) if how == "warm-up" else None
+
+    @ps.device_node(device="cpu", batch=batch, sample_input=(np.ones(1, np.float32),))
+    def slow_to_trace(x: jax.Array) -> jax.Array:
+        traced.append(x.size)
+        loop.call_soon_threadsafe(tracing.set)
+        assert go_on.wait(20)
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return slow_to_trace(x)
+
+    async def warm() -> None:
+        async with own.deploy(of, warmup=True):
+            pass
+
+    async with engine.Engine() as own:
+        if how == "calls":
+            tasks = [asyncio.ensure_future(own.run(of(np.ones(n, np.float32)))) for n in range(1, 9)]
+        else:
+            tasks = [asyncio.ensure_future(warm())]
+        await tracing.wait()
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        loop.call_later(0.1, go_on.set)
+        await asyncio.wait(tasks)
+    assert traced == [1]
 
 
 async def test_the_device_gets_batches_ahead_and_no_more_than_prefetch() -> None:

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock import EngineClosedError, OptionsError
+from penstock import DeviceError, EngineClosedError, OptionsError
 from penstock.devices.programs.compile_cache import CompileCache
+from penstock.devices.programs.executable import Executable
 from tests.devices.compiled import called, compiled, leased, program
 
 X = np.ones(3, np.float32)
@@ -67,6 +68,31 @@ def test_concurrent_first_callers_share_one_compilation() -> None:
     statistics = node.log.statistics()
     assert (statistics.programs, statistics.hits, statistics.misses) == (1, 0, 11)
     assert statistics.seconds > 0
+
+
+def test_what_nobody_wants_any_more_is_not_compiled() -> None:
+    held, others = Held(), [Held(), Held()]
+    wanted = True
+    done: list[SimpleQueue[Any]] = [SimpleQueue(), SimpleQueue()]
+    with leased(CompileCache()) as cache:
+        first = SimpleQueue[Any]()
+        cache.compile(program(held), (X,), first.put)
+        assert held.began.wait(50)
+        nodes = [program(other) for other in others]
+        for node, queue in zip(nodes, done, strict=True):
+            for _ in range(2):
+                cache.compile(node, (X,), queue.put, is_wanted=lambda: wanted)
+        cache.compile(nodes[1], (X,), done[1].put)  # one who wants it is enough
+        wanted = False
+        for one in (held, *others):
+            one.go_on.set()
+        dropped = [done[0].get(timeout=50) for _ in range(2)]
+        kept = [done[1].get(timeout=50) for _ in range(3)]
+        assert isinstance(first.get(timeout=50), Executable)
+        assert compiled(cache, nodes[0], X) is not None  # the next one who wants it gets it
+    assert [type(error) for error in dropped] == [DeviceError] * 2
+    assert all(isinstance(one, Executable) for one in kept)
+    assert [other.traces for other in others] == [1, 1]
 
 
 class Custom(Exception):

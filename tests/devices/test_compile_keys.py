@@ -1,6 +1,6 @@
 """What makes another program, and what does not: as in `jax.jit`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from penstock.devices.programs import configuration as configurations
 from penstock.devices.programs.compile_cache import CompileCache
 from tests.devices.compiled import called, compiled, leased, mesh_placement, program
 
@@ -81,6 +82,46 @@ def test_the_configuration_of_the_caller_reaches_the_thread_that_compiles(
     assert result.dtype == expected.dtype
     assert seen[0] == seen[1]
     assert jax.config.jax_enable_x64 is False
+
+
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody has asked for a configuration yet; what is set is taken back."""
+    monkeypatch.setattr(configurations, "_known", {})
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_a_configuration_that_changes_while_it_is_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = configurations._state
+    changes = iter([True])
+
+    def state() -> Hashable:
+        read = original()
+        for value in changes:  # as by another thread, once
+            jax.config.update("jax_enable_x64", value)
+        return read
+
+    monkeypatch.setattr(configurations, "_state", state)
+    configuration = configurations.current()
+    assert configuration.state == original()
+    jax.config.update("jax_enable_x64", False)
+    with configuration.entered():
+        assert jax.config.jax_enable_x64 is True
+
+
+@pytest.mark.usefixtures("nothing_known")
+@pytest.mark.parametrize("argument", [np.ones(2), [np.ones(2)], 2.5], ids=["array", "list", "number"])
+def test_dtypes_are_those_of_a_configuration_whatever_has_been_set_meanwhile(argument: Any) -> None:
+    jax.config.update("jax_enable_x64", True)
+    configuration, node = configurations.current(), program(lambda x: x)
+    jax.config.update("jax_enable_x64", False)
+    signatures = [node.signature((argument,), configuration)]
+    jax.config.update("jax_enable_x64", True)
+    signatures.append(node.signature((argument,), configurations.current()))
+    assert "float64" in str(signatures[0])
+    assert signatures[0] == signatures[1]
 
 
 VALUES: dict[str, Callable[[], Any]] = {

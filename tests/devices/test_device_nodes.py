@@ -12,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
+from penstock.devices.dispatch import parameters
 
 from .gates import Gate
 
@@ -219,6 +220,47 @@ async def test_parameters_of_a_resource_are_placed_once_and_swapped_without_comp
         assert scaled.compile_statistics().programs == 1
 
 
+async def test_parts_of_a_resource_are_placed_once_and_shared_by_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = 1
+
+    @ps.resource
+    async def weights() -> AsyncIterator[dict[str, Any]]:
+        yield {"a": np.full((2, 3), version, np.float32), "b": np.full(3, 10 * version, np.float32)}
+
+    @ps.device_node(device="cpu", batch=ps.Batch(8, max_wait_seconds=0.2))
+    def of_list(parts: list[jax.Array], x: jax.Array) -> jax.Array:
+        return (parts[0][0] + parts[1]) * x
+
+    @ps.device_node(device="cpu", batch=ps.Batch(8, max_wait_seconds=0.2))
+    def of_view(row: jax.Array, x: jax.Array) -> jax.Array:
+        return row * x
+
+    @ps.device_node(device="cpu", pure=False)
+    def alone(parts: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return parts["row"] * x
+
+    @ps.graph
+    async def of(x: jax.Array) -> list[jax.Array]:
+        opened = await weights()
+        return [
+            of_list([opened["a"], opened["b"]], x),
+            of_view(opened["a"][1], x),
+            alone({"row": opened["a"][1], "other": opened["b"]}, x),
+        ]
+
+    placed: list[Any] = []
+    original = parameters._put
+    monkeypatch.setattr(parameters, "_put", lambda *args: placed.append(args) or original(*args))
+    async with engine.deploy(of) as service:
+        for version in (1, 2):
+            await service.reload(weights)
+            rows = await asyncio.gather(*(service(np.float32(n)) for n in range(8)))
+            expected = [[11 * version * n, version * n, version * n] for n in range(8)]
+            assert [[float(result[0]) for result in row] for row in rows] == expected
+            assert len(placed) == 3 * version
+    assert (of_list.batch_statistics().batches, of_view.batch_statistics().batches) == (2, 2)
+
+
 async def test_a_reload_of_parameters_with_another_shape_is_refused_and_the_old_ones_stay() -> None:
     size = 3
 
@@ -241,6 +283,80 @@ async def test_a_reload_of_parameters_with_another_shape_is_refused_and_the_old_
             await service.reload(weights)
         assert "node 'scaled' uses it" in str(caught.value.__notes__)
         assert (await service(np.float32(2))).shape == (3,)
+
+
+async def test_a_reload_is_refused_for_the_nodes_of_a_body_too() -> None:
+    size = 3
+
+    @ps.resource
+    async def weights() -> AsyncIterator[dict[str, Any]]:
+        yield {"w": np.ones(size, np.float32)}
+
+    @ps.device_node(device="cpu")
+    def scaled(parameter: jax.Array, x: jax.Array) -> jax.Array:
+        return parameter * x
+
+    @ps.graph
+    async def opened_inside(x: jax.Array) -> jax.Array:
+        return scaled((await weights())["w"], x)
+
+    @ps.graph
+    async def inside(xs: list[Any]) -> list[Any]:
+        return await ps.map_each(opened_inside, xs)
+
+    @ps.graph
+    async def around(xs: list[Any]) -> list[Any]:
+        opened = await weights()
+
+        @ps.graph
+        async def one(x: Any) -> Any:
+            return scaled(opened["w"], x)
+
+        return await ps.map_each(one, xs)
+
+    for of in (inside, around):
+        size = 3
+        async with engine.deploy(of) as service:
+            size = 4
+            with pytest.raises(
+                ps.DeviceError, match=r"float32\[4\] at the top, the present ones float32\[3\]"
+            ) as caught:
+                await service.reload(weights)
+            assert "node 'scaled' uses it" in str(caught.value.__notes__)
+            assert [result.shape for result in await service([np.float32(2)])] == [(3,)]
+
+
+async def test_only_what_a_node_takes_of_a_resource_has_to_keep_its_shapes() -> None:
+    version = 1
+
+    class Model:
+        def __init__(self) -> None:
+            self.parameters = {"w": np.full(3, version, np.float32)}
+            self.words = ["word"] * version
+            self.sign = "-" if version == 3 else "+"
+
+    @ps.resource
+    async def model() -> AsyncIterator[Model]:
+        yield Model()
+
+    @ps.device_node(device="cpu", static=("sign",))
+    def scaled(parameters: dict[str, jax.Array], x: jax.Array, sign: str) -> jax.Array:
+        return parameters["w"] * (x if sign == "+" else -x)
+
+    @ps.node
+    def counted(words: list[str]) -> int:
+        return len(words)
+
+    @ps.graph
+    async def of(x: jax.Array) -> tuple[jax.Array, int]:
+        opened = await model()
+        return scaled(opened.parameters, x, opened.sign), counted(opened.words)
+
+    async with engine.deploy(of) as service:
+        for version in (2, 3):
+            await service.reload(model)
+            result, words = await service(np.float32(2))
+            assert (float(result[0]), words) == (-6 if version == 3 else 4, version)
 
 
 async def test_static_arguments_are_part_of_the_program() -> None:

@@ -1,6 +1,6 @@
 """Batch line: runs the batches of one node on a device, and finds out what to do with one that fails."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from ..._errors import DeviceError
@@ -11,6 +11,9 @@ from ..dispatch.memory import is_out_of_memory
 from .batch_job import BatchItem, BatchJob, BatchLayout
 from .batch_statistics import BatchLog
 from .bisection import Bisection, SizeLimit
+
+# Kinds of items of which a batch did not fit. One that is forgotten is learnt again.
+_MOST_LIMITS = 256
 
 if TYPE_CHECKING:
     from ..dispatch.station import Station
@@ -50,7 +53,7 @@ class BatchLine:
         self._program = program
         self._layout = layout
         self._repeats = repeats
-        self._limit = SizeLimit(layout.sizes)
+        self._limits: dict[Hashable, SizeLimit] = {}  # for each group of calls: what is too large for one fits others
 
     def _start(self, calls: list[DeviceCall]) -> None:
         self.submit(calls, self._ended)
@@ -71,19 +74,32 @@ class BatchLine:
 
     def _ended(self, job: BatchJob) -> None:
         if job.error is not None and job.has_run and self._repeats and isinstance(job.error, Exception):
-            if is_out_of_memory(job.error):
-                _Halving(self, job).go_on()
-            else:
-                _Search(self, job).go_on()
+            self.try_again(job, self.free)
             return
         job.settle()
         self.free()
 
+    def try_again(self, job: BatchJob, then: Callable[[], None]) -> None:
+        """Run a batch that failed in parts, until each of its calls has its result or an error of its own."""
+        assert job.error is not None
+        if is_out_of_memory(job.error):
+            _Halving(self, job, then).go_on()
+        else:
+            _Search(self, job, then).go_on()
+
     def exceeded(self, job: BatchJob) -> bool:
         """Note that a batch did not fit the memory of the device; returns whether a smaller one may."""
         assert job.stacked is not None
-        fits = self._limit.exceeded(job.stacked.size)
-        self.lane.largest = self._limit.size
+        group = job.calls[0].group
+        limit = self._limits.get(group)
+        if limit is None:
+            if len(self._limits) >= _MOST_LIMITS:
+                forgotten = next(iter(self._limits))
+                del self._limits[forgotten]
+                self.lane.largest.pop(forgotten, None)
+            limit = self._limits[group] = SizeLimit(self._layout.sizes)
+        fits = limit.exceeded(job.stacked.size)
+        self.lane.largest[group] = limit.size
         return fits
 
     @property
@@ -100,10 +116,11 @@ class BatchLine:
 class _Search:
     """Runs a batch that failed again in parts, until the calls that fail are alone."""
 
-    def __init__(self, owner: BatchLine, job: BatchJob) -> None:
+    def __init__(self, owner: BatchLine, job: BatchJob, then: Callable[[], None]) -> None:
         error = job.take_error()
         assert isinstance(error, Exception)
         self._owner = owner
+        self._then = then
         self._calls = job.calls
         self._size = None if job.stacked is None else job.stacked.size
         self._bisection = Bisection(len(job.calls), error)
@@ -111,15 +128,19 @@ class _Search:
             job.calls[0].fail(error)
 
     def go_on(self) -> None:
-        """Run the next part; at the end, the place of the batch is free."""
+        """Run the next part; at the end, do what comes then."""
         positions = self._bisection.next_batch()
         if positions:
             # Of the same size, whose program is there.
             self._owner.submit([self._calls[position] for position in positions], self._ended, self._size)
         else:
-            self._owner.free()
+            self._then()
 
     def _ended(self, job: BatchJob) -> None:
+        if job.error is not None and job.has_run and is_out_of_memory(job.error):
+            self._bisection.succeeded()  # its calls are taken care of
+            self._owner.try_again(job, self.go_on)
+            return
         if isinstance(job.error, Exception):
             self._bisection.failed(job.error)
             if len(job.calls) == 1:
@@ -135,24 +156,29 @@ class _Search:
 class _Halving:
     """Runs a batch that did not fit the memory of the device again in parts that are smaller."""
 
-    def __init__(self, owner: BatchLine, job: BatchJob) -> None:
+    def __init__(self, owner: BatchLine, job: BatchJob, then: Callable[[], None]) -> None:
         self._owner = owner
+        self._then = then
+        self._group = job.calls[0].group
         self._left: list[DeviceCall] = []
         self._too_large(job)
 
     def go_on(self) -> None:
-        """Run the next part; at the end, the place of the batch is free."""
+        """Run the next part; at the end, do what comes then."""
         owner = self._owner
         if self._left:
-            size = owner.lane.largest or len(self._left)
+            size = owner.lane.largest.get(self._group) or len(self._left)
             part, self._left = self._left[:size], self._left[size:]
             owner.submit(part, self._ended)
         else:
-            owner.free()
+            self._then()
 
     def _ended(self, job: BatchJob) -> None:
         if job.error is not None and is_out_of_memory(job.error):
             self._too_large(job)
+        elif isinstance(job.error, Exception) and job.has_run:
+            self._owner.try_again(job, self.go_on)
+            return
         else:
             job.settle()
         self.go_on()

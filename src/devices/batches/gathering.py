@@ -1,6 +1,7 @@
 """Gathering: which calls of one device node run together, and when. It has no clock and runs nothing."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from ...actors.batch import Batch
@@ -73,20 +74,24 @@ class Gathering(Generic[W]):
             return None
         return min(_oldest(group) for group in self._groups.values()) + self._batch.max_wait_seconds
 
-    def take(self, now: float, size: int | None = None) -> list[W]:
+    def take(self, now: float, largest: Mapping[Hashable, int] = MappingProxyType({})) -> list[W]:
         """Take out a batch that is full, or whose first call has waited long enough; else an empty list.
 
         Args:
             now: the time.
-            size: the most calls, if they are fewer than the batch holds: more do not fit the device.
+            largest: for a group, the most calls, if they are fewer than the batch holds: more do not fit the device.
         """
-        size = min(self._batch.max_size, size or self._batch.max_size)
-        found = [group for group in self._groups.values() if self._is_due(group, size, now)]
+        max_size = self._batch.max_size
+        found = [
+            (group, key)
+            for key, group in self._groups.items()
+            if self._is_due(group, largest.get(key, max_size) if largest else max_size, now)
+        ]
         if not found:
             return []
-        group = max(found, key=lambda group: (group.highest, -_oldest(group)))
-        taken = [group.pop() for _ in range(min(size, group.count))]
-        self._left(group, taken[0].group, len(taken))
+        group, key = max(found, key=lambda one: (one[0].highest, -_oldest(one[0])))
+        taken = [group.pop() for _ in range(min(largest.get(key, max_size), group.count))]
+        self._left(group, key, len(taken))
         return taken
 
     def _is_due(self, group: Lanes[W], size: int, now: float) -> bool:

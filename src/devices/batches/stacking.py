@@ -126,17 +126,16 @@ class Stacker:
         return item
 
     def _looked_at(self, arguments: Sequence[Any], configuration: Configuration) -> Item:
-        dtypes = configuration.dtypes
         signature: list[Any] = []
         arrays: list[Array] = []
         lengths: list[tuple[int, ...]] = []
         for (parameter, axes), argument in zip(self._parameters, arguments, strict=True):
             try:
                 leaves, structure = jax.tree.flatten(argument)
-                found = [leaf if type(leaf) is np.ndarray else _as_array(leaf, dtypes) for leaf in leaves]
-                kinds = [(_dtype(array.dtype, dtypes), array.shape) for array in found]
+                found = [leaf if type(leaf) is np.ndarray else _as_array(leaf, configuration) for leaf in leaves]
+                kinds = [(_dtype(array.dtype, configuration), array.shape) for array in found]
             except (TypeError, ValueError) as error:
-                raise self._refusal(parameter, argument, dtypes, error) from error
+                raise self._refusal(parameter, argument, configuration, error) from error
             if axes:
                 lengths.append(self._lengths(parameter, axes, kinds))
                 kinds = [(dtype, self._padded(parameter, axes, shape)) for dtype, shape in kinds]
@@ -217,13 +216,13 @@ class Stacker:
             padded[axis] = length
         return tuple(padded)
 
-    def _refusal(self, parameter: str, argument: Any, dtypes: dict[Any, Any], error: Exception) -> Exception:
+    def _refusal(self, parameter: str, argument: Any, configuration: Configuration, error: Exception) -> Exception:
         """Return the error of an argument of which something cannot be stacked, with the place in it."""
         place = parameter
         with suppress(TypeError, ValueError):  # of the leaf that is refused, whose place this is; or of the whole
             for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
                 place = parameter + jax.tree_util.keystr(path)
-                _dtype(_as_array(leaf, dtypes).dtype, dtypes)
+                _dtype(_as_array(leaf, configuration).dtype, configuration)
         kind = TypeError if isinstance(error, TypeError) else ValueError
         return kind(f"node {self._node!r}, argument {place!r}: {error}")
 
@@ -278,7 +277,7 @@ def _rows(array: Array, count: int) -> list[Array]:
     return list(array[:count]) if array.ndim > 1 else [array[row, ...] for row in range(count)]
 
 
-def _as_array(leaf: Any, dtypes: dict[Any, Any]) -> Array:
+def _as_array(leaf: Any, configuration: Configuration) -> Array:
     """Return an array as it is, and a number as an array.
 
     Raises:
@@ -294,22 +293,23 @@ def _as_array(leaf: Any, dtypes: dict[Any, Any]) -> Array:
         return leaf
     if kind in _OF_PYTHON:
         try:
-            return np.asarray(leaf, _dtype(np.dtype(_OF_PYTHON[kind]), dtypes))
+            return np.asarray(leaf, _dtype(np.dtype(_OF_PYTHON[kind]), configuration))
         except OverflowError as error:
             raise ValueError(f"{error}; it would need 64 bits, which jax_enable_x64 gives") from error
     raise TypeError(f"{kind.__name__} is not an array or a number: convert it to an array first, or name it in static=")
 
 
-def _dtype(dtype: Any, dtypes: dict[Any, Any]) -> Any:
+def _dtype(dtype: Any, configuration: Configuration) -> Any:
     """Return what a dtype becomes as an argument.
 
     Raises:
         TypeError: JAX does not compute with it.
     """
+    dtypes = configuration.dtypes
     found = dtypes.get(dtype)
     if found is None:
         try:
-            found = dtypes[dtype] = jax.typeof(np.zeros((), dtype)).dtype
+            found = dtypes[dtype] = configuration.type_of(np.zeros((), dtype)).dtype
         except TypeError as error:
             raise TypeError(
                 f"an array of {dtype} cannot be stacked for a device: convert it to an array of numbers first"

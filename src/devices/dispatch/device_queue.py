@@ -1,7 +1,7 @@
 """Device queue: what waits for a device on one event loop, and what is handed to it next."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -47,7 +47,7 @@ class Lane:
         self.waiting: Gathering[DeviceCall] = Gathering(batch or _ONE_BY_ONE)
         self.gathers = batch is not None
         self.free = limit
-        self.largest: int | None = None  # more calls together than these did not fit the device
+        self.largest: dict[Hashable, int] = {}  # of these groups, more calls together did not fit the device
         self.served = 0.0
         self.replicas: tuple[Lane, ...] = (self,)
 

@@ -8,6 +8,7 @@ from ..batches.batch_line import BatchLine
 from ..batches.stacking import on_host
 from .device_call import DeviceCall
 from .device_queue import Lane, share
+from .same_parameters import SameParameters
 from .single_line import AHEAD, SingleLine
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class DeviceUse:
         self._stations = stations
         self._programs = [programs.program(station.placement, resources, donated) for station in stations]
         self._arguments = arguments = programs.arguments(resources)
+        self._parameters = [(position, SameParameters()) for position in arguments.parameters]
         self._layout: BatchLayout | None = None
         if options.batch is not None:
             assert arguments.stacker is not None
@@ -72,7 +74,11 @@ class DeviceUse:
             for station, program in zip(self._stations, self._programs, strict=True)
             for args in variants
         ]
-        await asyncio.wait(compiled)
+        try:
+            await asyncio.wait(compiled)
+        finally:
+            for future in compiled:
+                future.cancel()  # without effect on those that are over
         for future in compiled:
             future.result()
 
@@ -91,6 +97,10 @@ class DeviceUse:
             TypeError: the node is batched, and an argument cannot be stacked.
             ValueError: the node is batched, and an argument is too long.
         """
+        for position, same in self._parameters:
+            value = same.of(values[position])
+            if value is not values[position]:
+                values = (*values[:position], value, *values[position + 1 :])
         if self._layout is None:
             return DeviceCall(
                 self._loop, self._programs[0], values, hands_on=hands_on, priority=priority, deadline=deadline,

@@ -101,7 +101,7 @@ class Job:
 
     def begin(self) -> bool:
         """Return whether anybody still wants it."""
-        if all(call.is_left for call in self.calls):
+        if not self._is_wanted():
             self._over()
             return False
         if self._span is None:
@@ -121,7 +121,7 @@ class Job:
             if self.times is not None:
                 self.times.compile_begins()
             trace = None if span is None else span.context
-            self._route.cache.compile(self._program, self._args, self._compiled, trace)
+            self._route.cache.compile(self._program, self._args, self._compiled, trace, self._is_wanted)
             return None
         if not self.is_left():
             self._over()
@@ -226,6 +226,9 @@ class Job:
     def padding(self) -> tuple[int, float]:
         """Rows of the batch, with those of padding, and how much of its elements was padding; both 0 for no batch."""
         return 0, 0.0
+
+    def _is_wanted(self) -> bool:
+        return not all(call.is_left for call in self.calls)
 
     def _compiled(self, found: object) -> None:
         if self.times is not None:

@@ -75,6 +75,8 @@ def check_same_shapes(old: Any, new: Any) -> None:
 
 
 def _kind(leaf: Any) -> str:
+    if isinstance(leaf, str | bytes):
+        return f"a {type(leaf).__name__}"  # a static argument
     shaped = jax.eval_shape(lambda: leaf) if not hasattr(leaf, "dtype") else leaf
     return f"{shaped.dtype}{list(shaped.shape)}"
 

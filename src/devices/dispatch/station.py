@@ -59,11 +59,16 @@ class Station:
         return self._uses[key]
 
     def compile(self, program: "Program", args: tuple[Any, ...]) -> "asyncio.Future[None]":
-        """Have a program compiled for such arguments; the future tells when it is, or why it could not be."""
+        """Have a program compiled for such arguments; the future tells when it is, or why it could not be.
+
+        It is not compiled if the future was cancelled before its turn.
+        """
         done: asyncio.Future[None] = self.loop.create_future()
         mailbox, wait = self.route.mailbox, spans.waiting()
         trace = None if wait is None else wait.context
-        self.route.cache.compile(program, args, lambda found: mailbox.post(_tell, done, found), trace)
+        self.route.cache.compile(
+            program, args, lambda found: mailbox.post(_tell, done, found), trace, lambda: not done.cancelled()
+        )  # fmt: skip
         return done
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from opentelemetry.context import Context
 
+from ..._errors import DeviceError
 from ...telemetry import logs, metrics, names, spans
 from ...telemetry.metrics import Reading, series
 from ...telemetry.profiling import registry
@@ -27,7 +28,8 @@ DEFAULT_CAPACITY: Final = 256
 
 OnCompiled: TypeAlias = Callable[[Executable | BaseException], object]
 _Key: TypeAlias = tuple[Any, ...]
-_Waiter: TypeAlias = tuple[OnCompiled, Context | None]
+_IsWanted: TypeAlias = Callable[[], bool]
+_Waiter: TypeAlias = tuple[OnCompiled, Context | None, _IsWanted]
 
 
 class CompileCache:
@@ -94,7 +96,12 @@ class CompileCache:
         return executable
 
     def compile(
-        self, program: Program, args: tuple[Any, ...], on_done: OnCompiled, trace: Context | None = None
+        self,
+        program: Program,
+        args: tuple[Any, ...],
+        on_done: OnCompiled,
+        trace: Context | None = None,
+        is_wanted: _IsWanted = lambda: True,
     ) -> None:
         """Compile a program on the compile thread, under the configuration of the calling thread.
 
@@ -106,6 +113,8 @@ class CompileCache:
             on_done: called with the executable, or with an error that no other caller gets. On the compile thread, or
                 at once if it has been compiled meanwhile; it must not raise.
             trace: the context with the sampled span that waits for it; None without one.
+            is_wanted: asked on the compile thread when it is its turn. What nobody wants any more is not compiled, and
+                `on_done` is called with a `DeviceError`.
 
         Raises:
             TypeError: an argument is neither an array nor static.
@@ -121,10 +130,10 @@ class CompileCache:
             if executable is None:
                 waiting = self._waiting.get(key)
                 if waiting is not None:
-                    waiting.append((on_done, trace))
+                    waiting.append((on_done, trace, is_wanted))
                     return
                 self._thread.submit(lambda refusal: self._compile(program, configuration, signature, refusal))
-                self._waiting[key] = [(on_done, trace)]
+                self._waiting[key] = [(on_done, trace, is_wanted)]
                 return
         on_done(executable)
 
@@ -135,12 +144,17 @@ class CompileCache:
         self, program: Program, configuration: Configuration, signature: Signature, refusal: BaseException | None
     ) -> None:
         outcome: Executable | BaseException
+        key = program, configuration, signature
+        if refusal is None and (left := self._left(key)):
+            for on_done, *_ in left:
+                _tell(on_done, DeviceError(f"{program.name!r} was not compiled: nobody waited for it any more"))
+            return
         if refusal is not None:
             outcome = refusal
         else:
             started = time.perf_counter()
             with self._lock:
-                traces = [trace for _, trace in self._waiting[program, configuration, signature] if trace is not None]
+                traces = [trace for _, trace, _ in self._waiting[key] if trace is not None]
             try:
                 with (
                     jax_profile.compiling(program.name),
@@ -155,7 +169,6 @@ class CompileCache:
             program.log.spent(ended - started)
             metrics.add([_reading(names.METRIC_COMPILE_TIME, program, ended - started)])
             registry.device_worked(DeviceWork("compile", program.placement.name, program.name, started, ended))
-        key = program, configuration, signature
         evicted: list[tuple[Program, Executable]] = []
         with self._lock:
             waiting = self._waiting.pop(key)
@@ -167,9 +180,16 @@ class CompileCache:
             program.log.compiled(program, configuration, signature, outcome)
             metrics.add([_reading(names.METRIC_COMPILE_PROGRAMS, program, 1)])
             _let_go(evicted)
-        for number, (on_done, _) in enumerate(waiting):
+        for number, (on_done, *_) in enumerate(waiting):
             _tell(on_done, twin_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
         del outcome  # an error refers to this frame
+
+    def _left(self, key: _Key) -> list[_Waiter]:
+        """Take out those who wait for a program if none of them wants it any more; else return an empty list."""
+        with self._lock:
+            if any(is_wanted() for *_, is_wanted in self._waiting[key]):
+                return []
+            return self._waiting.pop(key)
 
     def _evict(self) -> list[tuple[Program, Executable]]:
         evicted: list[tuple[Program, Executable]] = []

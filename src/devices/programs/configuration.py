@@ -47,6 +47,11 @@ class Configuration:
                 setting.set_local(before)
                 _tell(setting, None if before is _UNSET else before)
 
+    def type_of(self, value: Any) -> Any:
+        """Return JAX's type of a value under this configuration, whatever has been set meanwhile."""
+        with self.entered():
+            return jax.typeof(value)
+
     def changes_since(self, earlier: "Configuration") -> dict[str, tuple[Any, Any]]:
         """Return the options that differ: before and after by name; `mesh or axis` stands for what has no name."""
         changed = {
@@ -59,13 +64,17 @@ class Configuration:
 
 def current() -> Configuration:
     """Return the configuration of this thread. Costs half a microsecond."""
-    state = _state()
-    known = _known.get(state)
-    if known is None:
+    while True:
+        state = _state()
+        known = _known.get(state)
+        if known is not None:
+            return known
+        made = Configuration(state)
+        if _state() != state:  # another thread has changed an option, perhaps before all were read
+            continue
         if len(_known) >= _MAX_KNOWN:
             _known.pop(next(iter(_known)), None)
-        known = _known.setdefault(state, Configuration(state))
-    return known
+        return _known.setdefault(state, made)
 
 
 def _tell(setting: Any, value: Any) -> None:

@@ -65,7 +65,7 @@ def signature_of(
             parts.append((arg.shape, dtype, False))
         else:
             leaves, tree = jax.tree.flatten(arg)
-            described = tuple([_leaf(leaf, dtypes, position, names) for leaf in leaves])
+            described = tuple([_leaf(leaf, configuration, position, names) for leaf in leaves])
             # A leaf that is the argument itself has no structure to speak of.
             parts.append(described[0] if len(leaves) == 1 and leaves[0] is arg else (tree, described))
     return tuple(parts)
@@ -93,7 +93,8 @@ def is_device_array(leaf: object) -> bool:
     return (_kind(type(leaf)) if kind is None else kind) in (_DEVICE, _KEY)
 
 
-def _leaf(leaf: Any, dtypes: dict[Any, Any], position: int, names: Names) -> Leaf:
+def _leaf(leaf: Any, configuration: Configuration, position: int, names: Names) -> Leaf:
+    dtypes = configuration.dtypes
     leaf_type: type[Any] = leaf.__class__
     kind = _kinds.get(leaf_type)
     if kind is None:
@@ -104,14 +105,14 @@ def _leaf(leaf: Any, dtypes: dict[Any, Any], position: int, names: Names) -> Lea
         if kind is _HOST:
             dtype = dtypes.get(leaf.dtype)
             if dtype is None:
-                dtype = dtypes[leaf.dtype] = jax.typeof(np.zeros((), leaf.dtype)).dtype
+                dtype = dtypes[leaf.dtype] = configuration.type_of(np.zeros((), leaf.dtype)).dtype
             return leaf.shape, dtype, False
         if kind is _KEY:
             return leaf.shape, leaf.dtype, False
         if kind is _SCALAR:
             known = dtypes.get(leaf_type)
             if known is None:
-                aval = jax.typeof(leaf_type())
+                aval = configuration.type_of(leaf_type())
                 known = dtypes[leaf_type] = ((), aval.dtype, aval.weak_type)
             return known
         if isinstance(leaf, jax.ShapeDtypeStruct):

@@ -2,13 +2,14 @@
 
 import asyncio
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..._errors import EngineClosedError, EngineLoopError, PlanError
 from ...actors.frame import Frame
 from ...actors.keeper import Keeper
 from ...actors.uninterrupted import uninterrupted
 from ...telemetry import logs
+from ..call_site import is_known, value_of
 from ..node import Node
 from .departures import departed
 from .opening import Opening
@@ -17,7 +18,10 @@ from .resource import Resource
 
 if TYPE_CHECKING:
     from ..deployment import Deployment
+    from ..planning import Plan
     from ..runtime import Runtime
+
+_Known: TypeAlias = dict[int, Any]  # what is of a resource in a graph, by the number of the value
 
 
 async def reload(deployment: "Deployment", resource: object) -> None:
@@ -82,16 +86,38 @@ def _check_wanted(deployment: "Deployment", entry: Entry) -> None:
 def _check_fits(entry: Entry) -> None:
     """Ask the executors of the nodes that use a resource whether its new value is one for them."""
     assert entry.candidate is not None
+    values = entry.keeper.value, entry.candidate.value
     for program in entry.programs:
-        source = program.plan.trace.resources[entry.opening]
-        for step in program.plan.steps:
-            callee = step.head.callee
-            if isinstance(callee, Node) and callee.runs_in and any(read.source == source for read in step.head.reads()):
-                try:
-                    callee.runs_in.check_reload(entry.keeper.value, entry.candidate.value)
-                except Exception as error:
-                    error.add_note(f"resource {entry.opening.name!r} was not reloaded: node {step.label!r} uses it")
-                    raise
+        _check_plan(program.plan, entry.opening, ({}, {}), values)
+
+
+def _check_plan(plan: "Plan", opening: Opening, around: tuple[_Known, _Known], values: tuple[Any, Any]) -> None:
+    """Ask the executors of a graph's nodes, and of those of its bodies.
+
+    Args:
+        plan: of the graph.
+        opening: of the resource.
+        around: for a body, what it takes of the present value, and of the new one.
+        values: the present one, and the new one.
+    """
+    old, new = around
+    if opening in plan.trace.resources:
+        source = plan.trace.resources[opening]
+        old, new = {**old, source: values[0]}, {**new, source: values[1]}
+    for step in plan.steps:
+        callee = step.head.callee
+        if isinstance(callee, Node) and callee.runs_in:
+            try:
+                for read in step.head.reads():
+                    if read.source in old:
+                        callee.runs_in.check_reload(value_of(read, old), value_of(read, new))
+            except Exception as error:
+                error.add_note(f"resource {opening.name!r} was not reloaded: node {step.label!r} uses it")
+                raise
+        for body in step.bodies:
+            taken = [(source, template) for source, template in body.trace.captured if is_known(template, old.keys())]
+            inside = tuple([{source: value_of(one, known) for source, one in taken} for known in (old, new)])
+            _check_plan(body, opening, (inside[0], inside[1]), values)
 
 
 async def _open_next(deployment: "Deployment", entry: Entry) -> None:
