@@ -106,14 +106,14 @@ async def test_a_thread_of_a_device_that_dies_counts(collected: Collected, monke
 
 
 def test_programs_that_were_dropped_keep_their_hits(collected: Collected) -> None:
-    first, second = program(lambda x: x + 1), program(lambda x: x - 1)
+    first, second = program(lambda x: x + 1, name="dropped"), program(lambda x: x - 1, name="dropped")
     with leased(CompileCache(capacity=1)) as cache:
         for node in (first, first, first, second):
             called(cache, node, rows(1))
-        assert collected.total(names.METRIC_COMPILE_CACHE_EVICTIONS, node="node") == 1
+        assert collected.total(names.METRIC_COMPILE_CACHE_EVICTIONS, node="dropped") == 1
         hits = first.log.statistics().hits + second.log.statistics().hits
-        assert collected.total(names.METRIC_COMPILE_CACHE_HITS, node="node") == hits >= 2
-        assert collected.total(names.METRIC_COMPILE_PROGRAMS, node="node") == 2
+        assert collected.total(names.METRIC_COMPILE_CACHE_HITS, node="dropped") == hits >= 2
+        assert collected.total(names.METRIC_COMPILE_PROGRAMS, node="dropped") == 2
 
 
 @ps.node
