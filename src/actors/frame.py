@@ -83,6 +83,7 @@ class Frame:
         missing: inputs that each step still waits for.
         readers: readers that each slot still has.
         sinks_left: steps without readers that have not finished; 0 means that all steps have.
+        expired: whether its deadline has ended it; the error itself goes with whoever reads the outcome.
         unwinding: handlers that still run for it, after it has ended.
         on_result_stream: called with the stream that the graph returns, if that is what it does.
         bodies: what its steps of control flow run inside of it now.
@@ -102,6 +103,7 @@ class Frame:
     error: BaseException | None = None
     span: FrameSpan | None = None
     deadline: float | None = None
+    expired = False
     unwinding = 0
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None
     bodies: "tuple[Body, ...]" = ()
@@ -271,6 +273,7 @@ class Frame:
                     item=self.item, error=repr(error),
                 )  # fmt: skip
             return
+        self.expired = actor is None and isinstance(error, DeadlineExceeded)
         self.error = error if actor is None else self.annotated(error, actor, attempt)
         self._end("failed")
 

@@ -70,17 +70,12 @@ class TracedExecution:
         elif error is None and not self.was_cancelled:
             tell_consumers(self._parent, self._actor)
             self._span.end("done")
-        elif has_expired(frame):
+        elif frame.expired:
             self._span.end("expired", DeadlineExceeded("its call did not finish in time"))
         elif error is None or isinstance(error, asyncio.CancelledError):
             self._span.end("cancelled")
         else:  # KeyboardInterrupt and the like
             self._span.end("failed", error)
-
-
-def has_expired(frame: "Frame") -> bool:
-    """Whether it was its deadline that ended a frame; its error is with whoever has read the outcome."""
-    return frame.state == "failed" and frame.deadline is not None and frame.crew.loop.time() >= frame.deadline
 
 
 def tell_consumers(parent: FrameSpan, actor: "NodeActor") -> None:
