@@ -229,7 +229,7 @@ def test_few_items_in_flight_of_a_graph_of_several_nodes(virtual: VirtualTime) -
         return found
 
     verdict = virtual.run(lambda: profile_of(engine.stream((pipeline(n) for n in range(90)), max_in_flight=3))).verdict
-    assert (verdict.limit, verdict.remedy) == ("in flight", "raise max_in_flight=")
+    assert (verdict.limit, verdict.remedy) == ("in_flight", "raise max_in_flight=")
     assert verdict.headroom == pytest.approx(1.5, rel=0.05)
 
 

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 # after a node; the event loop; a device: what it computes, compiles or copies; who reads a stream; its source; the
 # longest path of calls that come one by one; those who call; and nothing, if nothing ran.
 Kind: TypeAlias = Literal[
-    "places", "pool", "in flight", "order", "inbox", "loop", "device", "compilation", "transfer", "reader", "source",
+    "places", "pool", "in_flight", "order", "inbox", "loop", "device", "compilation", "transfer", "reader", "source",
     "path", "callers", "nothing",
 ]  # fmt: skip
 

@@ -54,7 +54,7 @@ def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iter
     if behind <= running or not window.ordered:
         name = max(names, key=lambda each: nodes[each].mean_seconds)
         reason = f"the {window.size:,} items in flight (max_in_flight=) are busy for {used:.0%} of the time"
-        yield Limit(used, 2, Verdict(name[1], reason, "raise max_in_flight=", name[0], "in flight"))
+        yield Limit(used, 2, Verdict(name[1], reason, "raise max_in_flight=", name[0], "in_flight"))
         return
     of_graph = [name for name in nodes if name[0] == reader.name]
     graph, node = max(of_graph, key=lambda each: nodes[each].spread_seconds)
