@@ -124,6 +124,19 @@ def test_dtypes_are_those_of_a_configuration_whatever_has_been_set_meanwhile(arg
     assert signatures[0] == signatures[1]
 
 
+@pytest.mark.usefixtures("nothing_known")
+def test_what_is_set_while_a_program_is_compiled_is_none_of_its_business() -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        jax.config.update("jax_enable_x64", True)  # as by another thread
+        return x + np.arange(3.0)
+
+    x = np.ones(3)
+    with leased(CompileCache()) as cache:
+        executable = compiled(cache, program(fn), x)
+        jax.config.update("jax_enable_x64", False)
+        assert executable(x).dtype == np.float32
+
+
 VALUES: dict[str, Callable[[], Any]] = {
     "NumPy float32": lambda: np.ones((2, 3), np.float32),
     "NumPy float64": lambda: np.ones((2, 3)),

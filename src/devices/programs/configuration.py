@@ -34,13 +34,13 @@ class Configuration:
 
     @contextlib.contextmanager
     def entered(self) -> Generator[None]:
-        """Make it this thread's configuration, whatever has been set here or globally meanwhile."""
+        """Make it this thread's configuration, whatever has been set here or globally meanwhile, or will be."""
         restore: list[tuple[Any, Any]] = []
         try:
             for setting, value in self._carried:
-                if setting.value != value:
-                    restore.append((setting, setting.swap_local(value)))
-                    _tell(setting, value)
+                # Also where it is the same already: that may be the global one, which another thread can change.
+                restore.append((setting, setting.swap_local(value)))
+                _tell(setting, value)
             yield
         finally:
             for setting, before in reversed(restore):
