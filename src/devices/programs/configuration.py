@@ -38,6 +38,8 @@ class Configuration:
         restore: list[tuple[Any, Any]] = []
         try:
             for setting, value in self._carried:
+                if value is None and setting.value is None:
+                    continue  # a context, as that of a mesh: to JAX a None that was set is not the same as none
                 # Also where it is the same already: that may be the global one, which another thread can change.
                 restore.append((setting, setting.swap_local(value)))
                 _tell(setting, value)

@@ -86,6 +86,8 @@ def _check_wanted(deployment: "Deployment", entry: Entry) -> None:
 def _check_fits(entry: Entry) -> None:
     """Ask the executors of the nodes that use a resource whether its new value is one for them."""
     assert entry.candidate is not None
+    if not entry.keeper.was_opened:
+        return  # it was lost, and is only being opened again: there is nothing to compare with
     values = entry.keeper.value, entry.candidate.value
     for program in entry.programs:
         _check_plan(program.plan, entry.opening, ({}, {}), values)
