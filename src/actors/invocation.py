@@ -56,10 +56,15 @@ async def invoke_once(worker: "Worker", actor: "NodeActor", frame: "Frame") -> A
         return await actor.body(worker, actor, frame, args, kwargs)
     finally:
         _abandon_thread(worker, actor)
-        ended = perf_counter()
-        actor.busy_seconds += ended - began
-        if actor.recorder is not None:
-            actor.recorder.add(began, ended, frame, worker.crew.loop)
+        _executed(actor, began, frame)
+
+
+def _executed(actor: "NodeActor", began: float, frame: "Frame") -> None:
+    """Count an execution that ends now, and tell a profile of it if one is taken."""
+    ended = perf_counter()
+    actor.busy_seconds += ended - began
+    if actor.recorder is not None:
+        actor.recorder.add(began, ended, frame, frame.crew.loop)
 
 
 async def timed(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
@@ -134,10 +139,7 @@ class Invocation:
         finally:
             worker.position.attempt_deadline = None
             _abandon_thread(worker, actor)
-            ended = perf_counter()
-            actor.busy_seconds += ended - began
-            if actor.recorder is not None:
-                actor.recorder.add(began, ended, self.frame, worker.crew.loop)
+            _executed(actor, began, self.frame)
 
     async def _attempt(self) -> Any:
         gate = self.actor.gate

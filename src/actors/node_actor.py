@@ -207,6 +207,11 @@ class NodeActor:
         log_blocking(" → ".join(link.name for link in self.links) or self.name, self.graph, elapsed_seconds)
 
     @property
+    def intake(self) -> "Channel[Frame] | Mailbox[Any]":
+        """Where its items wait: its inbox, or that of the loop that it owns."""
+        return self.inbox if self.work is None else self.work
+
+    @property
     def is_untimed(self) -> bool:
         """Whether nobody but a profile times its executions: that would take as long as a whole hop."""
         return self.mode == ASYNC or self.invoke is timed
@@ -257,7 +262,7 @@ class NodeActor:
             in_flight=self.places.in_flight,
             concurrency=self.places.limit if limited else None,
             busy_seconds=None if self.is_untimed else self.busy_seconds,
-            inbox=(self.inbox if self.work is None else self.work).statistics(),
+            inbox=self.intake.statistics(),
             state=None if self.instance is None else self.instance.state,
         )
 

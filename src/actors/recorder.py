@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..telemetry.profiling import registry
 from ..telemetry.profiling.depth import DepthWatch
@@ -15,9 +15,7 @@ from ..telemetry.profiling.readings import TimedReading
 if TYPE_CHECKING:
     import asyncio
 
-    from .channel import Channel
     from .frame import Frame
-    from .mailbox import Mailbox
     from .node_actor import NodeActor
 
 # To time an execution takes about as long as a whole hop, so that of nodes that run often only a sample is timed: as
@@ -77,7 +75,7 @@ class Recorder:
     def __init__(
         self, actor: "NodeActor", switch: "Callable[[Recorder | None], None] | None", sampling: Sampling
     ) -> None:
-        inbox = _inbox_of(actor)
+        inbox = actor.intake
         self._actor = actor
         self._switch = switch
         self._size = sampling.first if switch is not None else _SAMPLE
@@ -147,7 +145,7 @@ class Recorder:
         self.fold()
         self._is_on = False
         self._size = 0  # what is in flight takes nothing more, and does not turn off the timing of the next one
-        _inbox_of(self._actor).watch(None)
+        self._actor.intake.watch(None)
         if self._switch is not None:
             self._switch(None)
 
@@ -161,7 +159,3 @@ class Recorder:
             self.fold()
             self._size = _SAMPLE
             self._switch(self)
-
-
-def _inbox_of(actor: "NodeActor") -> "Channel[Frame] | Mailbox[Any]":
-    return actor.inbox if actor.work is None else actor.work

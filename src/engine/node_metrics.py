@@ -53,7 +53,7 @@ def node_counters(wired: "Iterable[Wired]") -> Iterator[Reading]:
         if instance is not None:
             yield of.restarts, instance.restarts, id(instance)
         # Call sites of one node that owns its loop put their items into the same inbox.
-        inbox = actor.inbox if actor.work is None else actor.work
+        inbox = actor.intake
         if inbox.capacity is not None:
             yield of.put_wait_time, inbox.put_wait_seconds, actor.work
 
@@ -66,7 +66,7 @@ def node_levels(wired: "Iterable[Wired]") -> Iterator[Reading]:
         yield of.in_flight, places.in_flight, places
         if places.limit < UNLIMITED:
             yield of.max_in_flight, places.limit, places
-        inbox = (actor.inbox if actor.work is None else actor.work).statistics()
+        inbox = actor.intake.statistics()
         yield of.depth, inbox.depth, actor.work
         if inbox.capacity is not None:
             yield of.capacity, inbox.capacity, actor.work

@@ -86,7 +86,7 @@ def _reading(
 ) -> NodeReading:
     runs_on = _runs_on(node)
     is_stream = node.gives_stream or bool(unit.streams)
-    inbox = (actor.inbox if actor.work is None else actor.work).statistics()
+    inbox = actor.intake.statistics()
     recorder = actor.recorder
     timed = None if recorder is None else recorder.reading()  # it also brings `busy_seconds` up to date
     return NodeReading(

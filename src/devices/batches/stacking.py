@@ -116,13 +116,15 @@ class Stacker:
             ValueError: an array is too long, too short of axes, or a number too large.
         """
         # The common case first, arrays of NumPy and no padding: it is the price of each item.
-        if not self.padded and {*map(type, arguments)} == _ONLY_NUMPY:
-            known = self._known.get((configuration, *[(array.dtype, array.shape) for array in arguments]))
-            if known is not None:
-                return Item(known, tuple(arguments), (), is_on_host=True)
+        if self.padded or {*map(type, arguments)} != _ONLY_NUMPY:
+            return self._looked_at(arguments, configuration)
+        key = (configuration, *[(array.dtype, array.shape) for array in arguments])
+        known = self._known.get(key)
+        if known is not None:
+            return Item(known, tuple(arguments), (), is_on_host=True)
         item = self._looked_at(arguments, configuration)
-        if not self.padded and {*map(type, arguments)} == _ONLY_NUMPY and len(self._known) < _MOST_KNOWN:
-            self._known[(configuration, *[(array.dtype, array.shape) for array in arguments])] = item.signature
+        if len(self._known) < _MOST_KNOWN:
+            self._known[key] = item.signature
         return item
 
     def _looked_at(self, arguments: Sequence[Any], configuration: Configuration) -> Item:
