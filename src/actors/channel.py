@@ -127,6 +127,25 @@ class Channel(Generic[T]):
             self._wake_getters()
         return True
 
+    def put_many_nowait(self, items: list[T]) -> None:
+        """Put items of priority 0, all in one go; no more than there is `room` for.
+
+        Raises:
+            ChannelClosed: the channel is closed.
+        """
+        if self._closed:
+            raise ChannelClosed("put into a closed channel")
+        if self._line is None:
+            self._line = deque()
+        self._line.extend(items)
+        self.count += len(items)
+        self.puts += len(items)
+        self.high_water = max(self.high_water, self.count)
+        if self._watch is not None:
+            self._watch.changed(self.count)
+        if self._getters:
+            self._wake_getters()
+
     async def put(self, item: T, priority: int = 0) -> None:
         """Put an item; waits while the channel is full.
 
@@ -268,6 +287,11 @@ class Channel(Generic[T]):
     def capacity(self) -> int | None:
         """Items that it may hold; None if unbounded."""
         return None if self._capacity == sys.maxsize else self._capacity
+
+    @property
+    def room(self) -> int:
+        """Items of priority 0 that surely enter now, with `put_many_nowait`; 0 where sizes or priorities count."""
+        return 0 if self._lanes is not None or self._closed else self._capacity - self.count
 
     @property
     def put_wait_seconds(self) -> float:

@@ -82,33 +82,37 @@ class Frame:
         values: one slot for each live value; a slot is emptied when its last reader is done.
         missing: inputs that each step still waits for.
         readers: readers that each slot still has.
+        queued_at: an actor in whose inbox, or in the line before it, it is; `queued` and `dequeued` keep it.
+        further_queues: the others, if it waits at more than one.
         sinks_left: steps without readers that have not finished; 0 means that all steps have.
         expired: whether its deadline has ended it; the error itself goes with whoever reads the outcome.
         unwinding: handlers that still run for it, after it has ended.
         on_result_stream: called with the stream that the graph returns, if that is what it does.
+        timer: ends it at its deadline.
         bodies: what its steps of control flow run inside of it now.
         span: what the node executions of it open their spans below; None if it is not sampled.
     """
 
-    # Defaults live in the class, and nothing else is assigned: making a frame is a large part of a short item's cost.
-    priority = 0
+    # What few frames need has its default in the class: making a frame is a large part of a short item's cost. But what
+    # every item reads is assigned, for reading a default through an instance costs five times what assigning it does.
+    priority: int
     parent: "Frame | None" = None
     missing: list[int]
     readers: list[int]
     # Two fields, because a frame waits at one actor nearly always, and a list for each would cost as much as a hop.
-    _queued_at: "NodeActor | None" = None
-    _further_queues: "tuple[NodeActor, ...]" = ()
+    queued_at: "NodeActor | None"
+    further_queues: "tuple[NodeActor, ...]"
     sinks_left = 1
     result: Any = None
     error: BaseException | None = None
     span: FrameSpan | None = None
     deadline: float | None = None
     expired = False
-    unwinding = 0
+    unwinding: int
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None
     bodies: "tuple[Body, ...]" = ()
     _identity: int | None = None
-    _timer: asyncio.TimerHandle | None = None
+    timer: asyncio.TimerHandle | None
 
     def __init__(
         self,
@@ -125,6 +129,11 @@ class Frame:
         self.item = item
         # A `State`; declared as str because checkers believe that no await changes what they compared it with.
         self.state: str = "running"
+        self.priority = 0
+        self.queued_at = None
+        self.further_queues = ()
+        self.timer = None
+        self.unwinding = 0
         self.values: list[Any] = [*inputs, *layout.blank]
         if not layout.is_line:  # in a line each step has one reader, which takes over its slot: nothing to count
             self.missing = layout.countdown.copy()
@@ -185,18 +194,18 @@ class Frame:
         if deadline <= self.crew.loop.time():
             self._expire(timeout_seconds)
         else:
-            self._timer = self.crew.loop.call_at(deadline, self._expire, timeout_seconds)
+            self.timer = self.crew.loop.call_at(deadline, self._expire, timeout_seconds)
 
     def expire_with_parent(self) -> None:
         """Fail the frame at the deadline of the one around it, too: nobody cancels a call that is made beside it."""
         deadline = None if self.parent is None else self.parent.deadline
         if self.state != "running" or deadline is None:
             return
-        if self._timer is not None:
-            if self._timer.when() <= deadline:
+        if self.timer is not None:
+            if self.timer.when() <= deadline:
                 return
-            self._timer.cancel()
-        self._timer = self.crew.loop.call_at(deadline, self._expire, None)
+            self.timer.cancel()
+        self.timer = self.crew.loop.call_at(deadline, self._expire, None)
 
     def _expire(self, timeout_seconds: float | None) -> None:
         limit = "before the deadline of the call around it"
@@ -206,26 +215,26 @@ class Frame:
 
     def queues(self) -> "list[NodeActor]":
         """Return the actors in whose inbox, or in the line before it, the frame is."""
-        return [] if self._queued_at is None else [self._queued_at, *self._further_queues]
+        return [] if self.queued_at is None else [self.queued_at, *self.further_queues]
 
     def queued(self, actor: "NodeActor") -> None:
         """The frame waits at an actor now."""
-        if self._queued_at is None:
-            self._queued_at = actor
+        if self.queued_at is None:
+            self.queued_at = actor
         else:
-            self._further_queues = (*self._further_queues, actor)
+            self.further_queues = (*self.further_queues, actor)
 
     def dequeued(self, actor: "NodeActor") -> bool:
         """The frame waits there no more; returns whether it did."""
-        further = self._further_queues
-        if self._queued_at is actor:
-            self._queued_at = further[0] if further else None
+        further = self.further_queues
+        if self.queued_at is actor:
+            self.queued_at = further[0] if further else None
             if further:
-                self._further_queues = further[1:]
+                self.further_queues = further[1:]
             return True
         if actor not in further:
             return False
-        self._further_queues = tuple(other for other in further if other is not actor)
+        self.further_queues = tuple(other for other in further if other is not actor)
         return True
 
     def release(self, slot: int) -> None:
@@ -260,8 +269,8 @@ class Frame:
         self.result = result
         self.state = "done"
         self.values = NOTHING
-        if self._timer is not None:
-            self._timer.cancel()
+        if self.timer is not None:
+            self.timer.cancel()
         self.listener.frame_done(self)
 
     def fail(self, error: BaseException, actor: "NodeActor | None" = None, attempt: int = 1) -> None:
@@ -303,8 +312,8 @@ class Frame:
     def _end(self, state: State) -> None:
         self.state = state
         self.values.clear()  # workers that are still unwinding hold the same list
-        if self._timer is not None:
-            self._timer.cancel()
+        if self.timer is not None:
+            self.timer.cancel()
         for actor in self.queues():
             actor.withdraw(self)
         self.unwinding = self.crew.cancel(self)

@@ -146,14 +146,30 @@ class NodeActor:
 
     def offer(self, frame: "Frame") -> bool:
         """Queue a complete frame, for want of a free place; returns False if the inbox is full."""
-        if not self.inbox.put_nowait(frame, frame.priority):
+        inbox = self.inbox
+        if not inbox.put_nowait(frame, frame.priority):
             return False
-        frame.queued(self)
-        if self.inbox.count == 1:
+        if frame.queued_at is None:  # `Frame.queued` written out: every item that finds no place comes by here
+            frame.queued_at = self
+        else:
+            frame.queued(self)
+        if inbox.count == 1:
             self.places.waiting.append(self)
         if frame.parent is not None and self.places.shared:
             frame.crew.loop.call_soon(refuse_if_endless, self, frame)
         return True
+
+    def offer_new(self, frames: "list[Frame]") -> None:
+        """Queue frames that have just been made, for want of a free place; no more than the inbox has room for."""
+        inbox = self.inbox
+        if not inbox.count:
+            self.places.waiting.append(self)
+        inbox.put_many_nowait(frames)
+        shared = self.places.shared
+        for frame in frames:
+            frame.queued_at = self
+            if shared and frame.parent is not None:
+                frame.crew.loop.call_soon(refuse_if_endless, self, frame)
 
     async def queue(self, frame: "Frame") -> None:
         """Let a frame in although the inbox was full: the producer waits here, which is backpressure."""

@@ -45,13 +45,22 @@ class Places:
             self.free += 1
             return
         actor = waiting[0]
-        frame = actor.inbox.get_nowait()
-        if not actor.inbox.count:
+        inbox = actor.inbox
+        frame = inbox.get_nowait()
+        if not inbox.count:
             del waiting[0]
         elif len(waiting) > 1:
             waiting.append(waiting.pop(0))
-        frame.dequeued(actor)
-        frame.crew.enqueue(actor, frame)
+        # `Frame.dequeued` and `Crew.enqueue` written out, for a frame that waited nowhere else: all that have waited for
+        # a place come by here.
+        if frame.further_queues:
+            frame.dequeued(actor)
+        else:
+            frame.queued_at = None
+        crew = frame.crew
+        crew.ready.append((actor, frame))
+        if not crew.armed:
+            crew.arm()
 
     def owe(self) -> None:
         """Hold one place more, for a thread that runs on after its worker has left; `release` ends it."""

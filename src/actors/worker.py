@@ -158,25 +158,33 @@ class Worker:
                         self._leave(actor, frame, failure, stopped=stopped)
                         break
                     actor.completed += 1
-                    values[actor.out] = value
                     places = actor.places
                     following = actor.successor
                     full = ()
                     if following is not None:
                         # A link of a chain: the value has one reader, which waits for nothing else.
+                        values[actor.out] = value
                         if following.places.free > 0:
                             following.places.free -= 1
                         else:
                             if not following.offer(frame):
                                 full = (following,)
                             following = None
-                    elif actor.consumers:
-                        following, full = self._distribute(actor, frame)
                     elif actor.ends_line:
                         position.frame = None
-                        frame.end_with(value)
+                        # `Frame.end_with` written out.
+                        frame.result = value
+                        frame.state = "done"
+                        frame.values = NOTHING
+                        if frame.timer is not None:
+                            frame.timer.cancel()
+                        frame.listener.frame_done(frame)
                     else:
-                        self._finish(actor, frame)
+                        values[actor.out] = value
+                        if actor.consumers:
+                            following, full = self._distribute(actor, frame)
+                        else:
+                            self._finish(actor, frame)
                     if full:
                         stopped = not await self._wait_for_room(full, places, undisturbed)
                     elif places.waiting:

@@ -92,18 +92,19 @@ class PulledSource:
         Returns:
             None if there is no item now, or what there was has been run, or was given to others.
         """
-        window, crew = self._window, self._crew
+        window, crew, wired_for = self._window, self._crew, self._wired
+        run_in_context, iterator = self._context.run, self._iterator
         while window.submitted < window.limit:
             call = self._asked_for
             if call is None:
                 try:
-                    call = self._context.run(next, self._iterator)
+                    call = run_in_context(next, iterator)
                 except BaseException as error:  # noqa: BLE001 - it ends the stream; a worker only asked for a call
                     self._stop(_Ended() if isinstance(error, StopIteration) else error)
                     return None
             else:
                 self._asked_for = None
-            wired = self._wired.get(call.graph) if call.__class__ is Call else None
+            wired = wired_for.get(call.graph) if call.__class__ is Call else None
             if wired is None:
                 self._asked_for = call
                 self._stop(None)
@@ -114,21 +115,21 @@ class PulledSource:
                 if chain is not None and chain.completed and chain.places.free > 0:
                     self._burst(call, wired, chain, position)
                     return None
+            entry = self._entry = wired.only_entry
+            has_place = entry is not None and entry.places.free > 0
+            if not has_place and entry is not None and entry.inbox.room:
+                self._fill(call, wired, entry)
+                return None  # the loop gets its turn
             # `Window.new_frame` written out, as in `_burst`; nothing is reserved by workers.
             index = window.submitted
             window.submitted = index + 1
             frame = window.frames[index] = Frame(wired.program, call.arguments, crew, window, index, self._parent)
             if self._deadline is not None:
                 frame.deadline = self._deadline
-            entry = self._entry = wired.only_entry
-            if entry is not None:
-                if entry.places.free > 0:
-                    entry.places.free -= 1
-                    return entry, frame
-                if entry.offer(frame):
-                    if window.submitted % _BURST:
-                        continue  # it waits in the inbox, and this worker still has nothing to do
-                    return None  # the loop gets its turn
+            if has_place:
+                assert entry is not None
+                entry.places.free -= 1
+                return entry, frame
             full = crew.start(frame, wired.entries)
             if full:
                 self._blocked = frame, full
@@ -197,6 +198,35 @@ class PulledSource:
                     return
         finally:
             window.wake_reader()
+
+    def _fill(self, call: Call[Any], wired: Wired, entry: NodeActor) -> None:
+        """Put items where they would only wait, all at once, as long as there is room for more."""
+        window, crew, parent, deadline = self._window, self._crew, self._parent, self._deadline
+        graph, program, waiting = call.graph, wired.program, window.frames
+        run_in_context, iterator = self._context.run, self._iterator
+        index = window.submitted
+        ends_at = min(index + entry.inbox.room, index + _BURST, window.limit)
+        frames: list[Frame] = []
+        try:
+            while True:
+                frame = waiting[index] = Frame(program, call.arguments, crew, window, index, parent)
+                frames.append(frame)
+                if deadline is not None:
+                    frame.deadline = deadline
+                index += 1
+                window.submitted = index
+                if index >= ends_at:
+                    return
+                try:
+                    call = run_in_context(next, iterator)
+                except BaseException as error:  # noqa: BLE001 - it ends the stream, as in `pull`
+                    self._stop(_Ended() if isinstance(error, StopIteration) else error)
+                    return
+                if call.__class__ is not Call or call.graph is not graph:
+                    self._asked_for = call
+                    return
+        finally:
+            entry.offer_new(frames)
 
     async def _prepare_graph(self, call: Any) -> None:
         """Enter the stateful nodes of a graph that comes for the first time; `pull` takes the call from there."""

@@ -192,8 +192,6 @@ class CallsStream(Stream[T_co]):
             Exception: the error of this item, with on_error="raise"; the stream is closed then.
         """
         window = self._window or self._start().window
-        pipeline = self._pipeline
-        assert pipeline is not None
         while not self._closed:
             frame = window.take() or await self._next()
             if frame is None:
@@ -201,6 +199,7 @@ class CallsStream(Stream[T_co]):
             if frame.state == "done":
                 result: T_co = frame.result
                 return result
+            pipeline = self._start()
             if self._options.on_error == "raise" or not isinstance(frame.error, Exception):
                 pipeline.raised(frame.error)
                 try:

@@ -107,15 +107,17 @@ class Window:
     def take(self) -> Frame | None:
         """Take out the next item in its turn, if it has ended."""
         if self._completion_order is None:
-            frame = self.frames.get(self.position)
+            frames, position = self.frames, self.position
+            frame = frames.get(position)
             if frame is None or frame.state == "running":
                 return None
+            del frames[position]
         elif self._completion_order:
-            frame = self.frames[self._completion_order.popleft()]
+            frame = self.frames.pop(self._completion_order.popleft())
+            position = self.position
         else:
             return None
-        del self.frames[frame.item]
-        self.position += 1
+        self.position = position + 1
         if frame.unwinding:
             self._unwinding.add(frame.item)
         else:

@@ -45,6 +45,8 @@ class RecordingCrew:
 
     def __init__(self) -> None:
         self.running: list[tuple[NodeActor, Frame]] = []
+        self.ready = self.running
+        self.armed = True
 
     def enqueue(self, actor: NodeActor, frame: Frame) -> None:
         self.running.append((actor, frame))
@@ -102,6 +104,21 @@ class PlacesMachine(RuleBasedStateMachine):
             assert self.model_enter(actor, frame)
         if run:
             self.come_to_rest()
+
+    @rule(number=st.integers(0, 2), frames=st.integers(1, 3))
+    def frames_come_together(self, number: int, frames: int) -> None:
+        actor = self.actors[number % len(self.actors)]
+        room = min(actor.inbox.room, frames)
+        if self.free > 0 or not room:
+            return
+        first = len(self.frames)
+        crew = cast(Crew, self.crew)
+        new = [
+            Frame(cast(Layout, OneStep()), (), crew, self.crew, item, None) for item in range(first, first + room)
+        ]
+        self.frames += new
+        actor.offer_new(new)
+        assert all(self.model_enter(actor, frame) for frame in new)
 
     async def wait_for_room(self, actor: NodeActor, frame: Frame) -> None:
         if frame.state == "running" and not self.model_enter(actor, frame):

@@ -6,6 +6,8 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
@@ -137,3 +139,46 @@ async def _read(source: Source, release: asyncio.Event, found: list[int]) -> Non
         release.set()
         async for x in results:
             found.append(x)  # noqa: PERF401 - what was read before an error counts
+
+
+@ps.node(concurrency=2, capacity=3)
+async def narrow(x: int) -> int:
+    await asyncio.sleep(x % 3)
+    return x
+
+
+@ps.graph
+async def of_narrow(x: int) -> int:
+    return await narrow(x)
+
+
+@given(
+    runs=st.lists(st.tuples(st.sampled_from([of_narrow, of_suspending, of_plain]), st.integers(1, 8)), max_size=8),
+    raises=st.booleans(),
+    window=st.sampled_from([1, 3, 7, 30]),
+    seed=st.integers(0, 1000),
+)
+def test_items_that_wait_to_enter_come_out_in_order_before_the_end_of_their_source(
+    runs: list[tuple[Any, int]], raises: bool, window: int, seed: int
+) -> None:
+    graphs = [graph for graph, length in runs for _ in range(length)]
+
+    def source() -> Iterator[Any]:
+        for x, graph in enumerate(graphs):
+            yield graph(x)
+        if raises:
+            raise LookupError("the end")
+
+    async def main() -> tuple[list[int], bool]:
+        seen: list[int] = []
+        stream = engine.stream(source(), max_in_flight=window)
+        try:
+            async for value in stream:
+                seen.append(value)
+                in_flight = stream.statistics().in_flight
+                assert in_flight <= window
+        except LookupError:
+            return seen, True
+        return seen, False
+
+    assert testing.run_seeded(main, seed=seed) == (list(range(len(graphs))), raises)
