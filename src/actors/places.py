@@ -51,8 +51,8 @@ class Places:
             del waiting[0]
         elif len(waiting) > 1:
             waiting.append(waiting.pop(0))
-        # `Frame.dequeued` and `Crew.enqueue` written out, for a frame that waited nowhere else: all that have waited for
-        # a place come by here.
+        # `Frame.dequeued` and `Crew.enqueue` written out, for a frame that waited nowhere else: whatever waits for a
+        # place comes by here.
         if frame.further_queues:
             frame.dequeued(actor)
         else:
