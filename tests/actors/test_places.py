@@ -113,9 +113,7 @@ class PlacesMachine(RuleBasedStateMachine):
             return
         first = len(self.frames)
         crew = cast(Crew, self.crew)
-        new = [
-            Frame(cast(Layout, OneStep()), (), crew, self.crew, item, None) for item in range(first, first + room)
-        ]
+        new = [Frame(cast(Layout, OneStep()), (), crew, self.crew, item, None) for item in range(first, first + room)]
         self.frames += new
         actor.offer_new(new)
         assert all(self.model_enter(actor, frame) for frame in new)
