@@ -15,6 +15,7 @@ from contextvars import Context
 from typing import Any, Protocol
 
 from . import current
+from .errand import Errand
 from .frame import Frame
 from .node_actor import NodeActor
 from .worker import Worker
@@ -74,6 +75,7 @@ class Crew:
         feed: where workers that have nothing to do ask for more; None if there is nothing to ask for now.
         closed: whether workers end when nothing is left to do.
         is_exclusive: whether one frame has the crew to itself, so that its workers never go on to another item.
+        errand: the first step of its only frame, while it is carried out elsewhere; no worker is needed until then.
         caller: the actor whose handler started what runs here, for a run, stream or call inside of a handler.
     """
 
@@ -84,6 +86,7 @@ class Crew:
         "closed",
         "context",
         "deadline",
+        "errand",
         "feed",
         "is_exclusive",
         "loop",
@@ -111,6 +114,7 @@ class Crew:
         self.ready: deque[tuple[NodeActor, Frame]] = deque()
         self.workers: set[Member] = set()
         self.feed: Feed | None = None
+        self.errand: Errand | None = None
         self._idle: list[asyncio.Future[None]] = []
         self.runnable = 0
         self.armed = False
@@ -147,15 +151,31 @@ class Crew:
     def launch(self, frame: Frame, entries: tuple[NodeActor, ...]) -> None:
         """Start a frame that has this crew to itself.
 
-        Its first worker takes the places when it runs, and not now: until then, others may come and go.
+        Its first worker takes the places when it runs, and not now: until then, others may come and go. It has no
+        worker as long as its first step is carried out elsewhere.
         """
         self.is_exclusive = True
         if frame.parent is not None and self.caller is None:
             self.caller = current.calling_actor()
-        self.hire(frame, entries)
+        if len(entries) != 1 or frame.span is not None or not self._sent_away(frame, entries[0]):
+            self.hire(frame, entries)
+
+    def _sent_away(self, frame: Frame, entry: NodeActor) -> bool:
+        carrier, places = entry.carrier, entry.places
+        if carrier is None or places.free <= 0:
+            return False
+        places.free -= 1
+        self.errand = Errand(self, entry, frame)
+        if self.errand.begin(carrier):
+            return True
+        self.errand = None
+        places.release()
+        return False
 
     def cancel(self, frame: Frame) -> int:
         """Cancel every worker that is in `frame`; returns how many there are."""
+        if self.errand is not None:
+            self.errand.leave()
         current_task = asyncio.current_task(self.loop) if self.workers else None
         count = 0
         for worker in self.workers:

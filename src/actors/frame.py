@@ -243,6 +243,11 @@ class Frame:
         if not self.readers[slot]:
             self.values[slot] = None
 
+    def input_came(self, actor: "NodeActor") -> bool:
+        """A step has one input more; returns whether it has all of them now."""
+        self.missing[actor.index] -= 1
+        return not self.missing[actor.index]
+
     def hold(self) -> None:
         """Do not end before `let_go`: something beside the steps is going on, such as an open stream."""
         self.sinks_left += 1

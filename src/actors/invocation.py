@@ -56,10 +56,10 @@ async def invoke_once(worker: "Worker", actor: "NodeActor", frame: "Frame") -> A
         return await actor.body(worker, actor, frame, args, kwargs)
     finally:
         _abandon_thread(worker, actor)
-        _executed(actor, began, frame)
+        executed(actor, began, frame)
 
 
-def _executed(actor: "NodeActor", began: float, frame: "Frame") -> None:
+def executed(actor: "NodeActor", began: float, frame: "Frame") -> None:
     """Count an execution that ends now, and tell a profile of it if one is taken."""
     ended = perf_counter()
     actor.busy_seconds += ended - began
@@ -139,7 +139,7 @@ class Invocation:
         finally:
             worker.position.attempt_deadline = None
             _abandon_thread(worker, actor)
-            _executed(actor, began, self.frame)
+            executed(actor, began, self.frame)
 
     async def _attempt(self) -> Any:
         gate = self.actor.gate
@@ -324,7 +324,13 @@ async def _returned(worker: Runner) -> None:
 def _abandon_thread(worker: Runner, actor: "NodeActor") -> None:
     """Leave a thread that is still running to itself: it keeps the node's place until it returns."""
     call, worker.outside_call = worker.outside_call, None
-    if call is not None and call.abandon():
+    if call is not None:
+        abandon(call, actor)
+
+
+def abandon(call: OutsideCall, actor: "NodeActor") -> None:
+    """Wait for a call no more: one that still runs keeps the node's place until it runs no more."""
+    if call.abandon():
         actor.places.owe()
         actor.abandoned += 1
         call.then(actor.thread_returned)

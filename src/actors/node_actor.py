@@ -20,6 +20,7 @@ from .reentrancy import refuse_if_endless
 from .supervision import ActorState
 
 if TYPE_CHECKING:
+    from .errand import Carrier
     from .frame import Frame
     from .worker import Worker
 
@@ -92,10 +93,10 @@ class NodeActor:
     """
 
     __slots__ = (
-        "_all_returned", "abandoned",
-        "args_of", "body", "busy_seconds", "completed", "consumers", "ends_line", "failed", "fn", "gate", "graph",
-        "inbox", "index", "instance", "invoke", "kwargs_of", "links", "mode", "name", "out", "owner", "places",
-        "policy", "reads", "recorder", "retried", "run", "slot", "successor", "warned", "was_slow", "work",
+        "_all_returned", "abandoned", "args_of", "body", "busy_seconds", "carrier", "completed", "consumers",
+        "ends_line", "failed", "fn", "gate", "graph", "inbox", "index", "instance", "invoke", "kwargs_of", "links",
+        "mode", "name", "out", "owner", "places", "policy", "reads", "recorder", "retried", "run", "slot",
+        "successor", "warned", "was_slow", "work",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +112,7 @@ class NodeActor:
         self.fn: Callable[..., Any] = _unset
         self.invoke: Invoke = invoke
         self.body: Body = _unset
+        self.carrier: Carrier | None = None  # of a node that runs elsewhere, where one attempt is all there is to it
         self.links: tuple[Link, ...] = ()  # of plain functions
         self.run: Callable[[Values], Any] = _unset  # all of them in one
         self.slot = -1  # the slot of the only argument, or -1: `args_of` and `kwargs_of` build them

@@ -11,12 +11,14 @@ from .dispatch.parameters import check_same_shapes
 from .platform.inventory import AUTO
 
 if TYPE_CHECKING:
+    from ..actors.errand import Errand
     from ..actors.frame import Frame
-    from ..actors.node_actor import Body, NodeActor
+    from ..actors.node_actor import NodeActor
     from ..actors.worker import Worker
     from ..engine.call_site import CallSite
     from ..engine.passes import Pass
     from ..engine.pools import Pools
+    from .dispatch.device_call import DeviceCall
     from .dispatch.device_use import DeviceUse
 
 
@@ -71,7 +73,7 @@ class DeviceExecutor:
                 "for; give it the arguments of one item, as a tuple"
             )
         for sample in samples:
-            await self.compile(pools, device_strategy, site.resources, sample, resources, self._donated(site))
+            await self.compile(pools, device_strategy, site.resources, sample, resources, self.donated(site))
 
     async def compile(
         self,
@@ -92,43 +94,21 @@ class DeviceExecutor:
             resources: those arguments.
             donated: positions of the arguments whose memory the result may take.
         """
-        use = await self._opened(pools, device_strategy, names, donated)
+        use = await self.opened(pools, device_strategy, names, donated)
         await use.compile(self.programs.arguments(names).merge(sample, resources))
 
-    def body(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "Body":
+    def carrier(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "OnDevice":
         """Return what runs one item on the device."""
-        arguments = self.programs.arguments(site.resources)
-        donated = self._donated(site)
-        use: DeviceUse | None = None  # for as long as the Engine is open, and so are its devices
+        return OnDevice(self, site, pools, device_strategy)
 
-        async def run_on_device(
-            worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:
-            nonlocal use
-            if use is None:
-                use = await self._opened(pools, device_strategy, site.resources, donated)
-            call = use.call(
-                arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=site.is_handed_on,
-                label=site.label,
-            )  # fmt: skip
-            if frame.span is not None:
-                call.wait = spans.waiting()
-                if self.programs.members:
-                    spans.consists_of(self.programs.members)
-            call.recorder, call.frame = actor.recorder, frame
-            worker.outside_call = call
-            return await use.lane.queue.run(use.lane, call)
-
-        return run_on_device
-
-    def _donated(self, site: "CallSite") -> tuple[int, ...]:
+    def donated(self, site: "CallSite") -> tuple[int, ...]:
         """Return the positions of the arguments whose memory the result of a call there may take."""
         options = self.programs.options
         if not options.donate or options.batch is not None:
             return ()
         return self.programs.arguments(site.resources).positions(site.owned)
 
-    async def _opened(
+    async def opened(
         self, pools: "Pools", device_strategy: str, resources: frozenset[str], donated: tuple[int, ...] = ()
     ) -> "DeviceUse":
         """Return the node on its devices, which are opened if they are not."""
@@ -136,3 +116,61 @@ class DeviceExecutor:
         device = device_strategy if options.device == AUTO else options.device
         stations = pool.opened(device, options.replicas) or await pool.open(device, options.replicas)
         return stations[0].use(self.programs, resources, stations, donated)
+
+
+class OnDevice:
+    """Runs the items of one call site on the device of the node.
+
+    Args:
+        executor: of the node.
+        site: where it is called.
+        pools: those of the Engine.
+        device_strategy: where it runs, if that is left open.
+    """
+
+    def __init__(self, executor: DeviceExecutor, site: "CallSite", pools: "Pools", device_strategy: str) -> None:
+        self._executor = executor
+        self._site = site
+        self._pools = pools
+        self._device_strategy = device_strategy
+        self._arguments = executor.programs.arguments(site.resources)
+        self._donated = executor.donated(site)
+        self._use: DeviceUse | None = None  # for as long as the Engine is open, and so are its devices
+
+    async def __call__(
+        self, worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an item in the task of a worker."""
+        use = self._use
+        if use is None:
+            use = self._use = await self._executor.opened(
+                self._pools, self._device_strategy, self._site.resources, self._donated
+            )
+        call = worker.outside_call = self._call(use, actor, frame, args, kwargs)
+        if frame.span is not None:
+            call.wait = spans.waiting()
+            if self._executor.programs.members:
+                spans.consists_of(self._executor.programs.members)
+        return await use.lane.queue.run(use.lane, call)
+
+    def begin(
+        self, errand: "Errand", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "DeviceCall | None":
+        """Begin with an item that has no task; not with the first one of all, which opens the device."""
+        use = self._use
+        if use is None:
+            return None
+        call = self._call(use, actor, frame, args, kwargs)
+        call.result = errand
+        use.lane.queue.submit(use.lane, call)
+        return call
+
+    def _call(
+        self, use: "DeviceUse", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "DeviceCall":
+        call = use.call(
+            self._arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=self._site.is_handed_on,
+            label=self._site.label,
+        )  # fmt: skip
+        call.recorder, call.frame = actor.recorder, frame
+        return call

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ..actors.node_actor import Body
+    from ..actors.errand import Carrier
     from .call_site import CallSite
     from .passes import Pass
     from .pools import Pools
@@ -56,7 +56,7 @@ class Executor(Protocol):
         """
         ...
 
-    def body(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "Body":
+    def carrier(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "Carrier":
         """Return what runs the handler for one item.
 
         Args:

@@ -209,10 +209,14 @@ class Wiring:
             actor.links = (Link(step.label, actor.fn, policy.model), *_further_links(step))
         if unit.streams:
             actor.invoke = reading(unit.streams)
-        actor.body = self._body(program, unit, node)
+        carrier = None
+        if node.runs_in is not None:
+            carrier = node.runs_in.carrier(call_site_of(program, unit), self._pools, self._device_strategy)
+        actor.body = carrier or self._body(node)
         if actor.gate is None and not unit.streams and policy.is_once:
-            if policy.runs_on != "loop" or node.runs_in is not None:
+            if policy.runs_on != "loop" or carrier is not None:
                 actor.invoke = invocation.invoke_once
+                actor.carrier = carrier
             elif actor.body is not invocation.run_task_starter:
                 actor.mode = ASYNC if node.is_async else INLINE
         return actor
@@ -229,11 +233,9 @@ class Wiring:
         elif unit.streams:
             actor.invoke = reading(unit.streams)
 
-    def _body(self, program: Program, unit: Unit, node: Node[..., Any]) -> Body:
+    def _body(self, node: Node[..., Any]) -> Body:
         """Return what runs the handler of a node where it belongs."""
         fake = node.origin.replacement is not None
-        if node.runs_in is not None:
-            return node.runs_in.body(call_site_of(program, unit), self._pools, self._device_strategy)
         if node.policy.runs_on == "process" and not fake:
             return invocation.in_process(self._pools.processes, process_target(node.fn))
         if node.policy.runs_on != "loop":  # a fake of a process node need not be importable: it runs in a thread

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..actors import current
 from ..actors.chain import Link
+from ..actors.channel import Channel
 from ..actors.frame import Frame
 from ..actors.loop_host import LoopHost
 from ..actors.node_actor import NodeActor
@@ -117,8 +118,9 @@ def _node_actor(original: Any) -> Any:
             actor.fn = _iterated(actor.fn, actor.name)
         elif node.is_async:
             actor.fn = _awaited(actor.fn, actor.name)
-        elif node.policy.runs_on == "process" and node.origin.replacement is None:
+        elif node.runs_in is not None or (node.policy.runs_on == "process" and node.origin.replacement is None):
             actor.body = _awaited(actor.body, actor.name)  # the function itself runs elsewhere
+            actor.carrier = None
         else:
             actor.links = tuple(Link(link.name, _called(link.fn, link.name)) for link in actor.links)
             actor.fn = actor.links[0].fn
@@ -229,6 +231,10 @@ def _assign(original: Any) -> Any:
 _REPLACED: dict[Point, tuple[tuple[Any, str, Replace], ...]] = {
     "actor.start": ((instance, "fresh_instance", _fresh_instance), (LoopHost, "start", _start)),
     "node.call": ((Wiring, "_node_actor", _node_actor),),
-    "channel.put": ((NodeActor, "offer", _offer), (NodeActor, "queue", _queue)),
+    "channel.put": (
+        (NodeActor, "offer", _offer),
+        (NodeActor, "queue", _queue),
+        (Channel, "room", lambda original: 0),  # items enter one by one, by `offer`
+    ),
     "worker.process": ((ProcessPool, "run", _run), (ProcessPool, "_assign", _assign)),
 }

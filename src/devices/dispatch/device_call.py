@@ -3,13 +3,38 @@
 import asyncio
 import threading
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ...actors.frame import Frame
     from ...actors.recorder import Recorder
     from ...telemetry.spans import DeviceWait
     from ..programs.compiling import Program
+    from .device_queue import Lane
+
+
+class Result(Protocol):
+    """What waits for the result of a call: a future, or what stands for one."""
+
+    def done(self) -> bool:
+        """Whether it has the result, or wants it no more."""
+        ...
+
+    def cancelled(self) -> bool:
+        """Whether it wants the result no more; on any thread."""
+        ...
+
+    def cancel(self) -> bool:
+        """There will be no result; returns whether it was waited for."""
+        ...
+
+    def set_result(self, value: Any, /) -> None:
+        """Here it is."""
+        ...
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """The call has failed."""
+        ...
 
 
 class DeviceCall:
@@ -20,8 +45,8 @@ class DeviceCall:
     Attributes:
         program: what it runs.
         args: the arguments, one for each parameter.
-        result: what the caller waits for; None once it has it, or has left: an error refers to all that was called on
-            its way, and would never be freed if one of those referred to it.
+        result: what the caller waits for; None before, and once it has it, or has left: an error refers to all that
+            was called on its way, and would never be freed if one of those referred to it.
         hands_on: the caller gets the result before it is ready, to give it to another call.
         priority: higher first.
         deadline: when nobody will wait for it any more, in the loop's time.
@@ -30,6 +55,7 @@ class DeviceCall:
         size_bytes: of the arguments that may have to be transferred.
         wait: the sampled span that waits for it; None without one.
         arrived_at: when it began to wait, in the loop's time.
+        lane: where it waits, or has waited; None before.
         started: whether it was handed to the device's thread.
         recorder: times the node that it is for, while a profile is taken.
         frame: that of its item; None for what is no node.
@@ -37,8 +63,8 @@ class DeviceCall:
     """
 
     __slots__ = (
-        "_on_returned", "_turn", "args", "arrived_at", "deadline", "frame", "group", "hands_on", "label", "priority",
-        "program", "recorder", "result", "returned", "size_bytes", "started", "wait",
+        "_on_returned", "_turn", "args", "arrived_at", "deadline", "frame", "group", "hands_on", "label", "lane",
+        "priority", "program", "recorder", "result", "returned", "size_bytes", "started", "wait",
     )  # fmt: skip
 
     def __init__(
@@ -56,7 +82,7 @@ class DeviceCall:
     ) -> None:
         self.program = program
         self.args: tuple[Any, ...] = args
-        self.result: asyncio.Future[Any] | None = loop.create_future()
+        self.result: Result | None = None
         self.hands_on = hands_on
         self.priority = priority
         self.deadline = deadline
@@ -65,6 +91,7 @@ class DeviceCall:
         self.size_bytes = size_bytes
         self.wait: DeviceWait | None = None
         self.arrived_at = loop.time()
+        self.lane: Lane | None = None
         self.started = False
         self.returned = False
         self.recorder: Recorder | None = None
@@ -99,18 +126,24 @@ class DeviceCall:
 
     def finish(self, value: Any) -> None:
         """Give the caller the result, unless it has it or has left; the device is done with it."""
-        self.hand_on(value)
         self._return()
+        self.hand_on(value)
 
     def fail(self, error: BaseException) -> None:
         """Raise an error in the caller, unless it has left; the device is done with it."""
+        self._return()
         if self.result is not None and not self.result.done():
             if isinstance(error, StopIteration):  # a future refuses it
                 substitute = RuntimeError("a device call raised StopIteration, which cannot travel through a future")
                 substitute.__cause__ = error
                 error = substitute
             self.result.set_exception(error)
-        self._return()
+
+    def withdraw(self) -> None:
+        """Nobody waits for it any more: free its place at once, unless it runs."""
+        if self.lane is not None and not self.started and not self.returned:
+            self.lane.queue.take_out(self.lane, self)
+            self.drop()
 
     def drop(self) -> None:
         """Forget it: it will not run."""

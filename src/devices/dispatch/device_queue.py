@@ -110,13 +110,15 @@ class DeviceQueue:
 
     async def run(self, lane: Lane, call: DeviceCall) -> Any:
         """Run a call; returns its result. What it raises is what `submit` raises, or the call has failed with."""
+        result: asyncio.Future[Any] = self._loop.create_future()
+        call.result = result
         self.submit(lane, call)
-        assert call.result is not None
         try:
-            return await call.result
+            return await result
         finally:
-            self.withdraw(lane, call)
+            call.withdraw()
             call.result = None
+            del result  # it refers to an error, and that to this frame
 
     async def run_to_end(self, lane: Lane, call: DeviceCall) -> Any:
         """Run a call whose result must not be lost, because it takes the place of what the call destroys.
@@ -128,14 +130,14 @@ class DeviceQueue:
         task = asyncio.current_task()
         assert task is not None
         undisturbed = task.cancelling()
+        result: asyncio.Future[Any] = self._loop.create_future()
+        call.result = result
         self.submit(lane, call)
-        result = call.result
-        assert result is not None
         try:
             await asyncio.wait([result])
         except asyncio.CancelledError as error:
             if not result.done() and call.take_back():
-                self.withdraw(lane, call)
+                call.withdraw()
                 raise
             args = error.args
             try:
@@ -158,6 +160,7 @@ class DeviceQueue:
         """
         if self._closed:
             raise EngineClosedError(f"device {self._name} takes no more calls: its Engine was closed")
+        call.lane = lane
         if not lane.gathers and not self._busy and lane.free and self._has_room and len(lane.replicas) == 1:
             self._begin(lane, [call])  # nobody waits, so it need not either
             return
@@ -175,11 +178,10 @@ class DeviceQueue:
             for one in sorted(lane.replicas, key=lambda one: one.queue.running):
                 one.queue._offer(one)
 
-    def withdraw(self, lane: Lane, call: DeviceCall) -> None:
-        """Nobody waits for a call any more: free its place at once, unless it runs."""
-        if not call.started and not call.returned:
-            self._take_out(lane, call)
-            call.drop()
+    def take_out(self, lane: Lane, call: DeviceCall) -> None:
+        """Have a call wait no longer."""
+        lane.waiting.discard(call)
+        _forget_if_empty(lane)
 
     def returned(self, lane: Lane) -> None:
         """The device is done with a job."""
@@ -281,12 +283,8 @@ class DeviceQueue:
         now = self._loop.time()
         for call in lane.waiting.all():
             if not call.is_wanted(now):
-                self._take_out(lane, call)
+                self.take_out(lane, call)
                 call.expire()
-
-    def _take_out(self, lane: Lane, call: DeviceCall) -> None:
-        lane.waiting.discard(call)
-        _forget_if_empty(lane)
 
     def _arm_timer(self, now: float) -> None:
         """Look again when the next batch is due, if only time keeps it from running."""
