@@ -67,6 +67,21 @@ class Lanes(Generic[T]):
             del self._lanes[priority], self._priorities[-1]
         return entry
 
+    def pop_many(self, number: int) -> list[T]:
+        """Remove and return the next entries, or all if there are fewer."""
+        found: list[T] = []
+        while self._priorities and len(found) < number:
+            priority = self._priorities[-1]
+            lane = self._lanes[priority]
+            room = number - len(found)
+            if len(lane) <= room:
+                found += lane
+                del self._lanes[priority], self._priorities[-1]
+            else:
+                found += [lane.popitem(last=False)[0] for _ in range(room)]
+        self.count -= len(found)
+        return found
+
     def discard(self, entry: T, priority: int = 0) -> bool:
         """Remove an entry from the lane of `priority`; returns whether it was there."""
         lane = self._lanes.get(priority)

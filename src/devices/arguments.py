@@ -97,13 +97,18 @@ class Arguments:
             ValueError: an argument is too long.
         """
         assert self.stacker is not None
+        if not self.shared:
+            item = self.stacker.item(values, current())
+            return BatchItem(item, ()), item.signature
         shared = tuple([values[i] for i in self.shared])
         item = self.stacker.item([values[i] for i in self.stacked], current())
         # No two versions of a parameter are mixed in a batch: they are told apart as objects.
-        versions = [
-            static_part(value, self, i) if i in self.static else id(value)
-            for i, value in zip(self.shared, shared, strict=True)
-        ]
+        versions: Iterable[Any] = map(id, shared)
+        if self.static:
+            versions = [
+                static_part(value, self, i) if i in self.static else id(value)
+                for i, value in zip(self.shared, shared, strict=True)
+            ]
         return BatchItem(item, shared), (item.signature, *versions)
 
     def parameter(self, position: int) -> str:

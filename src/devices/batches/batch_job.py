@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..dispatch.device_call import DeviceCall
 from ..dispatch.failed_arrays import ORIGINS
@@ -43,8 +43,7 @@ class BatchLayout:
         return (*args, *stacked.masks)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchItem:
+class BatchItem(NamedTuple):
     """The arguments of one call, looked at before they are stacked.
 
     Attributes:

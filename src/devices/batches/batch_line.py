@@ -1,6 +1,7 @@
 """Batch line: runs the batches of one node on a device, and finds out what to do with one that fails."""
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._errors import DeviceError
@@ -68,16 +69,13 @@ class BatchLine:
 
         BatchJob(self._program, self._station.route, calls, over, self._layout, size).submit()
 
-    def free(self) -> None:
-        """The device is done with a batch, and with all that it was tried again in."""
-        self.lane.queue.returned(self.lane)
-
     def _ended(self, job: BatchJob) -> None:
+        free = partial(self.lane.queue.returned, self.lane, job.calls)
         if job.error is not None and job.has_run and self._repeats and isinstance(job.error, Exception):
-            self.try_again(job, self.free)
+            self.try_again(job, free)
             return
         job.settle()
-        self.free()
+        free()
 
     def try_again(self, job: BatchJob, then: Callable[[], None]) -> None:
         """Run a batch that failed in parts, until each of its calls has its result or an error of its own."""

@@ -82,15 +82,20 @@ class Gathering(Generic[W]):
             largest: for a group, the most calls, if they are fewer than the batch holds: more do not fit the device.
         """
         max_size = self._batch.max_size
+        if len(self._groups) == 1:  # nearly always
+            ((key, group),) = self._groups.items()
+            size = largest.get(key, max_size)
+            return self._taken(group, key, size) if self._is_due(group, size, now) else []
         found = [
-            (group, key)
-            for key, group in self._groups.items()
-            if self._is_due(group, largest.get(key, max_size) if largest else max_size, now)
+            (group, key) for key, group in self._groups.items() if self._is_due(group, largest.get(key, max_size), now)
         ]
         if not found:
             return []
         group, key = max(found, key=lambda one: (one[0].highest, -_oldest(one[0])))
-        taken = [group.pop() for _ in range(min(largest.get(key, max_size), group.count))]
+        return self._taken(group, key, largest.get(key, max_size))
+
+    def _taken(self, group: Lanes[W], key: Hashable, size: int) -> list[W]:
+        taken = group.pop_many(size)
         self._left(group, key, len(taken))
         return taken
 

@@ -96,15 +96,20 @@ class DeviceCall:
         self.returned = False
         self.recorder: Recorder | None = None
         self.frame: Frame | None = None
-        self._on_returned: list[Callable[[], None]] = []
+        self._on_returned: tuple[Callable[[], None], ...] = ()
+        self._turn: threading.Lock | None = None
+
+    def may_be_taken_back(self) -> None:
+        """Prepare for `take_back`, before it is submitted."""
         self._turn = threading.Lock()  # taken once and never given back, by the device or by who takes the call back
 
     def begin(self) -> bool:
         """The device enqueues it now; returns False if it was taken back. On the device's thread."""
-        return self._turn.acquire(blocking=False)
+        return self._turn is None or self._turn.acquire(blocking=False)
 
     def take_back(self) -> bool:
         """Keep it from running, unless the device has begun with it; returns whether it was kept from it."""
+        assert self._turn is not None
         return self._turn.acquire(blocking=False) and self._cancel()
 
     @property
@@ -156,12 +161,14 @@ class DeviceCall:
 
     def abandon(self) -> bool:
         """Nobody waits for it any more; returns whether the device is still busy with it."""
+        if self.returned:
+            return False
         self._cancel()
-        return self.started and not self.returned
+        return self.started
 
     def then(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the device is done with it."""
-        self._on_returned.append(callback)
+        self._on_returned += (callback,)
 
     def _cancel(self) -> bool:
         return self.result is not None and self.result.cancel()
@@ -169,6 +176,7 @@ class DeviceCall:
     def _return(self) -> None:
         self.returned = True
         self.args = ()
-        callbacks, self._on_returned = self._on_returned, []
-        for callback in callbacks:
-            callback()
+        if self._on_returned:
+            callbacks, self._on_returned = self._on_returned, ()
+            for callback in callbacks:
+                callback()

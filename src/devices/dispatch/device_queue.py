@@ -59,6 +59,8 @@ class Lane:
     @property
     def is_next(self) -> bool:
         """Whether no other device that has a copy of the node, and room, is less busy."""
+        if len(self.replicas) == 1:
+            return True
         return all(self.queue.running <= one.queue.running for one in self.replicas if one.has_room)
 
 
@@ -130,6 +132,7 @@ class DeviceQueue:
         task = asyncio.current_task()
         assert task is not None
         undisturbed = task.cancelling()
+        call.may_be_taken_back()
         result: asyncio.Future[Any] = self._loop.create_future()
         call.result = result
         self.submit(lane, call)
@@ -183,10 +186,12 @@ class DeviceQueue:
         lane.waiting.discard(call)
         _forget_if_empty(lane)
 
-    def returned(self, lane: Lane) -> None:
-        """The device is done with a job."""
+    def returned(self, lane: Lane, calls: list[DeviceCall]) -> None:
+        """The device is done with the job of these calls."""
         self.running -= 1
         lane.free += 1
+        for call in calls:
+            self._held_bytes -= call.size_bytes
         if self._busy:
             self._look()
         if not self.running:
@@ -245,9 +250,7 @@ class DeviceQueue:
         self.running += 1
         for call in calls:
             call.started = True
-            if call.size_bytes:
-                self._held_bytes += call.size_bytes
-                call.then(partial(self._returned_bytes, call.size_bytes))
+            self._held_bytes += call.size_bytes
         lane.start(calls)
 
     def _tell_replicas(self) -> None:
@@ -258,7 +261,7 @@ class DeviceQueue:
                     one.queue._look_soon()
 
     def _next(self, now: float) -> tuple[Lane, list[DeviceCall]] | None:
-        for lane in sorted(self._busy, key=lambda lane: lane.served) if len(self._busy) > 1 else list(self._busy):
+        for lane in sorted(self._busy, key=lambda lane: lane.served) if len(self._busy) > 1 else tuple(self._busy):
             while lane.free and lane.is_next and (taken := lane.waiting.take(now, lane.largest)):
                 _forget_if_empty(lane)
                 wanted = [call for call in taken if self._is_wanted(call, now)]
@@ -276,9 +279,6 @@ class DeviceQueue:
     def _has_room(self) -> bool:
         return self.running < self._window and self._held_bytes < self._window_bytes
 
-    def _returned_bytes(self, size_bytes: int) -> None:
-        self._held_bytes -= size_bytes
-
     def _drop_unwanted(self, lane: Lane) -> None:
         now = self._loop.time()
         for call in lane.waiting.all():
@@ -293,7 +293,8 @@ class DeviceQueue:
             self._timer = None
         if not self._has_room:
             return
-        times = [due for lane in self._busy if lane.free and (due := lane.waiting.due_at()) is not None]
+        gathering = [lane for lane in self._busy if lane.gathers and lane.free]
+        times = [due for lane in gathering if (due := lane.waiting.due_at()) is not None]
         if times and min(times) > now:
             self._timer = self._loop.call_at(min(times), self._look, min(times))
 

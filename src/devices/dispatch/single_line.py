@@ -53,7 +53,7 @@ class SingleLine:
         if job.error is not None and is_out_of_memory(job.error):
             job.error = self._too_large(job, job.error)
         job.settle()
-        self.lane.queue.returned(self.lane)
+        self.lane.queue.returned(self.lane, job.calls)
 
     def _too_large(self, job: Job, error: BaseException) -> DeviceError:
         arguments = ", ".join(described(leaf) for leaf in jax.tree.leaves(job.calls[0].args) if hasattr(leaf, "shape"))
