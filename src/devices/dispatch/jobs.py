@@ -217,8 +217,7 @@ class Job:
         ])  # fmt: skip
 
     def _open_span(self) -> None:
-        waits = [call.wait for call in self.calls if call.wait is not None]
-        if waits:
+        if waits := [call.wait for call in self.calls if call.wait is not None]:
             program = self._program
             items = len(self.calls) if self._is_batch else None
             self._span = JobSpan(program.name, program.placement.name, waits, items)
@@ -307,6 +306,9 @@ class SingleJob(Job):
         self._call_args = call.args
         self._parameters = parameters
         self._hands_on = call.hands_on
+
+    def _is_wanted(self) -> bool:
+        return not self.calls[0].is_left
 
     def is_left(self) -> bool:
         """Return False if the call was taken back; from now on it cannot be."""

@@ -24,7 +24,7 @@ class Executable:
     """
 
     __slots__ = (
-        "__weakref__", "_compiled", "_is_flat", "_locks", "_names", "_shardings", "_static_argnums", "hits",
+        "__weakref__", "_compiled", "_is_flat", "_locks", "_names", "_shardings", "_static_argnums", "_usual", "hits",
         "transfers", "used",
     )  # fmt: skip
 
@@ -53,6 +53,7 @@ class Executable:
         self._names = names
         self._shardings = shardings
         self._static_argnums = static_argnums
+        self._usual: list[Any] = list(shardings)  # as the arrays of the last call spelled them
         self.hits = 0
         self.transfers: Counter[tuple[str, Any, Any]] = Counter()
         self.used = 0
@@ -71,8 +72,8 @@ class Executable:
         if self._static_argnums:
             args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
         leaves = args if self._is_flat else jax.tree.leaves(args)
-        for leaf, sharding in zip(leaves, self._shardings, strict=True):
-            if is_device_array(leaf) and not _lies(leaf, sharding):
+        for index, leaf in enumerate(leaves):
+            if is_device_array(leaf) and not self._lies(index, leaf):
                 args = self._moved(args)
                 break
         if not self._locks:
@@ -93,8 +94,8 @@ class Executable:
         leaves, tree = jax.tree.flatten([args[position] for position in dynamic])
         away = [
             index
-            for index, (leaf, sharding) in enumerate(zip(leaves, self._shardings, strict=True))
-            if isinstance(leaf, np.ndarray) or (is_device_array(leaf) and not _lies(leaf, sharding))
+            for index, leaf in enumerate(leaves)
+            if isinstance(leaf, np.ndarray) or (is_device_array(leaf) and not self._lies(index, leaf))
         ]
         if not away:
             return args
@@ -115,21 +116,24 @@ class Executable:
     def _moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments with every array where it belongs."""
         leaves, tree = jax.tree.flatten(args)
-        for index, sharding in enumerate(self._shardings):
-            leaf = leaves[index]
-            if is_device_array(leaf) and not _lies(leaf, sharding):
+        for index, leaf in enumerate(leaves):
+            if is_device_array(leaf) and not self._lies(index, leaf):
                 leaves[index] = self._transferred(index, leaf)
         moved: tuple[Any, ...] = jax.tree.unflatten(tree, leaves)
         return moved
+
+    def _lies(self, index: int, leaf: Any) -> bool:
+        """Tell whether an array lies as the program expects it; equal shardings may be spelled differently."""
+        where, sharding = leaf.sharding, self._shardings[index]
+        if where is self._usual[index]:  # comparing two takes microseconds
+            return True
+        if where == sharding or where.is_equivalent_to(sharding, leaf.ndim):
+            self._usual[index] = where
+            return True
+        return False
 
     @property
     def cost(self) -> dict[str, float]:
         """What XLA says that a call costs: "flops", "bytes accessed"; empty where its backend does not tell."""
         analysis: dict[str, float] | None = self._compiled.cost_analysis()
         return analysis or {}
-
-
-def _lies(leaf: Any, sharding: Any) -> bool:
-    """Tell whether an array lies as a program expects it; equal shardings may be spelled differently."""
-    where = leaf.sharding
-    return bool(where == sharding or where.is_equivalent_to(sharding, leaf.ndim))
