@@ -1,7 +1,6 @@
 """Device queue: what waits for a device on one event loop, and what is handed to it next."""
 
 import asyncio
-import math
 from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -51,9 +50,6 @@ class Lane:
         self.largest: dict[Hashable, int] = {}  # of these groups, more calls together did not fit the device
         self.served = 0.0
         self.replicas: tuple[Lane, ...] = (self,)
-        # Half a batch, which may go ahead of the other half. With less than eight calls, a job itself costs more.
-        self.half = batch.max_size // 2 if batch is not None and limit > 1 and batch.max_size >= 8 else 0
-        self.pace = _Pace()
 
     @property
     def has_room(self) -> bool:
@@ -66,31 +62,6 @@ class Lane:
         if len(self.replicas) == 1:
             return True
         return all(self.queue.running <= one.queue.running for one in self.replicas if one.has_room)
-
-
-class _Pace:
-    """Whether the event loop takes longer for the calls of a batch than the device does."""
-
-    __slots__ = ("_began", "_device_seconds", "_returned")
-
-    def __init__(self) -> None:
-        self._began = self._returned = 0.0
-        self._device_seconds = math.inf  # of the last batch that the device had to itself
-
-    def began(self, now: float) -> None:
-        """The device, which was idle, has got a batch."""
-        self._began = now
-
-    def returned(self, now: float) -> None:
-        """It is done with a batch."""
-        if self._began:
-            self._device_seconds = now - self._began
-            self._began = 0.0
-        self._returned = now
-
-    def is_set_by_loop(self, now: float) -> bool:
-        """Tell so when half of a batch has come since the device returned the last one."""
-        return 2 * (now - self._returned) > self._device_seconds
 
 
 def share(lanes: Sequence[Lane]) -> None:
@@ -219,8 +190,6 @@ class DeviceQueue:
         """The device is done with the job of these calls."""
         self.running -= 1
         lane.free += 1
-        if lane.gathers:
-            lane.pace.returned(self._loop.time())
         for call in calls:
             self._held_bytes -= call.size_bytes
         if self._busy:
@@ -251,12 +220,10 @@ class DeviceQueue:
             # One that was idle does not catch up on what others had meanwhile, nor a new one on what they ever had.
             lane.served = max(lane.served, self._served)
             self._busy[lane] = None
-        if not lane.gathers:
-            self._look()
-        elif lane.waiting.count == lane.half and not self.running and lane.pace.is_set_by_loop(self._loop.time()):
-            self._look()  # the device runs this half while the loop is busy with the other one
-        else:
+        if lane.gathers:
             self._look_soon()  # after what else comes in this turn of the loop
+        else:
+            self._look()
 
     def _look_soon(self) -> None:
         if not self._look_armed:
@@ -280,8 +247,6 @@ class DeviceQueue:
         lane.free -= 1
         self._served = max(lane.served, self._served)
         lane.served += len(calls)
-        if lane.gathers and not self.running:
-            lane.pace.began(self._loop.time())
         self.running += 1
         for call in calls:
             call.started = True
