@@ -15,7 +15,7 @@ from contextvars import Context
 from typing import Any, Protocol
 
 from . import current
-from .errand import Errand
+from .errand import Carrier, Errand
 from .frame import Frame
 from .node_actor import NodeActor
 from .worker import Worker
@@ -157,12 +157,13 @@ class Crew:
         self.is_exclusive = True
         if frame.parent is not None and self.caller is None:
             self.caller = current.calling_actor()
-        if len(entries) != 1 or frame.span is not None or not self._sent_away(frame, entries[0]):
+        carrier = entries[0].carrier if len(entries) == 1 and frame.span is None else None
+        if carrier is None or not self._sent_away(frame, entries[0], carrier):
             self.hire(frame, entries)
 
-    def _sent_away(self, frame: Frame, entry: NodeActor) -> bool:
-        carrier, places = entry.carrier, entry.places
-        if carrier is None or places.free <= 0:
+    def _sent_away(self, frame: Frame, entry: NodeActor, carrier: Carrier) -> bool:
+        places = entry.places
+        if places.free <= 0:
             return False
         places.free -= 1
         self.errand = Errand(self, entry, frame)
@@ -192,7 +193,8 @@ class Crew:
     def close(self) -> None:
         """No more work will come: workers end when they find nothing to do."""
         self.closed = True
-        self._wake(len(self._idle))
+        if self._idle:
+            self._wake(len(self._idle))
         if not self.workers:
             self.ended()
 

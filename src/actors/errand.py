@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 
 class ErrandCall(OutsideCall, Protocol):
-    """An execution that no worker waits for."""
+    """An execution that no worker waits for.
+
+    Attributes:
+        returned: whether it is over.
+    """
+
+    returned: bool
 
     def withdraw(self) -> None:
         """Nobody waits for it any more: it need not begin."""
@@ -129,7 +135,7 @@ class Errand:
         self._is_over = True
         self._frame = self._call = None  # whoever settles this still holds it
         self._crew.errand = None
-        if call is not None:
+        if call is not None and not call.returned:
             abandon(call, actor)
         executed(actor, self._began, frame)
         actor.places.release()

@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any
+from operator import itemgetter
+from typing import Any, cast
 
 from ..actors.batch import Batch
 from .batches.batch_job import BatchItem
@@ -56,6 +57,7 @@ class Arguments:
         self.parameters = tuple(i for i, one in enumerate(self.names) if one in resources and one not in static)
         self.shared = tuple(sorted({*self.parameters, *self.static}))
         self.stacked = tuple(i for i in range(len(self.names)) if i not in self.shared)
+        self._shared_of, self._stacked_of = _picker(self.shared), _picker(self.stacked)
         self._by_keyword = tuple(
             i for i, one in enumerate(self.names) if found[one].kind is inspect.Parameter.KEYWORD_ONLY
         )
@@ -100,8 +102,8 @@ class Arguments:
         if not self.shared:
             item = self.stacker.item(values, current())
             return BatchItem(item, ()), item.signature
-        shared = tuple([values[i] for i in self.shared])
-        item = self.stacker.item([values[i] for i in self.stacked], current())
+        shared = self._shared_of(values)
+        item = self.stacker.item(self._stacked_of(values), current())
         # No two versions of a parameter are mixed in a batch: they are told apart as objects.
         versions: Iterable[Any] = map(id, shared)
         if self.static:
@@ -136,6 +138,16 @@ class Arguments:
         by_name = dict(zip(self.masks, masks, strict=False))
         by_name.update({self.names[i]: values[i] for i in self._by_keyword})
         return fn(*[value for i, value in enumerate(values) if i not in self._by_keyword], **by_name)
+
+
+def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return what takes the values at these positions; each item of a batch pays for it."""
+    if not positions:
+        return lambda values: ()
+    if len(positions) == 1:
+        (only,) = positions
+        return lambda values: (values[only],)
+    return cast("Callable[[tuple[Any, ...]], tuple[Any, ...]]", itemgetter(*positions))
 
 
 def size_on_host(args: tuple[Any, ...]) -> int:

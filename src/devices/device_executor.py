@@ -135,6 +135,7 @@ class OnDevice:
         self._device_strategy = device_strategy
         self._arguments = executor.programs.arguments(site.resources)
         self._donated = executor.donated(site)
+        self._label, self._is_handed_on = site.label, site.is_handed_on
         self._use: DeviceUse | None = None  # for as long as the Engine is open, and so are its devices
 
     async def __call__(
@@ -169,8 +170,8 @@ class OnDevice:
         self, use: "DeviceUse", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> "DeviceCall":
         call = use.call(
-            self._arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=self._site.is_handed_on,
-            label=self._site.label,
+            self._arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=self._is_handed_on,
+            label=self._label,
         )  # fmt: skip
         call.recorder, call.frame = actor.recorder, frame
         return call

@@ -310,7 +310,7 @@ class Flight:
             self.outcome_known.set_result(None)
         if frame.error is not None and not isinstance(frame.error, Exception):
             self.service.abort_soon()  # KeyboardInterrupt and SystemExit end the scope
-        if frame.settled:
+        if not frame.unwinding:
             self._in_flight.settled(frame)
 
     def frame_settled(self, frame: Frame) -> None:

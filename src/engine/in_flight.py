@@ -143,8 +143,10 @@ class InFlight:
             await stream.aclose()
 
     def _count(self, frame: Frame) -> None:
-        expired = frame.state == "failed" and isinstance(frame.error, DeadlineExceeded)
-        self.counts["expired" if expired else frame.state] += 1
+        state = frame.state
+        if state == "failed" and isinstance(frame.error, DeadlineExceeded):
+            state = "expired"
+        self.counts[state] += 1
 
     def _item_settled(self, frame: Frame) -> None:
         self._count(frame)

@@ -332,7 +332,8 @@ class Service(Generic[P, R]):
             frame.cancel()
             raise
         finally:
-            end_call(frame.state, frame.error, span, meter)
+            if span is not None or meter is not None:
+                end_call(frame.state, frame.error, span, meter)
         return frame.outcome()
 
     async def _deployed(self, graph: Graph[..., Any]) -> Wired:

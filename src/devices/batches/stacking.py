@@ -160,7 +160,6 @@ class Stacker:
         count = len(items)
         signature = items[0].signature
         assert count <= size
-        assert all(item.signature == signature for item in items)
         columns = zip(*[item.arrays for item in items], strict=True)
         arguments: list[Any] = []
         masks: list[Array] = []

@@ -161,10 +161,8 @@ class DeviceCall:
 
     def abandon(self) -> bool:
         """Nobody waits for it any more; returns whether the device is still busy with it."""
-        if self.returned:
-            return False
         self._cancel()
-        return self.started
+        return self.started and not self.returned
 
     def then(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the device is done with it."""
