@@ -1,0 +1,339 @@
+"""Calls whose first step is on a device: no task waits for it, and they end like all others."""
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+from penstock.testing import faults
+
+from .gates import Gate
+
+
+def row(value: float) -> Any:
+    return np.full(2, value, np.float32)
+
+
+@ps.device_node(device="cpu")
+def doubled(x: jax.Array) -> jax.Array:
+    return x * 2
+
+
+@ps.graph
+async def of_doubled(x: Any) -> Any:
+    return doubled(x)
+
+
+async def warm(service: engine.Service, graph: Any) -> None:
+    """The first call of all opens the device, which takes a task."""
+    await service.run(graph(row(0)))
+
+
+def gated(gate: Gate, **options: Any) -> "ps.Graph[[Any], Any]":
+    @ps.device_node(device="cpu", pure=False, **options)
+    def guarded(x: jax.Array) -> jax.Array:
+        return gate.pass_through(x) + 0
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return guarded(x)
+
+    return of
+
+
+def node_of(service: engine.Service) -> Any:
+    (actor,) = service.statistics().actors
+    return actor
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": ps.Batch(4)}, {"replicas": 1, "prefetch": 1}])
+async def test_calls_in_flight_have_no_tasks(options: dict[str, Any]) -> None:
+    gate = Gate()
+    gate.open()
+    of = gated(gate, **options)
+    async with engine.deploy(of) as service:
+        await warm(service, of)
+        await testing.wait_quiescent()
+        gate.close()
+        before = len(asyncio.all_tasks())
+        calls = [asyncio.ensure_future(service(row(n))) for n in range(20)]
+        await gate.entered(2)
+        assert len(asyncio.all_tasks()) == before + len(calls)
+        assert node_of(service).in_flight == 20
+        gate.open()
+        assert [float(result[0]) for result in await asyncio.gather(*calls)] == list(range(20))
+        assert (node_of(service).in_flight, node_of(service).completed) == (0, 21)
+        assert node_of(service).busy_seconds > 0
+
+
+async def test_engine_run_and_map_take_the_same_way() -> None:
+    async with engine.Engine() as own, own.deploy(of_doubled) as service:
+        await warm(service, of_doubled)
+        assert float((await own.run(of_doubled(row(3))))[0]) == 6
+        results = service.map(of_doubled(row(n)) for n in range(50))
+        assert [float(result[0]) for result in await results] == [2 * n for n in range(50)]
+
+
+@ps.node
+async def plus_one(x: Any) -> Any:
+    await asyncio.sleep(0)
+    return x + 1
+
+
+@ps.node
+def plus(x: Any, y: Any) -> Any:
+    return x + y
+
+
+@ps.node(concurrency=1, capacity=1)
+async def narrow(x: Any) -> Any:
+    await asyncio.sleep(0)
+    return x
+
+
+@ps.graph
+async def through_a_host_node(x: Any) -> Any:
+    return await plus_one(doubled(x))
+
+
+@ps.graph
+async def joined(x: Any) -> Any:
+    y = doubled(x)
+    return plus(await plus_one(y), y)
+
+
+@ps.graph
+async def in_parts(x: Any) -> Any:
+    y = doubled(x)
+    return {"shape": y.shape, "value": y, "next": await plus_one(y)}
+
+
+@ps.graph
+async def through_a_full_inbox(x: Any) -> Any:
+    return await narrow(doubled(x))
+
+
+@ps.graph
+async def only_a_part(x: Any) -> Any:
+    return doubled(x)[0]
+
+
+@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+async def test_the_result_carries_the_call_on_to_what_follows(scheduler: Any) -> None:
+    async def run(graph: Any, x: Any) -> Any:
+        return await own.run(graph(x), scheduler=scheduler)
+
+    async with engine.Engine() as own:
+        for _ in range(3):
+            x = row(5)
+            assert float((await run(of_doubled, x))[0]) == 10
+            assert float((await run(through_a_host_node, x))[0]) == 11
+            assert float((await run(joined, x))[0]) == 21
+            assert float(await run(only_a_part, x)) == 10
+            parts = await run(in_parts, x)
+            assert (parts["shape"], float(parts["value"][0]), float(parts["next"][0])) == ((2,), 10, 11)
+
+
+async def test_an_inbox_that_is_full_behind_the_device_is_waited_for() -> None:
+    async with engine.deploy(through_a_full_inbox) as service:
+        await warm(service, through_a_full_inbox)
+        calls = [service(row(n)) for n in range(30)]
+        assert [float(result[0]) for result in await asyncio.gather(*calls)] == [2 * n for n in range(30)]
+
+
+@ps.graph
+async def streamed(x: Any) -> AsyncIterator[Any]:
+    return counted(doubled(x))
+
+
+@ps.node
+async def counted(x: Any) -> AsyncIterator[float]:
+    for value in np.asarray(x).tolist():
+        yield value
+
+
+async def test_a_stream_as_the_result_follows_a_step_on_a_device() -> None:
+    async with engine.deploy(streamed) as service:
+        for _ in range(3):
+            assert [value async for value in service.stream(streamed(row(4)))] == [8, 8]
+
+
+async def test_a_caller_that_is_cancelled_leaves_at_once_and_the_place_is_held_until_the_device_is_done() -> None:
+    gate = Gate()
+    gate.open()
+    of = gated(gate)
+    async with engine.deploy(of) as service:
+        await warm(service, of)
+        gate.close()
+        running, waiting = (asyncio.ensure_future(service(row(n))) for n in range(1, 3))
+        await gate.entered(2)  # the first one is that of the warm-up
+        for call in (running, waiting):
+            call.cancel()
+        await asyncio.wait([running, waiting])
+        assert running.cancelled()
+        assert waiting.cancelled()
+        assert node_of(service).in_flight == 2  # both were handed to the device
+        gate.open()
+        assert float((await service(row(3)))[0]) == 3
+        await testing.wait_quiescent()
+        assert node_of(service).in_flight == 0
+        assert service.statistics().cancelled == 2
+    assert [values[0] for values in gate.values] == [0, 1, 3]  # the second of the two was skipped
+
+
+async def test_what_still_waits_for_the_device_leaves_with_its_caller_or_at_its_deadline() -> None:
+    gate = Gate()
+    gate.open()
+    of = gated(gate, batch=ps.Batch(8), prefetch=1)
+    async with engine.deploy(of) as service:
+        await warm(service, of)
+        gate.close()
+        first = asyncio.ensure_future(service(row(1)))
+        await gate.entered(2)
+        cancelled = asyncio.ensure_future(service(row(2)))
+        expired = asyncio.ensure_future(service.run(of(row(3)), timeout_seconds=0.01))
+        with pytest.raises(ps.DeadlineExceeded):
+            await expired
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        assert node_of(service).in_flight == 1
+        gate.open()
+        await first
+        assert (service.statistics().cancelled, service.statistics().expired) == (1, 1)
+    assert np.ravel(gate.values).tolist() == [0, 0, 1, 1]
+
+
+async def test_a_call_that_expires_while_the_device_runs_it_ends_on_time() -> None:
+    gate = Gate()
+    gate.open()
+    of = gated(gate)
+    async with engine.deploy(of) as service:
+        await warm(service, of)
+        gate.close()
+        with pytest.raises(ps.DeadlineExceeded):
+            await service.run(of(row(1)), timeout_seconds=0.01)
+        gate.open()
+        assert float((await service(row(2)))[0]) == 2
+
+
+@pytest.mark.parametrize("how", ["abort", "leave"])
+async def test_a_deployment_that_ends_interrupts_them(how: str) -> None:
+    gate = Gate()
+    gate.open()
+    of = gated(gate)
+    async with engine.deploy(of) as service:
+        await warm(service, of)
+        gate.close()
+        call = asyncio.ensure_future(service(row(1)))
+        await gate.entered(2)
+        if how == "abort":
+            aborting = asyncio.ensure_future(service.abort())
+            with pytest.raises(ps.EngineClosedError):
+                await call
+            gate.open()
+            await aborting
+        else:
+            gate.open()
+    if how == "leave":
+        assert float((await call)[0]) == 1
+
+
+@ps.device_node(device="cpu", batch=ps.Batch(4))
+def summed(x: jax.Array) -> jax.Array:
+    return jnp.sum(x)
+
+
+@ps.graph
+async def of_summed(x: Any) -> Any:
+    return summed(x)
+
+
+async def test_an_argument_that_is_refused_fails_its_call_and_lets_the_loop_run_others() -> None:
+    async with engine.deploy(of_summed) as service:
+        await warm(service, of_summed)
+        turns = 0
+
+        def count() -> None:
+            nonlocal turns
+            turns += 1
+            handle[0] = asyncio.get_running_loop().call_soon(count)
+
+        handle = [asyncio.get_running_loop().call_soon(count)]
+        for _ in range(10):
+            with pytest.raises(TypeError, match=r"(?s)node 'summed', argument 'x'") as caught:
+                await service.run(of_summed("no array"))
+            assert "in node 'summed' of graph 'of_summed', item" in "".join(caught.value.__notes__)
+        handle[0].cancel()
+        assert turns >= 10
+        assert node_of(service).failed == 10
+        assert node_of(service).in_flight == 0
+
+
+async def test_a_failure_on_the_device_names_its_node_and_item() -> None:
+    def refuse(x: Any) -> Any:
+        if np.asarray(x)[0] < 0:
+            raise ValueError("a negative number")
+        return np.asarray(x)
+
+    @ps.device_node(device="cpu")
+    def positive(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    @ps.graph
+    async def checked(x: Any) -> Any:
+        return positive(x)
+
+    async with engine.deploy(checked) as service:
+        await warm(service, checked)
+        with pytest.raises(Exception, match="a negative number") as caught:
+            await service(row(-1))
+        assert "in node 'positive' of graph 'checked', item 1, attempt 1" in caught.value.__notes__
+        assert (node_of(service).failed, node_of(service).completed) == (1, 1)
+
+
+@pytest.mark.parametrize("ends", ["well", "cancelled while it waits"])
+async def test_nothing_is_held_of_a_call_that_is_over(ends: str) -> None:
+    class Array(np.ndarray):  # one that takes weak references
+        pass
+
+    gate = Gate()
+    gate.open()
+    of = gated(gate, batch=ps.Batch(1), prefetch=1)
+    async with engine.deploy(of) as service:
+        await warm(service, of)
+        gate.close()
+        busy = asyncio.ensure_future(service(row(1)))
+        await gate.entered(2)
+        argument = row(2).view(Array)
+        held = weakref.ref(argument)
+        call = asyncio.ensure_future(service(np.asarray(argument)))
+        del argument
+        await testing.wait_quiescent()
+        if ends == "well":
+            gate.open()
+        else:
+            call.cancel()
+        await asyncio.wait([call])
+        del call
+        await testing.wait_quiescent()
+        assert held() is None
+        gate.open()
+        await busy
+
+
+async def test_a_fault_meets_a_node_on_a_device() -> None:
+    async with engine.deploy(of_doubled) as service:
+        await warm(service, of_doubled)
+    with faults.inject("node.call", faults.Raise(LookupError("injected")), node=doubled) as injected:
+        async with engine.deploy(of_doubled) as service:
+            for _ in range(2):
+                with pytest.raises(LookupError, match="injected"):
+                    await service(row(1))
+    assert [one.node for one in injected] == ["doubled", "doubled"]
