@@ -119,6 +119,8 @@ class PulledSource:
             has_place = entry is not None and entry.places.free > 0
             if not has_place and entry is not None and entry.inbox.room:
                 self._fill(call, wired, entry)
+                if crew.feed is not None and window.submitted >= window.limit:
+                    self._wait_for_room()
                 return None  # the loop gets its turn
             # `Window.new_frame` written out, as in `_burst`; nothing is reserved by workers.
             index = window.submitted
