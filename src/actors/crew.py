@@ -151,8 +151,8 @@ class Crew:
     def launch(self, frame: Frame, entries: tuple[NodeActor, ...]) -> None:
         """Start a frame that has this crew to itself.
 
-        Its first worker takes the places when it runs, and not now: until then, others may come and go. It has no
-        worker as long as its first step is carried out elsewhere.
+        If its first step is carried out elsewhere, that begins now, and no worker is needed until it is over. Else its
+        first worker takes the places when it runs, and not now: until then, others may come and go.
         """
         self.is_exclusive = True
         if frame.parent is not None and self.caller is None:
@@ -244,10 +244,18 @@ class Crew:
                 future.set_result(None)
         return self.runnable > before
 
-    def hire(self, frame: Frame | None = None, entries: tuple[NodeActor, ...] = ()) -> None:
-        """Start one more worker, which begins with a new frame if there is one."""
+    def hire(
+        self, frame: Frame | None = None, entries: tuple[NodeActor, ...] = (), before: NodeActor | None = None
+    ) -> None:
+        """Start one more worker.
+
+        Args:
+            frame: it begins with this one, if any.
+            entries: the actors that the frame is complete for.
+            before: the actor that it comes from, in which it holds a place until it has entered those.
+        """
         worker = Worker(self)
-        worker.first = None if frame is None else (frame, entries)
+        worker.first = None if frame is None else (frame, entries, before)
         # Two tasks may share a context, but not what `current()` finds in it.
         context = self.context if len(self.workers) == 1 else self.context.copy()
         context.run(current.source.set, worker.position)

@@ -4,11 +4,13 @@ A worker would only hand the step over and wait for the result, and making its t
 call does on the loop. So the result itself carries the frame on: to its end, or to workers for the steps that follow.
 """
 
+import asyncio
 from collections.abc import Awaitable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._errors import NodeCancelledError
+from .frame import foreign_cancel
 from .invocation import OutsideCall, abandon, executed
 
 if TYPE_CHECKING:
@@ -87,14 +89,15 @@ class Errand:
         self._is_over = self._is_left = True
         if self._call is not None:
             self._call.withdraw()
-        self._over()
+        actor, _ = self._over()
+        actor.places.release()
 
     def done(self) -> bool:
         """Whether nobody waits for the result any more."""
         return self._is_over
 
     def cancelled(self) -> bool:
-        """Whether the frame has ended before the step did; on any thread."""
+        """Whether the frame has ended before the step did; not after `cancel`, which fails it. On any thread."""
         return self._is_left
 
     def cancel(self) -> bool:
@@ -105,21 +108,25 @@ class Errand:
         return True
 
     def set_result(self, value: Any) -> None:
-        """Carry the frame on: to its end, or to workers for the steps that follow."""
+        """Carry the frame on: to its end, or to a worker for the steps that follow."""
         actor, frame = self._over()
         actor.completed += 1
         if actor.ends_line:
+            actor.places.release()
             frame.end_with(value)
             return
         frame.values[actor.out] = value
         for slot in actor.reads:
             frame.release(slot)
+        # The worker gives the place back when it has found room for the frame: until then, the node stands still.
         if actor.successor is not None:
-            self._crew.hire(frame, (actor.successor,))
+            self._crew.hire(frame, (actor.successor,), actor)
         elif actor.consumers:
             # It was the only step that waited for nothing, so at least one of these waits for nothing else.
-            self._crew.hire(frame, tuple([consumer for consumer in actor.consumers if frame.input_came(consumer)]))
+            complete = tuple([consumer for consumer in actor.consumers if frame.input_came(consumer)])
+            self._crew.hire(frame, complete, actor)
         else:
+            actor.places.release()
             frame.let_go()
 
     def set_exception(self, error: BaseException) -> None:
@@ -127,7 +134,8 @@ class Errand:
         if not self._is_over:
             actor, frame = self._over()
             actor.failed += 1
-            frame.fail(error, actor)
+            frame.fail(foreign_cancel(error) if isinstance(error, asyncio.CancelledError) else error, actor)
+            actor.places.release()
 
     def _over(self) -> "tuple[NodeActor, Frame]":
         frame, actor, call = self._frame, self._actor, self._call
@@ -135,8 +143,7 @@ class Errand:
         self._is_over = True
         self._frame = self._call = None  # whoever settles this still holds it
         self._crew.errand = None
-        if call is not None and not call.returned:
+        if call is not None and not call.returned:  # None: it could not even begin
             abandon(call, actor)
         executed(actor, self._began, frame)
-        actor.places.release()
         return actor, frame

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from .._errors import DeadlineExceeded, NodeError
+from .._errors import DeadlineExceeded, NodeCancelledError, NodeError
 from ..telemetry import logs
 from ..telemetry.spans import FrameSpan
 
@@ -263,9 +263,9 @@ class Frame:
         """All steps are done: build the result and claim the outcome "done"."""
         try:
             result = self.layout.result(self.values)
-        except Exception as error:  # noqa: BLE001 - user code: attribute access and item access on a result
+        except BaseException as error:  # noqa: BLE001 - of user code: attribute access and item access on a result
             error.add_note(f"while building the result of graph {self.layout.name!r}, item {self.item}")
-            self.fail(error)
+            self.fail(foreign_cancel(error) if isinstance(error, asyncio.CancelledError) else error)
             return
         self.end_with(result)
 
@@ -346,12 +346,21 @@ class Frame:
         try:
             error.add_note(where)
             if error.__traceback__ is not None:
-                # The first entry is the worker's own loop. It would show the user nothing, and keep the worker alive.
+                # The first entry is the engine's own. It would show the user nothing, and keep a worker alive.
                 error.__traceback__ = error.__traceback__.tb_next
             setattr(error, _MARK, (root.identity, error.__traceback__))
         except Exception:  # noqa: BLE001 - an exception that refuses attributes goes without
             pass
         return error
+
+
+def foreign_cancel(cause: BaseException | None) -> NodeCancelledError:
+    """Return the error of an item that was cancelled by nobody who may."""
+    error = NodeCancelledError(
+        "the handler was cancelled, but not by the engine: something that it awaited was cancelled, or its own task was"
+    )
+    error.__cause__ = cause
+    return error
 
 
 def blame(error: BaseException, label: str) -> None:

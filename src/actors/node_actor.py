@@ -164,9 +164,9 @@ class NodeActor:
     def offer_new(self, frames: "list[Frame]") -> None:
         """Queue frames that have just been made, for want of a free place; no more than the inbox has room for."""
         inbox = self.inbox
-        if not inbox.count:
-            self.places.waiting.append(self)
         inbox.put_many_nowait(frames)
+        if inbox.count == len(frames):
+            self.places.waiting.append(self)
         shared = self.places.shared
         for frame in frames:
             frame.queued_at = self

@@ -12,9 +12,8 @@ import asyncio
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
-from .._errors import NodeCancelledError
 from . import current
-from .frame import NOTHING, Frame
+from .frame import NOTHING, Frame, foreign_cancel
 from .invocation import OutsideCall
 from .node_actor import ASYNC, INLINE, NodeActor
 from .places import Places
@@ -57,7 +56,7 @@ class Worker:
         self.task: asyncio.Task[Any] | None = asyncio.current_task() if nested else None
         self.position = current.Position()
         self.cancels = 0
-        self.first: tuple[Frame, tuple[NodeActor, ...]] | None = None
+        self.first: tuple[Frame, tuple[NodeActor, ...], NodeActor | None] | None = None
         self.outside_call: OutsideCall | None = None
         self.budget = self.inner_budget = BUDGET
         self._nested = nested
@@ -97,11 +96,13 @@ class Worker:
         budget = self.budget
         try:
             if self.first is not None:
-                full = self._begin(*self.first)
+                frame, entries, before = self.first
                 self.first = None
-                if full and not await self._queue(full, undisturbed):
+                full = self._begin(frame, entries, before)
+                frame = _NO_FRAME
+                if full and not await self._enter(full, before, undisturbed):
                     return
-                position.frame = None
+                position.frame = position.actor = None
             while True:
                 if ready:
                     actor, frame = ready.popleft()
@@ -231,17 +232,31 @@ class Worker:
             self.position.frame = None
             frame.finish()
 
-    def _begin(self, frame: Frame, entries: tuple[NodeActor, ...]) -> tuple[NodeActor, ...]:
-        """Let the first frame into its actors; returns those whose inbox is full."""
-        if frame.state != "running":
-            return ()
-        crew = self.crew
-        armed, crew.armed = crew.armed, True  # this worker looks after what is ready
-        full = crew.start(frame, entries)
-        crew.armed = armed
+    def _begin(self, frame: Frame, entries: tuple[NodeActor, ...], before: NodeActor | None) -> tuple[NodeActor, ...]:
+        """Let the first frame into the actors that it is complete for; returns those whose inbox is full.
+
+        Args:
+            frame: the frame.
+            entries: those actors.
+            before: the actor that it comes from, in which it holds a place until it has entered; None if it is new.
+        """
+        full: list[NodeActor] = []
+        if frame.state == "running":
+            crew = self.crew
+            armed, crew.armed = crew.armed, True  # this worker looks after what is ready
+            full = crew.start(frame, entries)
+            crew.armed = armed
         if full:
-            self.position.frame = frame
+            self.position.frame, self.position.actor = frame, before
+        elif before is not None:
+            before.places.release()
         return tuple(full)
+
+    async def _enter(self, full: tuple[NodeActor, ...], before: NodeActor | None, undisturbed: int) -> bool:
+        """Wait until the first frame has entered; returns False if this worker has to end."""
+        if before is None:
+            return await self._queue(full, undisturbed)
+        return await self._wait_for_room(full, before.places, undisturbed)
 
     def _distribute(self, actor: NodeActor, frame: Frame) -> tuple[NodeActor | None, tuple[NodeActor, ...]]:
         """Count down the readers of a value that is ready.
@@ -306,7 +321,7 @@ class Worker:
                 if self._nested and not going_on:
                     frame.cancel()
                 else:
-                    frame.fail(_foreign_cancel(error), full[0])
+                    frame.fail(foreign_cancel(error), full[0])
                 return going_on
         if frame.state == "failed" or frame.state == "cancelled":  # not "done": others may have carried it to its end
             frame.leave()
@@ -324,7 +339,7 @@ class Worker:
         else:
             actor.failed += 1
             if failure is None or isinstance(failure, asyncio.CancelledError):
-                failure = _foreign_cancel(failure)
+                failure = foreign_cancel(failure)
             frame.fail(failure, actor, self.position.attempt)
         self.position.attempt = 1
         actor.places.release()
@@ -358,11 +373,3 @@ class Worker:
         finally:
             crew.runnable -= 1
         self.position.frame = frame
-
-
-def _foreign_cancel(cause: BaseException | None) -> NodeCancelledError:
-    error = NodeCancelledError(
-        "the handler was cancelled, but not by the engine: something that it awaited was cancelled, or its own task was"
-    )
-    error.__cause__ = cause
-    return error

@@ -30,8 +30,6 @@ A = TypeVar("A")
 B = TypeVar("B")
 Rest = ParamSpec("Rest")
 
-_REFS = frozenset((Ref, PendingRef))
-
 
 class Call(Unawaited, Generic[R_co]):
     """An unstarted invocation of a graph with its arguments; what the verbs of `engine` take.
@@ -94,7 +92,7 @@ class Graph(Generic[P, R_co]):
             tracer.pending[call] = call_location()
             return call
         for arg in arguments:
-            if type(arg) in _REFS:
+            if type(arg) is Ref or type(arg) is PendingRef:
                 refuse_leak("graph", self.name, arg)
         return call
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from ..actors import current
 from ..actors.chain import Link
 from ..actors.channel import Channel
-from ..actors.frame import Frame
+from ..actors.frame import Frame, foreign_cancel
 from ..actors.loop_host import LoopHost
 from ..actors.node_actor import NodeActor
 from ..actors.parts import close_stream
 from ..actors.processes import ProcessPool
-from ..actors.worker import _foreign_cancel
 from ..engine import instance
 from ..engine.stateful import node_of
 from ..engine.tracing import replacement
@@ -130,7 +129,7 @@ def _node_actor(original: Any) -> Any:
 
 
 def _awaited(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(fn)
+    @functools.wraps(fn, updated=())
     async def call(*args: Any, **kwargs: Any) -> Any:
         await _pass("node.call", name)
         return await fn(*args, **kwargs)
@@ -185,7 +184,7 @@ def _queue(original: Any) -> Any:
                 try:
                     await fault._act()
                 except InjectedCancel as error:
-                    frame.fail(_foreign_cancel(error), self)
+                    frame.fail(foreign_cancel(error), self)
                     return
                 except Exception as error:  # noqa: BLE001 - the fault: an inbox has nobody to raise it to but the item
                     frame.fail(error, self)

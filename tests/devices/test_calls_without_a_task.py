@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import engine, testing
+from penstock import engine, telemetry, testing
+from penstock.devices.batches import batch_job
+from penstock.devices.dispatch import device_queue
 from penstock.testing import faults
 
 from .gates import Gate
@@ -323,6 +325,101 @@ async def test_nothing_is_held_of_a_call_that_is_over(ends: str) -> None:
         assert held() is None
         gate.open()
         await busy
+
+
+async def test_what_cancels_itself_fails_and_is_no_cancellation() -> None:
+    class Odd:
+        @property
+        def part(self) -> Any:
+            raise asyncio.CancelledError("of the property")
+
+    class Usual:
+        part = row(1)
+
+    @ps.graph
+    async def of_a_part(x: Any) -> Any:
+        return doubled(x.part)
+
+    cancels = [False]
+
+    @ps.device_node(device="cpu")
+    def traced(x: jax.Array) -> jax.Array:
+        if cancels[0]:
+            raise asyncio.CancelledError("while it is traced")
+        return x
+
+    @ps.graph
+    async def of_traced(x: Any) -> Any:
+        return traced(x)
+
+    async with engine.deploy(of_a_part, of_traced) as service:
+        assert float((await service.run(of_a_part(Usual())))[0]) == 2
+        await warm(service, of_traced)
+        cancels[0] = True
+        for call in (of_a_part(Odd()), of_traced(np.ones(7, np.float32))):
+            with pytest.raises(ps.NodeCancelledError):
+                await service.run(call)
+
+
+async def test_a_call_that_waits_before_a_full_inbox_keeps_its_place_on_the_device() -> None:
+    release = asyncio.Event()
+
+    @ps.node(concurrency=1, capacity=1)
+    async def held(x: Any) -> Any:
+        await release.wait()
+        return x
+
+    @ps.graph
+    async def of_held(x: Any) -> Any:
+        return await held(doubled(x))
+
+    async with engine.deploy(of_held) as service:
+        release.set()
+        await warm(service, of_held)
+        release.clear()
+        with telemetry.profile() as profile:
+            calls = [asyncio.ensure_future(service(row(n))) for n in range(20)]
+            while service.statistics().actors[1].inbox.waiting_putters < 18:
+                await asyncio.sleep(0)
+            assert service.statistics().actors[0].in_flight == 18
+            calls[-1].cancel()
+            await asyncio.wait([calls[-1]])
+            await testing.wait_quiescent()
+            assert service.statistics().actors[0].in_flight == 17
+            release.set()
+            await asyncio.gather(*calls[:-1])
+        assert service.statistics().actors[0].in_flight == 0
+    (on_device,) = (node for node in profile.nodes if node.name == "doubled")
+    assert on_device.blocked_seconds > 0
+
+
+async def test_the_bytes_of_a_call_that_fails_before_its_batch_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device holds ahead is bounded: 40 of these would fill it for good."""
+    bad: list[Any] = []
+
+    def on_host(item: Any) -> Any:
+        if any(array is one for array in item.arrays for one in bad):
+            raise ValueError("its computation has failed")
+        return real(item)
+
+    real = batch_job.on_host
+    monkeypatch.setattr(batch_job, "on_host", on_host)
+    monkeypatch.setattr(device_queue.DeviceQueue.__init__, "__defaults__", (32, 4000))
+    batched = ps.device_node(device="cpu", batch=ps.Batch(4))(lambda x: x + 1)
+
+    @ps.graph
+    async def of_batched(x: Any) -> Any:
+        return batched(x)
+
+    async with engine.deploy(of_batched) as service:
+        await service.run(of_batched(jnp.ones(100)))
+        for _ in range(40):
+            bad[:] = [jnp.ones(100)]
+            failed, fine = await asyncio.gather(
+                service.run(of_batched(bad[0])), service.run(of_batched(jnp.ones(100))), return_exceptions=True
+            )
+            assert isinstance(failed, ValueError)
+            assert float(fine[0]) == 2
 
 
 async def test_a_fault_meets_a_node_on_a_device() -> None:

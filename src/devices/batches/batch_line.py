@@ -57,7 +57,7 @@ class BatchLine:
         self._limits: dict[Hashable, SizeLimit] = {}  # for each group of calls: what is too large for one fits others
 
     def _start(self, calls: list[DeviceCall]) -> None:
-        self.submit(calls, self._ended)
+        self.submit(calls, partial(self._ended, partial(self.lane.queue.returned, self.lane, calls)))
 
     def submit(self, calls: list[DeviceCall], on_over: Callable[[BatchJob], None], size: int | None = None) -> None:
         """Have the device run some calls as a batch of so many rows."""
@@ -69,13 +69,14 @@ class BatchLine:
 
         BatchJob(self._program, self._station.route, calls, over, self._layout, size).submit()
 
-    def _ended(self, job: BatchJob) -> None:
-        free = partial(self.lane.queue.returned, self.lane, job.calls)
+    def _ended(self, then: Callable[[], None], job: BatchJob) -> None:
         if job.error is not None and job.has_run and self._repeats and isinstance(job.error, Exception):
-            self.try_again(job, free)
+            self.try_again(job, then)
             return
-        job.settle()
-        free()
+        try:
+            job.settle()
+        finally:
+            then()
 
     def try_again(self, job: BatchJob, then: Callable[[], None]) -> None:
         """Run a batch that failed in parts, until each of its calls has its result or an error of its own."""

@@ -123,7 +123,7 @@ class Job:
             trace = None if span is None else span.context
             self._route.cache.compile(self._program, self._args, self._compiled, trace, self._is_wanted)
             return None
-        if not self.is_left():
+        if not self.claim():
             self._over()
             return None
         self.has_run = True
@@ -173,7 +173,7 @@ class Job:
         self.error = error
         self._over()
 
-    def is_left(self) -> bool:
+    def claim(self) -> bool:
         """Return whether it is still to run, immediately before it does."""
         return True
 
@@ -310,7 +310,7 @@ class SingleJob(Job):
     def _is_wanted(self) -> bool:
         return not self.calls[0].is_left
 
-    def is_left(self) -> bool:
+    def claim(self) -> bool:
         """Return False if the call was taken back; from now on it cannot be."""
         return self.calls[0].begin()
 

@@ -52,8 +52,10 @@ class SingleLine:
     def _ended(self, job: Job) -> None:
         if job.error is not None and is_out_of_memory(job.error):
             job.error = self._too_large(job, job.error)
-        job.settle()
-        self.lane.queue.returned(self.lane, job.calls)
+        try:
+            job.settle()
+        finally:
+            self.lane.queue.returned(self.lane, job.calls)
 
     def _too_large(self, job: Job, error: BaseException) -> DeviceError:
         arguments = ", ".join(described(leaf) for leaf in jax.tree.leaves(job.calls[0].args) if hasattr(leaf, "shape"))

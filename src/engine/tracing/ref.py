@@ -144,7 +144,7 @@ def refuse(ref: Ref, what: str, remedy: str) -> NoReturn:
     )
 
 
-def refuse_leak(kind: str, name: str, ref: object) -> NoReturn:
+def refuse_leak(kind: str, name: str, ref: Ref | PendingRef) -> NoReturn:
     """Raise the error for a symbolic value that is passed to a node or graph outside of its trace."""
     raise GraphTraceError(
         f"{call_location()}: {kind} {name!r} is called outside a graph with {ref!r}, a value that exists only while "
