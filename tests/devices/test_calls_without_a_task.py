@@ -389,7 +389,7 @@ async def test_a_call_that_waits_before_a_full_inbox_keeps_its_place_on_the_devi
             release.set()
             await asyncio.gather(*calls[:-1])
         assert service.statistics().actors[0].in_flight == 0
-    (on_device,) = (node for node in profile.nodes if node.name == "doubled")
+    (on_device,) = (node for node in profile.nodes if node.node == "doubled")
     assert on_device.blocked_seconds > 0
 
 
