@@ -160,3 +160,14 @@ async def test_what_functions_take_from_the_host_is_bounded_in_bytes() -> None:
 
 def _open_pools() -> list[DevicePool]:
     return [pool for pool in gc.get_objects() if isinstance(pool, DevicePool) and not pool._closed]
+
+
+async def test_an_array_that_is_donated_and_read_in_one_call_is_named_twice() -> None:
+    def step(state: Any, other: Any) -> Any:
+        return state["a"] + other
+
+    device = devices.actor("cpu")
+    array = jnp.ones(4)
+    with pytest.raises(ps.DeviceError, match=r"'step': arguments 'state' and 'other' hold the same array.*pass a copy"):
+        await device.run(step, {"a": array}, array, donate_argnums=(0,))
+    assert float((await device.run(step, {"a": array}, jnp.copy(array), donate_argnums=(0,)))[0]) == 2

@@ -247,6 +247,8 @@ class Job:
             raise FloatingPointError(
                 f"{self._program.name!r} gave a {kind}, which jax_debug_nans or jax_debug_infs refuses"
             ) from error
+        if "donated in the same call" in str(error):
+            self._explain_shared(error)
         if "has been deleted" not in str(error):  # a call that fails after it has begun has lost what it donates, too
             return
         for position, arg in enumerate(self._args):
@@ -255,6 +257,19 @@ class Job:
                     f"{self._program.name!r}: the memory of argument {self._program.parameter(position)!r} was donated "
                     "to an earlier call, and it cannot be read again: pass what that call returned, or do not donate it"
                 ) from error
+
+    def _explain_shared(self, error: Exception) -> None:
+        """Say which argument is the same array as one that is donated."""
+        assert self._args is not None
+        leaves = [(position, leaf) for position, arg in enumerate(self._args) for leaf in jax.tree.leaves(arg)]
+        for number, (one, array) in enumerate(leaves):
+            for other, same in leaves[number + 1 :]:
+                if array is same and is_device_array(array):
+                    raise DeviceError(
+                        f"{self._program.name!r}: arguments {self._program.parameter(one)!r} and "
+                        f"{self._program.parameter(other)!r} hold the same array, and its memory is donated: pass a "
+                        "copy as one of them, or do not donate it"
+                    ) from error
 
     def _over(self) -> None:
         if self._is_over:  # the thread has died in it

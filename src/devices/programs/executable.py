@@ -108,8 +108,8 @@ class Executable:
     def _transferred(self, index: int, leaf: Any) -> Any:
         sharding = self._shardings[index]
         if isinstance(leaf, np.ndarray):
-            # On a CPU it would be used in place otherwise, and the caller may change it once nobody waits for this.
-            return jax.device_put(leaf, sharding, may_alias=False)
+            # On a CPU it may be used in place: a caller that does not wait for the result has given a copy (`owned`).
+            return jax.device_put(leaf, sharding)
         self.transfers[self._names[index], leaf.sharding, sharding] += 1
         return reshard(leaf, sharding)
 
