@@ -56,6 +56,14 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
             seconds.append(time.perf_counter() - began)
         return 1e6 * (median(seconds) - blocking_seconds())
 
+    async def to_thread() -> float:
+        seconds: list[float] = []
+        for _ in range(calls):
+            began = time.perf_counter()
+            await asyncio.to_thread(lambda: compiled(array).block_until_ready())
+            seconds.append(time.perf_counter() - began)
+        return 1e6 * (median(seconds) - blocking_seconds())
+
     async def hop() -> float:
         """A bare hop: a thread that takes a future out of a queue, and has the loop settle it."""
         jobs: SimpleQueue[asyncio.Future[None] | None] = SimpleQueue()
@@ -91,7 +99,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         async def blocking() -> float:
             return 1e6 * blocking_seconds()
 
-        yield {"actor": by_actor, "service": by_service, "blocking": blocking, "hop": hop}
+        yield {"actor": by_actor, "service": by_service, "blocking": blocking, "to_thread": to_thread, "hop": hop}
 
 
 LATENCY = Workload(
@@ -105,6 +113,7 @@ LATENCY = Workload(
             limits=Limits(must=60, aim=35, at_least=False),
         ),
         Row(title="the same through a deployment", subject="service", unit="us"),
+        Row(title="the blocking call by asyncio.to_thread", subject="to_thread", unit="us"),
         Row(title="a bare hop to a thread and back", subject="hop", unit="us"),
         Row(title="the blocking call itself", subject="blocking", unit="us"),
     ),
