@@ -1,8 +1,10 @@
 """Regions and einsums against plain JAX on the same device."""
 
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -93,6 +95,24 @@ async def with_jax(function: Callable[..., Any], args: tuple[Any, ...], calls: i
     return (time.perf_counter() - began) / calls
 
 
+async def with_jax_and_a_busy_core(function: Callable[..., Any], args: tuple[Any, ...], calls: int) -> float:
+    """The same while another process keeps a core busy: what the machine itself charges for any work beside it."""
+    with _busy_core():
+        return await with_jax(function, args, calls)
+
+
+@contextmanager
+def _busy_core() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @asynccontextmanager
 async def beside_jax(
     graph: Any, function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], calls: int, quick: bool
@@ -100,11 +120,13 @@ async def beside_jax(
     keys = jax.random.split(jax.random.key(0), len(shapes))
     args = tuple([jax.random.uniform(key, shape) for key, shape in zip(keys, shapes, strict=True)])
     calls = max(1, calls // 4) if quick else calls
+    compiled = jax.jit(function)
     async with engine.deploy(graph) as service:
         yield {
             "one by one": partial(with_penstock, service, graph, args, calls),
             "together": partial(many_with_penstock, service, graph, args, calls),
-            "jax": partial(with_jax, jax.jit(function), args, calls),
+            "jax": partial(with_jax, compiled, args, calls),
+            "jax beside a busy core": partial(with_jax_and_a_busy_core, compiled, args, calls),
         }
 
 
@@ -142,6 +164,7 @@ def beside(
         rows=(
             Row(title=f"{title}, together", subject="together", reference="jax", limits=limits),
             Row(title=f"{title}, one by one", subject="one by one", reference="jax"),
+            Row(title=f"{title}, jax.jit itself beside a busy core", subject="jax beside a busy core", reference="jax"),
         ),
     )
 
