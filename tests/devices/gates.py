@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+import penstock as ps
+
 
 class Gate:
     """A computation that stands still inside a program, in a thread of JAX."""
@@ -55,3 +57,17 @@ class Gate:
         with self._condition:
             self._passes = passes
             self._condition.notify_all()
+
+
+def gated(gate: Gate, **options: Any) -> "ps.Graph[[Any], Any]":
+    """A graph of one node that stands still at a gate, and then gives what it got."""
+
+    @ps.device_node(device="cpu", pure=False, **options)
+    def guarded(x: jax.Array) -> jax.Array:
+        return gate.pass_through(x) + 0
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return guarded(x)
+
+    return of

@@ -20,7 +20,7 @@ from penstock import devices, engine
 from penstock.devices.dispatch import device_pool, jobs
 from penstock.devices.programs.executable import Executable
 
-from .gates import Gate
+from .gates import Gate, gated
 
 
 def row(value: float) -> Any:
@@ -36,20 +36,6 @@ def refusing_negative(x: jax.Array) -> jax.Array:
         return np.asarray(x)
 
     return jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="broadcast_all")
-
-
-def gated(gate: Gate, **options: Any) -> "ps.Graph[[Any], Any]":
-    """A graph of one node that stands still at a gate, and then gives what it got."""
-
-    @ps.device_node(device="cpu", pure=False, **options)
-    def guarded(x: jax.Array) -> jax.Array:
-        return gate.pass_through(x) + 0
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return guarded(x)
-
-    return of
 
 
 async def test_one_caller_of_a_batch_is_cancelled_and_the_others_are_unharmed() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import weakref
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from penstock.devices.batches import batch_job
 from penstock.devices.dispatch import device_queue
 from penstock.testing import faults
 
-from .gates import Gate
+from .gates import Gate, gated
 
 
 def row(value: float) -> Any:
@@ -38,16 +39,17 @@ async def warm(service: engine.Service, graph: Any) -> None:
     await service.run(graph(row(0)))
 
 
-def gated(gate: Gate, **options: Any) -> "ps.Graph[[Any], Any]":
-    @ps.device_node(device="cpu", pure=False, **options)
-    def guarded(x: jax.Array) -> jax.Array:
-        return gate.pass_through(x) + 0
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return guarded(x)
-
-    return of
+@asynccontextmanager
+async def standing_still(**options: Any) -> AsyncIterator[tuple[Gate, Any, engine.Service]]:
+    """A deployment of a node that stands still at a gate, after its first call, which has opened the device."""
+    gate = Gate()
+    gate.open()
+    of = gated(gate, **options)
+    async with engine.deploy(of) as service:
+        await warm(service, of)
+        await testing.wait_quiescent()
+        gate.close()
+        yield gate, of, service
 
 
 def node_of(service: engine.Service) -> Any:
@@ -57,13 +59,7 @@ def node_of(service: engine.Service) -> Any:
 
 @pytest.mark.parametrize("options", [{}, {"batch": ps.Batch(4)}, {"replicas": 1, "prefetch": 1}])
 async def test_calls_in_flight_have_no_tasks(options: dict[str, Any]) -> None:
-    gate = Gate()
-    gate.open()
-    of = gated(gate, **options)
-    async with engine.deploy(of) as service:
-        await warm(service, of)
-        await testing.wait_quiescent()
-        gate.close()
+    async with standing_still(**options) as (gate, _of, service):
         before = len(asyncio.all_tasks())
         calls = [asyncio.ensure_future(service(row(n))) for n in range(20)]
         await gate.entered(2)
@@ -168,12 +164,7 @@ async def test_a_stream_as_the_result_follows_a_step_on_a_device() -> None:
 
 
 async def test_a_caller_that_is_cancelled_leaves_at_once_and_the_place_is_held_until_the_device_is_done() -> None:
-    gate = Gate()
-    gate.open()
-    of = gated(gate)
-    async with engine.deploy(of) as service:
-        await warm(service, of)
-        gate.close()
+    async with standing_still() as (gate, _of, service):
         running, waiting = (asyncio.ensure_future(service(row(n))) for n in range(1, 3))
         await gate.entered(2)  # the first one is that of the warm-up
         for call in (running, waiting):
@@ -191,12 +182,7 @@ async def test_a_caller_that_is_cancelled_leaves_at_once_and_the_place_is_held_u
 
 
 async def test_what_still_waits_for_the_device_leaves_with_its_caller_or_at_its_deadline() -> None:
-    gate = Gate()
-    gate.open()
-    of = gated(gate, batch=ps.Batch(8), prefetch=1)
-    async with engine.deploy(of) as service:
-        await warm(service, of)
-        gate.close()
+    async with standing_still(batch=ps.Batch(8), prefetch=1) as (gate, of, service):
         first = asyncio.ensure_future(service(row(1)))
         await gate.entered(2)
         cancelled = asyncio.ensure_future(service(row(2)))
@@ -213,12 +199,7 @@ async def test_what_still_waits_for_the_device_leaves_with_its_caller_or_at_its_
 
 
 async def test_a_call_that_expires_while_the_device_runs_it_ends_on_time() -> None:
-    gate = Gate()
-    gate.open()
-    of = gated(gate)
-    async with engine.deploy(of) as service:
-        await warm(service, of)
-        gate.close()
+    async with standing_still() as (gate, of, service):
         with pytest.raises(ps.DeadlineExceeded):
             await service.run(of(row(1)), timeout_seconds=0.01)
         gate.open()
@@ -227,12 +208,7 @@ async def test_a_call_that_expires_while_the_device_runs_it_ends_on_time() -> No
 
 @pytest.mark.parametrize("how", ["abort", "leave"])
 async def test_a_deployment_that_ends_interrupts_them(how: str) -> None:
-    gate = Gate()
-    gate.open()
-    of = gated(gate)
-    async with engine.deploy(of) as service:
-        await warm(service, of)
-        gate.close()
+    async with standing_still() as (gate, _of, service):
         call = asyncio.ensure_future(service(row(1)))
         await gate.entered(2)
         if how == "abort":
@@ -302,12 +278,7 @@ async def test_a_failure_on_the_device_names_its_node_and_item() -> None:
 
 @pytest.mark.parametrize("ends", ["well", "cancelled while it waits"])
 async def test_nothing_is_held_of_a_call_that_is_over(ends: str) -> None:
-    gate = Gate()
-    gate.open()
-    of = gated(gate, batch=ps.Batch(1), prefetch=1)
-    async with engine.deploy(of) as service:
-        await warm(service, of)
-        gate.close()
+    async with standing_still(batch=ps.Batch(1), prefetch=1) as (gate, _of, service):
         busy = asyncio.ensure_future(service(row(1)))
         await gate.entered(2)
         argument = row(2)
