@@ -148,14 +148,10 @@ class NodeActor:
 
     def offer(self, frame: "Frame") -> bool:
         """Queue a complete frame, for want of a free place; returns False if the inbox is full."""
-        inbox = self.inbox
-        if not inbox.put_nowait(frame, frame.priority):
+        if not self.inbox.put_nowait(frame, frame.priority):
             return False
-        if frame.queued_at is None:  # `Frame.queued` written out: every item that finds no place comes by here
-            frame.queued_at = self
-        else:
-            frame.queued(self)
-        if inbox.count == 1:
+        frame.queued(self)
+        if self.inbox.count == 1:
             self.places.waiting.append(self)
         if frame.parent is not None and self.places.shared:
             frame.crew.loop.call_soon(refuse_if_endless, self, frame)

@@ -99,9 +99,6 @@ class Arguments:
             ValueError: an argument is too long.
         """
         assert self.stacker is not None
-        if not self.shared:
-            item = self.stacker.item(values, current())
-            return BatchItem(item, ()), item.signature
         shared = self._shared_of(values)
         item = self.stacker.item(self._stacked_of(values), current())
         # No two versions of a parameter are mixed in a batch: they are told apart as objects.

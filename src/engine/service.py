@@ -332,8 +332,7 @@ class Service(Generic[P, R]):
             frame.cancel()
             raise
         finally:
-            if span is not None or meter is not None:
-                end_call(frame.state, frame.error, span, meter)
+            end_call(frame.state, frame.error, span, meter)
         return frame.outcome()
 
     async def _deployed(self, graph: Graph[..., Any]) -> Wired:

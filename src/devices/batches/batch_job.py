@@ -100,16 +100,15 @@ class BatchJob(Job):
 
     def _items(self) -> list[Item]:
         """Return what is to be stacked. Where an array of a call is an error, that call fails alone."""
-        items: list[Item] = [call.args[0].item for call in self.calls]
-        if all(item.is_on_host for item in items):  # nearly always
-            return items
-        items.clear()
         calls = self.calls
+        given: list[Item] = [call.args[0].item for call in calls]
+        if all(item.is_on_host for item in given):  # nearly always
+            return given
+        items: list[Item] = []
         self.calls = list[DeviceCall]()
         failed: BaseException | None = None
         began = perf_counter()
-        for call in calls:
-            item: Item = call.args[0].item
+        for call, item in zip(calls, given, strict=True):
             try:
                 items.append(on_host(item))
                 self.calls.append(call)
