@@ -24,9 +24,13 @@ WIDTH = 64
 STEPS = 64
 
 
+def _weights() -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)) / WIDTH, jnp.float32)
+
+
 @ps.resource
 async def weights() -> AsyncIterator[jax.Array]:
-    yield jnp.asarray(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)) / WIDTH, jnp.float32)
+    yield _weights()
 
 
 def model(parameters: jax.Array, x: jax.Array) -> jax.Array:
@@ -51,6 +55,22 @@ async def call_batched(x: jax.Array) -> jax.Array:
 async def contenders(quick: bool) -> AsyncIterator[Contenders]:
     calls = 10 if quick else 40
     rows = [np.full(WIDTH, number, np.float32) for number in range(CALLERS)]
+    stacked = np.stack(rows)
+    parameters = _weights()
+    compiled, vmapped = jax.jit(model), jax.jit(jax.vmap(model, in_axes=(None, 0)))
+
+    async def plain() -> float:
+        began = time.perf_counter()
+        for row in rows:
+            np.asarray(compiled(parameters, row))
+        return CALLERS / (time.perf_counter() - began)
+
+    async def plain_batch() -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            np.asarray(vmapped(parameters, stacked))
+        return CALLERS * calls / (time.perf_counter() - began)
+
     async with engine.deploy(call_one, call_batched, max_in_flight=2 * CALLERS) as service:
 
         def throughput(graph: "ps.Graph[[Any], jax.Array]") -> Sample:
@@ -65,7 +85,12 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
 
             return sample
 
-        yield {"batched": throughput(call_batched), "one by one": throughput(call_one)}
+        yield {
+            "batched": throughput(call_batched),
+            "one by one": throughput(call_one),
+            "plain batch": plain_batch,
+            "plain": plain,
+        }
 
 
 BATCHING = Workload(
@@ -79,6 +104,12 @@ BATCHING = Workload(
             reference="one by one",
             unit="times",
             limits=Limits(must=5, aim=8, at_least=True),
+        ),
+        Row(
+            title="64 rows by plain JAX, together over one by one",
+            subject="plain batch",
+            reference="plain",
+            unit="times",
         ),
         Row(title="64 callers, batched", subject="batched", unit="calls/s"),
         Row(title="64 callers, one by one", subject="one by one", unit="calls/s"),

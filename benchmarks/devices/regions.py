@@ -175,7 +175,7 @@ SQUARE = (1_000, 1_000)
 
 REGIONS: tuple[Workload, ...] = (
     beside("ten", "ten elementwise nodes over 1M / jax.jit", TEN, ten_nodes, waves, (LINE,), 10),
-    beside("reduction", "sum of 1M / jax.jit", AGAINST_JAX, reduction, jnp.sum, (LINE,), 40),
+    beside("reduction", "sum of 1M / jax.jit", AGAINST_JAX, reduction, jnp.sum, (LINE,), 100),
     beside(
         "matrices", "A B C of 1000 / jax.jit", AGAINST_JAX, three_operands, lambda a, b, c: a @ b @ c, (SQUARE,) * 3, 4
     ),

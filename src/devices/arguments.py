@@ -119,13 +119,11 @@ class Arguments:
         return tuple(sorted(self.names.index(name) for name in names))
 
     def size_bytes(self, values: tuple[Any, ...]) -> int:
-        """Return the bytes of the arrays among the arguments, without those that lie on the device for good."""
+        """Return the bytes of the arrays among the arguments that have to be transferred with the call."""
         size = 0
-        for position, value in enumerate(values):
-            if position in self.shared:
-                continue
-            leaves = (value,) if hasattr(value, "nbytes") else jax.tree.leaves(value)
-            size += sum([getattr(leaf, "nbytes", 0) for leaf in leaves])
+        for value in self._stacked_of(values):
+            if not is_device_array(value):
+                size += size_on_host(value)
         return size
 
     def call(self, fn: Callable[..., Any], values: tuple[Any, ...], masks: tuple[Any, ...] = ()) -> Any:
@@ -147,9 +145,9 @@ def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any
     return cast("Callable[[tuple[Any, ...]], tuple[Any, ...]]", itemgetter(*positions))
 
 
-def size_on_host(args: tuple[Any, ...]) -> int:
-    """Return the bytes of the arrays among arguments that lie on no device, and have to be transferred."""
-    return sum([getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(args) if not is_device_array(leaf)])
+def size_on_host(tree: Any) -> int:
+    """Return the bytes of the arrays of a pytree that lie on no device, and have to be transferred."""
+    return sum([getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(tree) if not is_device_array(leaf)])
 
 
 def _check_names(name: str, found: "dict[str, inspect.Parameter] | Any", static: tuple[str, ...]) -> None:

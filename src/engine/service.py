@@ -213,7 +213,7 @@ class Service(Generic[P, R]):
     ) -> list[T]:
         """Run many calls of deployed graphs; returns their results in input order."""
         async with self.stream(calls, progress=progress, **options) as results:
-            return [result async for result in results]
+            return await results._collect()
 
     async def ready(self) -> None:
         """Wait until calls are served.

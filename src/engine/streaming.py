@@ -151,6 +151,10 @@ class Stream(ABC, Generic[T_co]):
     @abstractmethod
     def _start(self) -> object: ...
 
+    async def _collect(self) -> list[T_co]:
+        """Return the results that are left."""
+        return [result async for result in self]
+
 
 class CallsStream(Stream[T_co]):
     """The results of many calls."""
@@ -287,6 +291,14 @@ class CallsStream(Stream[T_co]):
         if frame is None:
             await self.aclose()
         return frame
+
+    async def _collect(self) -> list[T_co]:
+        """Return the results that are left; woken only for errors, and at the end."""
+        results: list[T_co] = []
+        self._start().window.collected = results
+        async for result in self:
+            results.append(result)  # noqa: PERF401 - in its turn: the window appends others in between
+        return results
 
     def __del__(self) -> None:
         pipeline = getattr(self, "_pipeline", None)

@@ -31,6 +31,7 @@ class Window:
         position: in input order, the index of the next item to be taken out; else how many were.
         frames: the items that were started and not yet taken out.
         on_room: called once when there is room again.
+        collected: takes the results as they end, in their turn; None where a reader takes each item out.
         service: the deployment that the stream belongs to.
         asking: the task of the source waits for room, or for the source.
         closed: nothing is asked of the source any more.
@@ -41,8 +42,8 @@ class Window:
 
     __slots__ = (
         "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "asking", "cancelled",
-        "closed", "expired", "failed", "frames", "limit", "on_room", "position", "reserved", "service", "size",
-        "submitted",
+        "closed", "collected", "expired", "failed", "frames", "limit", "on_room", "position", "reserved", "service",
+        "size", "submitted",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +68,7 @@ class Window:
         self.position = 0
         self.asking = False
         self.closed = False
+        self.collected: list[Any] | None = None
         self.service: AnyDeployment | None = None
         self.failed = 0
         self.cancelled = 0
@@ -166,9 +168,9 @@ class Window:
             self.cancelled += 1  # only a stream that ends cancels its items
         elif self._completion_order is not None:
             self._completion_order.append(frame.item)
-            self.wake_reader()
+            self._has_turn()
         elif frame.item == self.position:
-            self.wake_reader()
+            self._has_turn()
         if self._on_settled is not None and not frame.unwinding:
             self._on_settled(frame)
 
@@ -181,6 +183,20 @@ class Window:
             self.limit += 1
             self._make_room()
             self.wake_reader()  # it may wait for the last item
+
+    def _has_turn(self) -> None:
+        """The next item in its turn has ended."""
+        if self.collected is None or not self._collect(self.collected):
+            self.wake_reader()
+
+    def _collect(self, collected: list[Any]) -> bool:
+        """Take out what has ended with a result; returns whether items are left, none of which can be taken out."""
+        while (frame := self.peek()) is not None:
+            if frame.state != "done":
+                return False  # the reader knows what to do with an error
+            self.take()
+            collected.append(frame.result)
+        return self.position < self.submitted
 
     def _make_room(self) -> None:
         on_room, self.on_room = self.on_room, None

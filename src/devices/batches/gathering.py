@@ -95,7 +95,7 @@ class Gathering(Generic[W]):
         return self._taken(group, key, largest.get(key, max_size))
 
     def _taken(self, group: Lanes[W], key: Hashable, size: int) -> list[W]:
-        taken = group.pop_many(size)
+        taken = group.pop_many(size) if size > 1 else [group.pop()]
         self._left(group, key, len(taken))
         return taken
 

@@ -222,7 +222,7 @@ class DeviceQueue:
             self._busy[lane] = None
         if lane.gathers:
             self._look_soon()  # after what else comes in this turn of the loop
-        else:
+        elif lane.free and self._has_room:
             self._look()
 
     def _look_soon(self) -> None:
@@ -291,12 +291,12 @@ class DeviceQueue:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._has_room:
-            return
-        gathering = [lane for lane in self._busy if lane.gathers and lane.free]
-        times = [due for lane in gathering if (due := lane.waiting.due_at()) is not None]
-        if times and min(times) > now:
-            self._timer = self._loop.call_at(min(times), self._look, min(times))
+        due_at: float | None = None
+        for lane in self._busy:
+            if lane.gathers and lane.free and (due := lane.waiting.due_at()) is not None:
+                due_at = due if due_at is None else min(due, due_at)
+        if due_at is not None and due_at > now and self._has_room:
+            self._timer = self._loop.call_at(due_at, self._look, due_at)
 
 
 def _forget_if_empty(lane: Lane) -> None:

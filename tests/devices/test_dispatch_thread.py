@@ -1,0 +1,208 @@
+"""The threads of a device: what is in flight, who waits for it, and in which order it ends."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.devices.dispatch.dispatch_thread import MAX_DEPTH, MIN_DEPTH, DispatchThread
+
+TIMEOUT_SECONDS = 20
+
+
+class Result:
+    """Stands for an array that is being computed."""
+
+    def __init__(self, *, ready: bool) -> None:
+        self._ready = ready
+
+    def is_ready(self) -> bool:
+        return self._ready
+
+
+class FakeJob:
+    """A job whose computation ends when a test says so; tells what becomes of it."""
+
+    def __init__(self, number: int, events: "SimpleQueue[tuple[str, int]]", *, inline: bool = False) -> None:
+        self.number = number
+        self.finish = threading.Event()
+        self.enqueue = threading.Event()
+        self.enqueue.set()
+        self.error: BaseException | None = None
+        self.on_ready: Callable[[], None] = lambda: None
+        self._events = events
+        self._inline = inline
+
+    def begin(self) -> bool:
+        return True
+
+    def dispatch(self) -> list[Any]:
+        assert self.enqueue.wait(TIMEOUT_SECONDS)
+        self._events.put(("dispatched", self.number))
+        return [Result(ready=self._inline)]
+
+    def inputs(self) -> Iterable[Any]:
+        return ()
+
+    def wait(self, arrays: list[Any], busy_until: float) -> None:
+        if not self._inline:
+            self._events.put(("waited for", self.number))
+            assert self.finish.wait(TIMEOUT_SECONDS)
+
+    def ready(self) -> None:
+        self.on_ready()
+        self._events.put(("ready", self.number))
+
+    def failed(self, error: BaseException) -> None:
+        self.error = error
+        self._events.put(("failed", self.number))
+
+
+class Device:
+    """A dispatch thread, and what its jobs say."""
+
+    def __init__(self, thread: DispatchThread) -> None:
+        self.thread = thread
+        self.events: SimpleQueue[tuple[str, int]] = SimpleQueue()
+        self.jobs: list[FakeJob] = []
+
+    def job(self, *, inline: bool = False) -> FakeJob:
+        self.jobs.append(FakeJob(len(self.jobs) + 1, self.events, inline=inline))
+        return self.jobs[-1]
+
+    def submit(self, number: int = 1) -> list[FakeJob]:
+        """Submit some jobs, which the thread sees together."""
+        jobs = [self.job() for _ in range(number)]
+        jobs[0].enqueue.clear()
+        for job in jobs:
+            self.thread.submit(job)
+        jobs[0].enqueue.set()
+        return jobs
+
+    def until(self, *event: object) -> list[tuple[str, int]]:
+        """Return what happens until an event, which comes last."""
+        seen = [self.events.get(timeout=TIMEOUT_SECONDS)]
+        while seen[-1] != event:
+            seen.append(self.events.get(timeout=TIMEOUT_SECONDS))
+        return seen
+
+    def run_short_ones(self) -> None:
+        """Have the thread know that computations are short here."""
+        for job in self.submit(100):
+            job.finish.set()
+        self.until("ready", len(self.jobs))
+
+
+@contextmanager
+def running() -> Iterator[Device]:
+    device = Device(DispatchThread("test", lambda: None))
+    try:
+        yield device
+    finally:
+        for job in device.jobs:  # of a test that fails
+            job.finish.set()
+        device.thread.end()
+        device.thread.join()
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    with running() as one:
+        yield one
+
+
+def test_of_long_computations_few_are_in_flight(device: Device) -> None:
+    device.submit(3 * MIN_DEPTH)
+    # Its queue is not empty, so when it waits for one, it has as many in flight as it may.
+    before = device.until("waited for", 1)
+    assert [number for what, number in before if what == "dispatched"] == [*range(1, MIN_DEPTH + 1)]
+
+
+def test_of_short_computations_so_many_are_in_flight_that_the_device_need_not_wait(device: Device) -> None:
+    device.run_short_ones()
+    jobs = device.submit(2 * MAX_DEPTH)
+    first = jobs[0].number
+    before = device.until("waited for", first)
+    assert [number for what, number in before if what == "dispatched"] == [*range(first, first + MAX_DEPTH)]
+
+
+def test_a_job_that_comes_late_is_enqueued_while_the_present_one_is_computed(device: Device) -> None:
+    for _ in range(2):
+        (first,) = device.submit()
+        device.until("waited for", first.number)
+        (second,) = device.submit()
+        assert device.until("dispatched", second.number) == [("dispatched", second.number)]
+        first.finish.set()
+        second.finish.set()
+        device.until("ready", second.number)
+        device.run_short_ones()  # and also where the thread would wait itself for one of several
+
+
+def test_what_runs_inline_ends_before_the_next_is_begun(device: Device) -> None:
+    jobs = [device.job(inline=True) for _ in range(3)]
+    for job in jobs:
+        device.thread.submit(job)
+    assert device.until("ready", 3) == [(what, number) for number in (1, 2, 3) for what in ("dispatched", "ready")]
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(0, 8)), min_size=1, max_size=12))
+@settings(deadline=None)
+def test_results_come_in_the_order_of_the_jobs(bursts: list[tuple[int, bool, int]]) -> None:
+    """Bursts of jobs that run inline or not; before each next one, some more of the computations are let end."""
+    with running() as device:
+        waiting: list[FakeJob] = []
+        for size, is_inline, ends in bursts:
+            jobs = [device.job(inline=is_inline) for _ in range(size)]
+            for job in jobs:
+                device.thread.submit(job)
+            waiting += jobs
+            for job in waiting[:ends]:
+                job.finish.set()
+            del waiting[:ends]
+        for job in waiting:
+            job.finish.set()
+        total = sum(size for size, _, _ in bursts)
+        seen = device.until("ready", total)
+    for what in ("dispatched", "ready"):
+        assert [number for one, number in seen if one == what] == [*range(1, total + 1)]
+
+
+@pytest.mark.parametrize("number", [1, 3 * MIN_DEPTH], ids=["the one that waits", "the one that dispatches"])
+def test_a_thread_that_dies_takes_no_other_job_with_it(device: Device, number: int) -> None:
+    jobs = device.submit(number)
+
+    def die() -> None:
+        raise SystemExit(3)
+
+    jobs[0].on_ready = die
+    device.until("waited for", 1)
+    for job in jobs:
+        job.finish.set()
+    device.until("failed", 1)
+    (later,) = device.submit()
+    later.finish.set()
+    device.until("ready", later.number)
+    assert isinstance(jobs[0].error, ps.ActorRestarted)
+    assert isinstance(jobs[0].error.__cause__, SystemExit)
+    assert device.thread.restarts == 1
+    # Those that were in flight with it fail, too: nothing that was done there since is known to be as it should.
+    assert [isinstance(job.error, ps.ActorRestarted) for job in jobs] == [job.number <= MIN_DEPTH for job in jobs]
+
+
+def test_what_was_submitted_is_done_before_the_threads_end() -> None:
+    with running() as device:
+        jobs = device.submit(3 * MIN_DEPTH)
+        ended = threading.Event()
+        device.thread.end(ended.set)
+        device.until("waited for", 1)
+        assert not ended.is_set()
+        for job in jobs:
+            job.finish.set()
+        device.until("ready", len(jobs))
+        assert ended.wait(TIMEOUT_SECONDS)
