@@ -1,23 +1,15 @@
 """Device actor: runs functions on a device, for code that keeps its own state there."""
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
-from ..engine.around import pools_around
-from ..engine.engine import default_engine
-from ..telemetry import spans
 from .jax_import import require_jax
-from .parameter_names import parameter_names
 
 if TYPE_CHECKING:
     import jax.sharding
 
     from .jax_types import Device
     from .platform.device_mesh import DeviceMesh
-    from .platform.placement import Placement
-    from .programs.compile_log import CompileLog
-    from .programs.compiling import Program
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -45,7 +37,10 @@ class DeviceActor:
     """
 
     def __init__(self, device: Any) -> None:
+        from .function_calls import call_function  # once, as every call would pay for it; it needs JAX
+
         self._device = device
+        self._call = call_function
 
     async def run(
         self, fn: Callable[[*Ts], R], /, *args: *Ts, donate_argnums: tuple[int, ...] = (), ready: bool = True
@@ -74,32 +69,4 @@ class DeviceActor:
             EngineClosedError: the event loop is being shut down, or the Engine was closed.
             Exception: what the function raised while it was traced, or the device while it ran.
         """
-        from .arguments import size_on_host
-        from .dispatch.device_call import DeviceCall
-        from .dispatch.device_pool import DevicePool
-
-        pools = pools_around() or default_engine()._runtime.pools
-        pool = pools.other(DevicePool, DevicePool)
-        (station,) = pool.opened(self._device) or await pool.open(self._device)
-        program = _program(fn, station.placement, donate_argnums)
-        call = DeviceCall(station.loop, program, args, hands_on=not ready, size_bytes=size_on_host(args))
-        call.wait = spans.waiting()
-        run = station.queue.run_to_end if donate_argnums else station.queue.run
-        return cast(R, await run(station.others, call))
-
-
-# What is made anew for each call is told apart from a new shape because all of them share it.
-@lru_cache(maxsize=1)
-def _log() -> "CompileLog":
-    from .programs.compile_log import CompileLog
-
-    return CompileLog()
-
-
-# Two hundred functions are more than a program has; what is made anew for each call must not pile up.
-@lru_cache(maxsize=256)
-def _program(fn: Callable[..., Any], placement: "Placement", donate_argnums: tuple[int, ...]) -> "Program":
-    from .programs.compiling import Program
-
-    name = str(getattr(fn, "__name__", type(fn).__name__))
-    return Program(fn, name, parameter_names(fn), placement, donate_argnums, pure=False, log=_log())
+        return cast(R, await self._call(self._device, fn, args, donate_argnums, ready))
