@@ -41,9 +41,10 @@ class DeviceExecutor:
     @property
     def passes(self) -> "tuple[Pass, ...]":
         """Those of device nodes."""
-        from .regions.fusion import fuse_regions  # it knows executors
+        from .regions.fusion import fuse_regions  # they know executors
+        from .regions.items import give_items
 
-        return (fuse_regions,)
+        return fuse_regions, give_items
 
     @property
     def takes_unready(self) -> bool:

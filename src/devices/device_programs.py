@@ -1,6 +1,6 @@
 """Device programs: what is compiled for one device node."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
@@ -50,6 +50,7 @@ class DevicePrograms:
         log: what its own programs cost.
         fn: the function.
         members: as given.
+        giving: programs that give parts of its result, by which.
 
     Raises:
         TypeError: the function cannot be compiled as asked.
@@ -74,6 +75,7 @@ class DevicePrograms:
         self.log = CompileLog()
         self.batches = BatchLog(name)
         self.fn = fn
+        self.giving: dict[Hashable, DevicePrograms] = {}
         # A region belongs to the plans that have it.
         self._shared: WeakSet[DevicePrograms] = WeakSet()
         self._arguments: dict[frozenset[str], Arguments] = {}
@@ -87,8 +89,9 @@ class DevicePrograms:
         self._shared.add(region)
 
     def statistics(self) -> CompileStatistics:
-        """Return what the programs cost that the node has, or is a part of."""
-        return CompileStatistics.total([self.log.statistics(), *[region.statistics() for region in self._shared]])
+        """Return what the programs cost that the node has, also for parts of its result, or is a part of."""
+        others = (*self._shared, *self.giving.values())
+        return CompileStatistics.total([self.log.statistics(), *[other.statistics() for other in others]])
 
     def arguments(self, resources: frozenset[str]) -> Arguments:
         """Return how calls become arguments, where these parameters come from resources."""

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeGuard, cast, get_origin
 from .._errors import PlanError
 from .node import Node
 from .streams.limits import check_stream_limits
-from .tracing.template import Constant, Container, Read, Template, key, reads, renumber
+from .tracing.template import Constant, Container, Read, Template, key, reads, with_reads
 from .tracing.tracer import Step
 
 
@@ -44,8 +44,8 @@ class PassReport:
 
     Attributes:
         name: the pass.
-        before: steps before it; for fusion, actors.
-        after: steps after it; for fusion, actors.
+        before: steps before it; for fusion, actors; for items, those that would be taken on the event loop.
+        after: the same after it.
         changes: a line for each change.
         notes: what it did not change although one could expect it, and why.
     """
@@ -125,7 +125,7 @@ def merge_equal_calls(draft: Draft) -> tuple[Draft, PassReport]:
                 changes.append(f"merged {step.callee.name} ({step.location}) into the equal call at {twin.location}")
                 continue
         kept.append(step)
-    result = renumber(draft.result, merged)
+    result = with_reads(draft.result, lambda read: _renumbered(read, merged))
     return replace(_unfused(draft, kept), result=result), PassReport(
         "common-subexpression elimination", draft.nodes(), len(kept), tuple(changes)
     )
@@ -183,13 +183,11 @@ def _unfused(draft: Draft, steps: Iterable[Step]) -> Draft:
 
 
 def _with_sources(step: Step, sources: Mapping[int, int]) -> Step:
-    if not sources:
-        return step
-    return replace(
-        step,
-        args=tuple(renumber(arg, sources) for arg in step.args),
-        kwargs={name: renumber(arg, sources) for name, arg in step.kwargs.items()},
-    )
+    return step.with_reads(lambda read: _renumbered(read, sources)) if sources else step
+
+
+def _renumbered(read: Read, sources: Mapping[int, int]) -> Read:
+    return Read(sources.get(read.source, read.source), read.path)
 
 
 def _has_effect(step: Step) -> bool:

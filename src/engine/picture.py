@@ -60,14 +60,7 @@ def _arguments(step: Step) -> list[tuple[str, Template]]:
 
 
 def _edges(name: str, template: Template, streams: frozenset[int]) -> list[Edge]:
-    return [
-        Edge(
-            str(read.source),
-            "".join(f".{what}" if how == "attribute" else f"[{what!r}]" for how, what in read.path) or name,
-            read.source in streams,
-        )
-        for read in reads(template)
-    ]
+    return [Edge(str(read.source), str(read) or name, read.source in streams) for read in reads(template)]
 
 
 def _path_only(label: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.devices.batches.bisection import Bisection, SizeLimit
+from penstock.devices.batches.bisection import Bisection
 
 
 class BadItems(Exception):
@@ -81,22 +81,3 @@ def test_a_batch_of_one_is_not_run_again() -> None:
     runs, errors, _ = bisect(1, {0})
     assert runs == []
     assert list(errors) == [0]
-
-
-def test_what_does_not_fit_is_halved_and_remembered_until_nothing_is_smaller() -> None:
-    limit = SizeLimit((1, 2, 4, 8, 12))
-    assert limit.size == 12
-    assert limit.exceeded(12)
-    assert limit.size == 4
-    assert limit.exceeded(8)  # was on its way already: no news
-    assert limit.size == 4
-    assert limit.exceeded(2)
-    assert limit.size == 1
-    assert not limit.exceeded(1)
-
-
-def test_the_smallest_bucket_is_tried_even_if_it_is_more_than_half() -> None:
-    limit = SizeLimit((6, 8))
-    assert limit.exceeded(8)
-    assert limit.size == 6
-    assert not limit.exceeded(6)

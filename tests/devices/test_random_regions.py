@@ -54,7 +54,11 @@ KINDS = {
     "largest": Kind(lambda np_, x: x.max(-1), (1,), lambda x: x - 1),
     "pair": Kind(lambda np_, x: {"a": x + 1, "b": (x * 2, 3.0)}, (0,), lambda x: x),
     "gathered": Kind(lambda np_, x: (x["p"][0] + x["p"][1]) * x["q"], (0, 0), max),
+    # Of these, no nodes are made: a graph takes them of what a node gives.
+    "row": Kind(lambda np_, x: x[1], (1,), lambda x: x - 1),
+    "turned": Kind(lambda np_, x: x.T, (0,), lambda x: x),
 }
+ITEMS = ("row", "turned")
 
 
 def nodes_of(batch: ps.Batch | None) -> dict[str, Any]:
@@ -63,7 +67,7 @@ def nodes_of(batch: ps.Batch | None) -> dict[str, Any]:
             return ps.device_node(name=name, batch=batch)(lambda x: kind.compute(jnp, x))
         return ps.device_node(name=name, batch=batch)(lambda x, y: kind.compute(jnp, x, y))
 
-    return {name: node(name, kind) for name, kind in KINDS.items()}
+    return {name: node(name, kind) for name, kind in KINDS.items() if name not in ITEMS}
 
 
 ALONE, BATCHED = nodes_of(None), nodes_of(ps.Batch(4))
@@ -83,7 +87,7 @@ class Random:
             given = [values[operand] for operand in operands]
             if name == "gathered":
                 given = [{"p": [given[0], 2.0], "q": given[1]}]
-            value = call(name, given)
+            value = KINDS[name].compute(None, *given) if name in ITEMS else call(name, given)
             values.append(value["a"] if name == "pair" else value)
             if name == "pair":
                 values.append(value["b"][0])

@@ -1,6 +1,6 @@
 """Batch line: runs the batches of one node on a device, and finds out what to do with one that fails."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,8 @@ from ..dispatch.device_queue import Lane
 from ..dispatch.memory import is_out_of_memory
 from .batch_job import BatchItem, BatchJob, BatchLayout
 from .batch_statistics import BatchLog
-from .bisection import Bisection, SizeLimit
-
-# Kinds of items of which a batch did not fit. One that is forgotten is learnt again.
-_MOST_LIMITS = 256
+from .bisection import Bisection
+from .size_limits import SizeLimits
 
 if TYPE_CHECKING:
     from ..dispatch.station import Station
@@ -35,6 +33,7 @@ class BatchLine:
 
     Attributes:
         lane: what waits.
+        limits: how large its batches may be.
     """
 
     def __init__(
@@ -49,15 +48,16 @@ class BatchLine:
         repeats: bool,
     ) -> None:
         self.lane = Lane(layout.name, station.queue, self._start, batch, prefetch)
+        self.limits = SizeLimits(layout.sizes, self.lane.largest)
         self._log = log
         self._station = station
         self._program = program
         self._layout = layout
         self._repeats = repeats
-        self._limits: dict[Hashable, SizeLimit] = {}  # for each group of calls: what is too large for one fits others
 
     def _start(self, calls: list[DeviceCall]) -> None:
-        self.submit(calls, partial(self._ended, partial(self.lane.queue.returned, self.lane, calls)))
+        is_try = self.limits.begins(calls[0].group, len(calls))
+        self.submit(calls, partial(self._ended, partial(self.lane.queue.returned, self.lane, calls), is_try))
 
     def submit(self, calls: list[DeviceCall], on_over: Callable[[BatchJob], None], size: int | None = None) -> None:
         """Have the device run some calls as a batch of so many rows."""
@@ -69,10 +69,12 @@ class BatchLine:
 
         BatchJob(self._program, self._station.route, calls, over, self._layout, size).submit()
 
-    def _ended(self, then: Callable[[], None], job: BatchJob) -> None:
+    def _ended(self, then: Callable[[], None], is_try: bool, job: BatchJob) -> None:
         if job.error is not None and job.has_run and self._repeats and isinstance(job.error, Exception):
             self.try_again(job, then)
             return
+        if job.results and job.stacked is not None:
+            self.limits.fitted(job.calls[0].group, job.stacked.size, is_try=is_try)
         try:
             job.settle()
         finally:
@@ -89,17 +91,7 @@ class BatchLine:
     def exceeded(self, job: BatchJob) -> bool:
         """Note that a batch did not fit the memory of the device; returns whether a smaller one may."""
         assert job.stacked is not None
-        group = job.calls[0].group
-        limit = self._limits.get(group)
-        if limit is None:
-            if len(self._limits) >= _MOST_LIMITS:
-                forgotten = next(iter(self._limits))
-                del self._limits[forgotten]
-                self.lane.largest.pop(forgotten, None)
-            limit = self._limits[group] = SizeLimit(self._layout.sizes)
-        fits = limit.exceeded(job.stacked.size)
-        self.lane.largest[group] = limit.size
-        return fits
+        return self.limits.exceeded(job.calls[0].group, job.stacked.size)
 
     @property
     def device(self) -> str:
@@ -166,7 +158,7 @@ class _Halving:
         """Run the next part; at the end, do what comes then."""
         owner = self._owner
         if self._left:
-            size = owner.lane.largest.get(self._group) or len(self._left)
+            size = owner.limits.size(self._group) or len(self._left)
             part, self._left = self._left[:size], self._left[size:]
             owner.submit(part, self._ended)
         else:

@@ -1,7 +1,5 @@
 """What to run again when a batch failed: smaller batches, until the items that fail are alone."""
 
-from collections.abc import Sequence
-
 
 class Bisection:
     """Finds the items of a failed batch that fail, and lets the others succeed.
@@ -65,30 +63,3 @@ class Bisection:
         done = set(batch)
         self._suspects = [one for one in self._suspects if one not in done]
         self._waiting = [one for one in self._waiting if one not in done]
-
-
-class SizeLimit:
-    """The largest batch that fits into the memory of a device, learnt from those that did not; for items of one shape.
-
-    Args:
-        sizes: that batches are padded to, in ascending order.
-
-    Attributes:
-        size: the largest one to run; what is larger runs as several batches.
-    """
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sizes
-        self.size = sizes[-1]
-
-    def exceeded(self, size: int) -> bool:
-        """Note that a batch padded to `size` did not fit, which halves the limit.
-
-        Returns:
-            Whether smaller batches may fit; if not, its items cannot be computed.
-        """
-        smaller = [one for one in self._sizes if one < size]
-        if not smaller:
-            return False
-        self.size = min(self.size, max((one for one in smaller if one <= size // 2), default=smaller[0]))
-        return True

@@ -15,7 +15,7 @@ from ...engine.tracing.tracer import Step
 from ..device_executor import DeviceExecutor
 from ..device_node import DeviceNode
 from ..device_programs import DevicePrograms, Samples
-from ..untyped_jax import jax
+from .as_arrays import as_arrays
 from .contraction import Contraction
 from .region_members import Inputs, Member
 
@@ -171,7 +171,7 @@ def _composed(members: Sequence[Member], names: Sequence[str]) -> Callable[..., 
         values: Values = [*[None] * count_of_members, *inputs]
         for index, (member, arguments) in enumerate(calls):
             try:
-                values[index] = _as_arrays(member.call(arguments(values)))
+                values[index] = as_arrays(member.call(arguments(values)))
             except Exception as error:  # whatever the function raises
                 error.add_note(f"in node {member.name!r}, called at {member.location}")
                 raise
@@ -180,15 +180,6 @@ def _composed(members: Sequence[Member], names: Sequence[str]) -> Callable[..., 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     region.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
     return region
-
-
-def _as_arrays(value: Any) -> Any:
-    """Return a result as the next program would get it: NumPy's arrays, and numbers, as JAX's, in new containers."""
-
-    def as_array(leaf: Any) -> Any:
-        return leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf)
-
-    return jax.tree.map(as_array, value)
 
 
 def _joined(names: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Container as Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias, cast
@@ -28,10 +28,18 @@ class Read:
     Attributes:
         source: number of the value: parameters first, then steps.
         path: attribute and item accesses, outermost first.
+        written: the path in the graph as text, where a planning pass has given the value another structure.
     """
 
     source: int
     path: tuple[Access, ...] = ()
+    written: str | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        """Return what is read of the value, as it is written in the graph: "[0].T"."""
+        if self.written is not None:
+            return self.written
+        return "".join([f".{what}" if how == "attribute" else f"[{what!r}]" for how, what in self.path])
 
 
 @dataclass(frozen=True)
@@ -134,12 +142,12 @@ def reads(*templates: Template) -> Iterator[Read]:
             stack.extend(reversed(template.children))
 
 
-def renumber(template: Template, sources: Mapping[int, int]) -> Template:
-    """Return the template with its sources replaced, where `sources` has a replacement."""
+def with_reads(template: Template, replaced: Callable[[Read], Read]) -> Template:
+    """Return the template with other reads in the place of its own."""
     if isinstance(template, Read):
-        return Read(sources.get(template.source, template.source), template.path)
+        return replaced(template)
     if isinstance(template, Container):
-        children = tuple(renumber(child, sources) for child in template.children)
+        children = tuple(with_reads(child, replaced) for child in template.children)
         return dataclasses.replace(template, children=children)
     return template
 

@@ -4,7 +4,7 @@ import types
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..._errors import GraphTraceError
@@ -15,7 +15,7 @@ from .hidden import hidden_ref
 from .locations import call_location, definition_location
 from .outside import Outside
 from .ref import PendingRef, Ref, Unawaited, read_of
-from .template import Constant, Read, Template, capture, reads
+from .template import Constant, Read, Template, capture, reads, with_reads
 
 if TYPE_CHECKING:
     from ..control import Control
@@ -53,6 +53,11 @@ class Step:
     def reads(self) -> Iterator[Read]:
         """Yield every read in the arguments, in order."""
         return reads(*self.args, *self.kwargs.values())
+
+    def with_reads(self, replaced: Callable[[Read], Read]) -> "Step":
+        """Return the step with other reads in its arguments."""
+        args = tuple(with_reads(arg, replaced) for arg in self.args)
+        return replace(self, args=args, kwargs={name: with_reads(arg, replaced) for name, arg in self.kwargs.items()})
 
 
 @dataclass(frozen=True)

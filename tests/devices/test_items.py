@@ -1,0 +1,532 @@
+"""Items of a device node's result are computed on its device, and never on the event loop."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+import penstock as ps
+from penstock import devices, engine
+from tests.devices.gates import Gate
+
+MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4) + 1
+
+
+@ps.device_node(device="cpu")
+def double(x: Any) -> Any:
+    return x * 2
+
+
+@ps.device_node(device="cpu")
+def tripled(x: jax.Array) -> jax.Array:
+    return x * 3
+
+
+@ps.device_node(device="cpu:1")
+def elsewhere(x: Any) -> Any:
+    return x + 1
+
+
+@ps.device_node(device="cpu", batch=ps.Batch(4))
+def batched(x: Any) -> Any:
+    return x + 1
+
+
+@ps.device_node(device="cpu", pure=False)
+def impure(x: Any) -> Any:
+    return x + 1
+
+
+@ps.device_node(device="cpu")
+def split(x: Any) -> Any:
+    return {"rows": x * 2, "sums": (x.sum(0), x.sum(1))}
+
+
+@ps.node
+def on_host(x: Any) -> Any:
+    return np.asarray(x) * 10
+
+
+@ps.node(runs_on="thread")
+def in_thread(x: Any) -> Any:
+    return np.asarray(x) * 10
+
+
+@contextmanager
+def nothing_computed_here() -> Iterator[None]:
+    """Fails if an item of an array, or an attribute that is computed, is taken in this thread."""
+    kind: Any = type(jnp.zeros(1))
+    loop, taken = threading.get_ident(), list[object]()
+    original: dict[str, Any] = {name: getattr(kind, name) for name in ("__getitem__", "T", "mT", "real", "imag")}
+
+    def note(what: object) -> None:
+        if threading.get_ident() == loop:
+            taken.append(what)
+
+    def getitem(self: Any, key: Any) -> Any:
+        note(key)
+        return original["__getitem__"](self, key)
+
+    def watched(name: str) -> property:
+        def get(self: Any) -> Any:
+            note(name)
+            return original[name].__get__(self)
+
+        return property(get)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "__getitem__", getitem)
+        for name in ("T", "mT", "real", "imag"):
+            patch.setattr(kind, name, watched(name))
+        yield
+    assert not taken
+
+
+async def same_as_plain_python(graph: Any, *args: Any, **options: Any) -> Any:
+    expected = await graph(*jax.tree.map(jnp.asarray, args))
+    with nothing_computed_here():
+        result = await engine.run(graph(*args), **options)
+    found, wanted = jax.tree.leaves(result), jax.tree.leaves(expected)
+    for one, right in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, right, rtol=1e-6)
+        assert np.shape(one) == np.shape(right)
+    assert jax.tree.structure(result) == jax.tree.structure(expected)
+    return result
+
+
+def report_of(graph: Any) -> Any:
+    return next(report for report in engine.plan(graph).reports if report.name == "items")
+
+
+READERS = {
+    "batched": batched, "elsewhere": elsewhere, "impure": impure, "on_host": on_host, "in_thread": in_thread,
+    "the result": lambda x: x,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", READERS)
+async def test_the_item_that_one_reader_takes_is_all_that_the_program_gives(reader: str) -> None:
+    read: Any = READERS[reader]
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return read(double(x)[0])
+
+    assert report_of(of).changes == ("double gives [0] of its result",)
+    await same_as_plain_python(of, MATRIX)
+
+
+KEYS: dict[str, Any] = {
+    "negative": -1,
+    "slice": slice(1, 9),
+    "steps": slice(None, None, -2),
+    "several axes": (slice(None), 1),
+    "ellipsis": (..., 0),
+    "new axis": (None, 2),
+    "an array": np.array([0, 2]),
+    "a mask": np.array([True, False, True]),
+    "beyond the end": 7,  # JAX takes the last one
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+async def test_all_that_an_array_takes_for_a_place(kind: str) -> None:
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return on_host(double(x)[KEYS[kind]])
+
+    await same_as_plain_python(of, MATRIX)
+
+
+async def test_readers_of_several_items_and_of_the_whole() -> None:
+    @ps.graph
+    async def of(x: Any) -> Any:
+        found = impure(x)
+        return [
+            batched(found[0]), on_host(found[0]), on_host({"all": [found[1], found]}["all"][0]),
+            elsewhere(found[1][1:]), found, found[2], found.T,
+        ]  # fmt: skip
+
+    report = report_of(of)
+    assert sorted(report.changes) == [
+        f"impure gives {what} of its result" for what in (".T", "[0]", "[1]", "[1][slice(1, None, None)]", "[2]")
+    ]
+    assert (report.before, report.after) == (5, 0)
+    await same_as_plain_python(of, MATRIX)
+
+
+async def test_attributes_that_are_computed_and_those_that_are_not() -> None:
+    @ps.graph
+    async def of(x: Any) -> Any:
+        found = double(x)
+        return (
+            found.T,
+            found.mT,
+            found.real,
+            on_host(found.imag),
+            found.T[0],
+            found.shape,
+            found.shape[0],
+            found[0].shape,
+        )
+
+    result = await same_as_plain_python(of, MATRIX + 1j)
+    assert result[5:] == ((3, 4), 3, (4,))
+
+    @ps.graph
+    async def about(x: Any) -> Any:
+        found = double(x)
+        return found.dtype, found.ndim, found.shape[-1]
+
+    assert not report_of(about).changes
+    assert await engine.run(about(MATRIX)) == (jnp.float32, 2, 4)
+
+
+async def test_items_inside_of_containers_by_keyword_and_as_operands() -> None:
+    @ps.graph
+    async def of(x: Any) -> Any:
+        found = split(x)
+        taken = on_host(x=found["sums"][1][0])
+        branch = await ps.cond(positive(taken), batched, on_host, found["rows"][1])
+        return [taken, {"branch": branch}, await ps.map_each(batched, [found["rows"][0], found["rows"][2]])]
+
+    await same_as_plain_python(of, MATRIX)
+
+
+@ps.node
+def positive(x: Any) -> bool:
+    return bool(x > 0)
+
+
+async def test_items_in_the_bodies_of_control_flow() -> None:
+    async def body(x: Any) -> Any:
+        return on_host(impure(x)[1])
+
+    @ps.graph
+    async def of(xs: Any) -> Any:
+        return await ps.map_each(body, xs)
+
+    await same_as_plain_python(of, [MATRIX, MATRIX + 1])
+
+
+async def test_the_result_of_a_region_and_of_an_einsum() -> None:
+    @ps.graph
+    async def region(x: Any) -> Any:
+        found = double(double(x))
+        return batched(found[0]), found[1]
+
+    @ps.graph
+    async def product(x: Any) -> Any:
+        return batched(devices.einsum("ij,kj->ik", x, x)[0])
+
+    assert len(engine.plan(region).steps) == 2
+    assert report_of(product).changes
+    await same_as_plain_python(region, MATRIX)
+    await same_as_plain_python(product, MATRIX)
+
+
+@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+async def test_under_every_scheduler_in_streams_and_in_services(scheduler: Any) -> None:
+    @ps.graph
+    async def of(x: Any) -> Any:
+        found = elsewhere(x)
+        return batched(found[0]), on_host(found[1])
+
+    await same_as_plain_python(of, MATRIX, scheduler=scheduler)
+    with nothing_computed_here():
+        async with engine.stream([of(MATRIX + i) for i in range(5)], scheduler=scheduler) as results:
+            streamed = [one async for one in results]
+        async with engine.deploy(of, scheduler=scheduler) as service:
+            served = await service.map([of(MATRIX + i) for i in range(5)])
+    for i in range(5):
+        for result in (streamed[i], served[i]):
+            np.testing.assert_array_equal(result[0], MATRIX[0] + i + 2)
+            np.testing.assert_array_equal(result[1], (MATRIX[1] + i + 1) * 10)
+
+
+class Named(NamedTuple):
+    rows: jax.Array
+    sums: jax.Array
+
+
+async def test_items_that_an_annotation_says_to_be_there_take_no_program_of_their_own() -> None:
+    @ps.device_node(device="cpu")
+    def pair(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x * 2, x.sum(0)
+
+    @ps.device_node(device="cpu")
+    def table(x: jax.Array) -> dict[str, jax.Array]:
+        return {"rows": x * 2, "sums": x.sum(0)}
+
+    @ps.device_node(device="cpu")
+    def named(x: jax.Array) -> Named:
+        return Named(x * 2, x.sum(0))
+
+    @ps.graph
+    async def of(x: jax.Array) -> Any:
+        rows, sums = pair(x)
+        return on_host(rows), sums, table(x)["sums"], named(x).rows, named(x)[1], on_host(x)
+
+    assert not report_of(of).changes
+    for node in (pair, table, named):
+        await node.warmup(MATRIX)
+    await same_as_plain_python(of, MATRIX)
+    assert [node.compile_statistics().programs for node in (pair, table, named)] == [1, 1, 1]
+
+    @ps.graph
+    async def deeper(x: jax.Array) -> Any:
+        return pair(x)[0][1], on_host(table(x)["rows"][0]), named(x).rows[2].shape, tripled(x)[0]
+
+    assert sorted(report_of(deeper).changes) == [
+        "named gives .rows[2] of its result",
+        "pair gives [0][1] of its result",
+        "table gives ['rows'][0] of its result",
+        "tripled gives [0] of its result",
+    ]
+    await same_as_plain_python(deeper, MATRIX)
+
+
+async def test_what_is_no_place_in_the_result_is_an_error_that_names_it() -> None:
+    @ps.graph
+    async def too_deep(x: Any) -> Any:
+        return on_host(double(x)[1, 2, 3])
+
+    @ps.graph
+    async def missing(x: Any) -> Any:
+        return on_host(split(x)["columns"])
+
+    with pytest.raises(IndexError, match="Too many indices") as caught:
+        await engine.run(too_deep(MATRIX))
+    assert "while taking [(1, 2, 3)] of the result of node 'double'" in caught.value.__notes__
+    assert any("in node 'double' of graph 'too_deep', item 0" in note for note in caught.value.__notes__)
+    with pytest.raises(KeyError, match="columns") as other:
+        await engine.run(missing(MATRIX))
+    assert "while taking ['columns'] of the result of node 'split'" in other.value.__notes__
+
+
+async def test_the_policy_of_the_node_is_kept() -> None:
+    calls: list[None] = []
+
+    def refused(x: Any) -> Any:
+        calls.append(None)
+        raise ValueError("never")
+
+    async def later(error: Exception) -> Any:
+        return np.full((2, 2), 8.0)
+
+    def failing(**policy: Any) -> Any:
+        @ps.device_node(device="cpu", pure=False, **policy)
+        def fails(x: Any) -> Any:
+            return jax.pure_callback(refused, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+        @ps.graph
+        async def of(x: Any) -> Any:
+            found = fails(x)
+            return on_host(found[1]), found[0, 0]
+
+        return of
+
+    with pytest.raises(Exception, match="never"):
+        await engine.run(failing(retry=ps.Retry(3))(MATRIX))
+    assert len(calls) == 3
+    for fallback in (lambda error: np.full((2, 2), 8.0), later):
+        row, number = await engine.run(failing(fallback=fallback)(MATRIX))
+        assert (row.tolist(), number) == ([80, 80], 8)
+
+
+async def test_the_limit_of_the_node_is_shared_by_all_of_its_calls() -> None:
+    gate = Gate()
+
+    @ps.device_node(device="cpu", concurrency=1, pure=False)
+    def guarded(x: Any) -> Any:
+        return gate.pass_through(x)
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return guarded(x)[0], guarded(x)
+
+    async with engine.deploy(of) as service:
+        call = asyncio.create_task(service.run(of(MATRIX)))
+        await gate.entered()
+        waiting = sorted([node.inbox.depth for node in service.statistics().actors])
+        gate.open()
+        await call
+    assert waiting == [0, 1]
+
+
+async def test_an_effect_comes_once() -> None:
+    seen: list[float] = []
+
+    @ps.device_node(device="cpu", pure=False)
+    def noted(x: Any) -> Any:
+        jax.debug.callback(lambda one: seen.append(float(one)), x[0], ordered=True)
+        return x + 1
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        found = noted(x)
+        return on_host(found[0]), found[1]
+
+    await engine.run(of(np.arange(3.0)))
+    jax.effects_barrier()
+    assert seen == [0]
+
+
+async def test_the_item_may_be_donated_and_the_node_may_overwrite_its_argument() -> None:
+    @ps.device_node(device="cpu", donate=True)
+    def overwriting(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    @ps.graph
+    async def into(x: Any) -> Any:
+        return overwriting(elsewhere.with_policy(name="first")(x)[0])
+
+    @ps.graph
+    async def out_of(x: Any) -> Any:
+        return on_host(overwriting(double(x))[0])
+
+    await same_as_plain_python(into, MATRIX)
+    await same_as_plain_python(out_of, MATRIX)
+
+
+async def test_nodes_on_meshes_with_specs_and_with_replicas() -> None:
+    mesh = devices.DeviceMesh(shape=(2,), axis_names=("data",), device="cpu")
+
+    @ps.device_node(device=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data"))
+    def spread(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.device_node(device="cpu", replicas=2)
+    def copied(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        found = spread(x)
+        return batched(found[0]), found, on_host(copied(x)[1])
+
+    _, whole, _ = await same_as_plain_python(of, np.concatenate([MATRIX, MATRIX]))
+    assert whole.sharding.spec == PartitionSpec("data")
+
+    @ps.graph
+    async def one(x: Any) -> Any:
+        return on_host(spread(x)[1:4])  # which cannot be split over two devices
+
+    await same_as_plain_python(one, np.concatenate([MATRIX, MATRIX]))
+
+
+async def test_parameters_are_reloaded_and_samples_compiled_as_for_the_whole() -> None:
+    version = 1.0
+
+    @ps.resource
+    async def weights() -> AsyncIterator[Any]:
+        yield np.full((2, 3), version, np.float32)
+
+    @ps.device_node(device="cpu", sample_input=(MATRIX,))
+    def weighted(w: Any, x: Any) -> Any:
+        return w @ x
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return on_host(weighted(await weights(), x)[0])
+
+    async with engine.deploy(of, warmup=True) as service:
+        assert weighted.compile_statistics().programs == 1
+        with nothing_computed_here():
+            first = await service(MATRIX)
+            version = 2.0
+            await service.reload(weights)
+            second = await service(MATRIX)
+        assert weighted.compile_statistics().programs == 1
+    np.testing.assert_array_equal(second, 2 * first)
+
+
+async def test_a_region_is_compiled_for_what_the_samples_of_its_nodes_say() -> None:
+    @ps.device_node(device="cpu", sample_input=(MATRIX,))
+    def first(x: Any) -> Any:
+        return x + 1
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return on_host(double(first(x))[0])
+
+    async with engine.deploy(of, warmup=True) as service:
+        assert first.compile_statistics().programs == 1
+        await service(MATRIX)
+    assert first.compile_statistics().programs == 1
+
+
+async def test_what_a_node_gives_is_an_array_before_its_items_are_taken() -> None:
+    @ps.device_node(device="cpu")
+    def of_numpy(x: Any) -> Any:
+        return np.arange(3)
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return of_numpy(x)[7]
+
+    assert await engine.run(of(MATRIX)) == 2  # NumPy would refuse
+
+
+def test_rows_of_batches_are_left_to_numpy() -> None:
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return on_host(batched(x)[0])
+
+    assert not report_of(of).changes
+
+
+async def test_a_graph_that_is_made_again_compiles_nothing() -> None:
+    traced: list[None] = []
+
+    @ps.device_node(device="cpu")
+    def node(x: Any) -> Any:
+        traced.append(None)
+        return x + 1
+
+    async def run() -> None:
+        @ps.graph
+        async def of(x: Any) -> Any:
+            return on_host(node(x)[0])
+
+        await engine.run(of(MATRIX))
+
+    for _ in range(2):
+        await run()
+        gc.collect()
+    assert len(traced) == node.compile_statistics().programs == 1
+
+
+async def test_a_fake_gives_what_it_gives() -> None:
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return double(x)[0], elsewhere(x)[0, 0]
+
+    await engine.run(of(MATRIX))
+    with ps.testing.replace(double, lambda x: ["no array"]):
+        assert await engine.run(of(MATRIX)) == ("no array", 2)
+    assert (await engine.run(of(MATRIX)))[0].tolist() == (MATRIX[0] * 2).tolist()
+
+
+async def test_drawings_show_items_as_they_are_written() -> None:
+    @ps.graph
+    async def of(x: Any) -> Any:
+        found = double(x)
+        return on_host(found[1]), on_host(found[2].T)
+
+    assert "items: 2 → 0\n    double gives [1] of its result\n    double gives [2].T of its result" in str(
+        engine.plan(of)
+    )
+    async with engine.deploy(of) as service:
+        await service(MATRIX)
+        for drawing in (str(of), str(service), str(engine.plan(of)).partition("plan of")[0]):
+            assert "double[1]" in drawing or "← [1]" in drawing, drawing
+            assert "[2].T" in drawing
