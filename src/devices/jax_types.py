@@ -68,8 +68,15 @@ def jit(function: "Callable[..., jax.Array]") -> "Callable[..., jax.Array]":
 
 
 def are_ready(arrays: Iterable[Any]) -> bool:
-    """Return whether computations have ended, well or not."""
-    return all(array.is_ready() for array in arrays)
+    """Return whether computations have ended, well or not; arrays that were donated meanwhile are somebody else's."""
+    for array in arrays:
+        try:
+            if not array.is_ready():
+                return False
+        except (RuntimeError, ValueError):
+            if not array.is_deleted():
+                raise
+    return True
 
 
 def wait_until_ready(arrays: Iterable[Any]) -> None:

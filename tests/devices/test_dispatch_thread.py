@@ -1,16 +1,19 @@
 """The threads of a device: what is in flight, who waits for it, and in which order it ends."""
 
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.devices.dispatch import dispatch_thread
 from penstock.devices.dispatch.dispatch_thread import MAX_DEPTH, MIN_DEPTH, DispatchThread
 
 TIMEOUT_SECONDS = 20
@@ -20,10 +23,20 @@ class Result:
     """Stands for an array that is being computed."""
 
     def __init__(self, *, ready: bool) -> None:
-        self._ready = ready
+        self.is_over = ready
 
     def is_ready(self) -> bool:
-        return self._ready
+        return self.is_over
+
+
+class Donated(Result):
+    """Stands for one whose memory a later computation has taken over."""
+
+    def is_ready(self) -> bool:
+        raise RuntimeError("Array has been deleted with shape=float32[2].")
+
+    def is_deleted(self) -> bool:
+        return True
 
 
 class FakeJob:
@@ -36,6 +49,7 @@ class FakeJob:
         self.enqueue.set()
         self.error: BaseException | None = None
         self.on_ready: Callable[[], None] = lambda: None
+        self.result = Result(ready=inline)
         self._events = events
         self._inline = inline
 
@@ -45,7 +59,7 @@ class FakeJob:
     def dispatch(self) -> list[Any]:
         assert self.enqueue.wait(TIMEOUT_SECONDS)
         self._events.put(("dispatched", self.number))
-        return [Result(ready=self._inline)]
+        return [self.result]
 
     def inputs(self) -> Iterable[Any]:
         return ()
@@ -65,10 +79,11 @@ class FakeJob:
 
 
 class Device:
-    """A dispatch thread, and what its jobs say."""
+    """A dispatch thread, and what its jobs say. Nothing takes time there, unless a test has it pass."""
 
-    def __init__(self, thread: DispatchThread) -> None:
-        self.thread = thread
+    def __init__(self) -> None:
+        self.now_seconds = 0.0
+        self.thread = DispatchThread("test", lambda: None)
         self.events: SimpleQueue[tuple[str, int]] = SimpleQueue()
         self.jobs: list[FakeJob] = []
 
@@ -100,15 +115,17 @@ class Device:
 
 
 @contextmanager
-def running() -> Iterator[Device]:
-    device = Device(DispatchThread("test", lambda: None))
-    try:
-        yield device
-    finally:
-        for job in device.jobs:  # of a test that fails
-            job.finish.set()
-        device.thread.end()
-        device.thread.join()
+def running() -> Generator[Device]:
+    device = Device()
+    with patch.object(dispatch_thread, "perf_counter", lambda: device.now_seconds):
+        try:
+            yield device
+        finally:
+            for job in device.jobs:  # of a test that fails
+                job.enqueue.set()
+                job.finish.set()
+            device.thread.end()
+            device.thread.join()
 
 
 @pytest.fixture
@@ -149,6 +166,52 @@ def test_what_runs_inline_ends_before_the_next_is_begun(device: Device) -> None:
     for job in jobs:
         device.thread.submit(job)
     assert device.until("ready", 3) == [(what, number) for number in (1, 2, 3) for what in ("dispatched", "ready")]
+
+
+def test_what_runs_inline_is_not_handed_to_the_second_thread_after_it_has_been_needed(device: Device) -> None:
+    (first,) = device.submit()
+    device.until("waited for", first.number)
+    first.finish.set()
+    device.until("ready", first.number)
+    while device.thread._returned.empty():  # the second thread has still to say that it is done
+        threading.Event().wait(0.001)
+    threads: list[str] = []
+    for _ in range(3):
+        job = device.job(inline=True)
+        job.on_ready = lambda: threads.append(threading.current_thread().name)
+        device.thread.submit(job)
+        device.until("ready", job.number)
+    assert threads == ["penstock-device-test"] * 3
+
+
+def test_a_thread_that_always_comes_late_learns_that_more_may_be_in_flight(device: Device) -> None:
+    """A busy event loop lets it look once in a switch interval, and whatever was in flight has ended by then."""
+    for _ in range(40):
+        jobs = [device.job() for _ in range(MIN_DEPTH)]
+        jobs[-1].enqueue.clear()
+        for job in jobs:
+            device.thread.submit(job)
+        device.until("dispatched", jobs[-2].number)
+        for job in jobs:
+            job.finish.set()
+            job.result.is_over = True
+        device.now_seconds += sys.getswitchinterval()
+        jobs[-1].enqueue.set()
+        device.until("ready", jobs[-1].number)
+    jobs = device.submit(2 * MAX_DEPTH)
+    first = jobs[0].number
+    before = device.until("waited for", first)
+    assert [number for what, number in before if what == "dispatched"] == [*range(first, first + MAX_DEPTH)]
+
+
+def test_a_result_whose_memory_was_donated_meanwhile_is_no_failure(device: Device) -> None:
+    first, second = device.job(), device.job()
+    first.result = Donated(ready=False)
+    for job in (first, second):
+        job.finish.set()
+        device.thread.submit(job)
+    device.until("ready", second.number)
+    assert device.thread.restarts == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(0, 8)), min_size=1, max_size=12))

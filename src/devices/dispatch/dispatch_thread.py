@@ -155,8 +155,6 @@ class DispatchThread:
     def _take_jobs(self, begin: "Callable[[Job], None]") -> None:
         jobs, in_flight = self._jobs, self._in_flight
         while True:
-            while self._lent_out and not self._returned.empty():
-                self._take_back()
             depth, is_idle = self._depth(), jobs.empty()
             # Where computations are short, a job that comes late may as well wait for one: others are in flight.
             waits_itself = is_idle and len(in_flight) > 1 and depth > MIN_DEPTH
@@ -168,6 +166,8 @@ class DispatchThread:
             job = jobs.get()
             if job is None:
                 return
+            while self._lent_out and not self._returned.empty():
+                self._take_back()
             try:
                 begin(job)
             except BaseException as error:
@@ -208,8 +208,9 @@ class DispatchThread:
     def _lend(self) -> None:
         """Have the second thread wait, after what it has."""
         while self._in_flight:
+            self._lent.put(self._in_flight[0])
             self._lent_out += 1
-            self._lent.put(self._in_flight.popleft())
+            self._in_flight.popleft()
 
     def _take_back(self) -> None:
         """Wait until the second thread is done with one."""
@@ -241,11 +242,12 @@ class DispatchThread:
             raise
 
     def _wait(self, job: Job, arrays: list[Any], restarts: int, began: float) -> None:
+        is_late = are_ready(arrays)
         try:
             try:
                 job.wait(arrays, self._busy_until)
             finally:
-                self._was_busy(began)
+                self._was_busy(began, is_late=is_late)
         except BaseException as error:  # noqa: BLE001 - as above
             # Its traceback is that of this wait: it would say nothing, and hold the arrays.
             job.failed(ORIGINS.cause_of(error.with_traceback(None), job.inputs()))
@@ -255,13 +257,14 @@ class DispatchThread:
         else:
             job.failed(self._restarted())
 
-    def _was_busy(self, began: float) -> None:
+    def _was_busy(self, began: float, *, is_late: bool) -> None:
         """Count the time of a computation, as far as none before it counted it."""
         now = perf_counter()
         seconds = now - max(began, self._busy_until)
         self._busy_seconds += seconds
         self._busy_until = now
-        self._usual_seconds += (seconds - self._usual_seconds) / _RECENT
+        # If it had ended before anybody looked, nobody knows how long it took, and more should have been in flight.
+        self._usual_seconds += ((0.0 if is_late else seconds) - self._usual_seconds) / _RECENT
 
     def _answer_for(self, job: Job, error: BaseException) -> None:
         """Have a job fail in whose course a thread dies: nobody else would tell its callers."""
