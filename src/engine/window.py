@@ -164,13 +164,15 @@ class Window:
             self.expired += isinstance(frame.error, DeadlineExceeded)
             if frame.error is not None and not isinstance(frame.error, Exception):
                 self._on_fatal(frame.error)
+        has_turn = frame.item == self.position
         if frame.state == "cancelled":
             self.cancelled += 1  # only a stream that ends cancels its items
+            has_turn = False
         elif self._completion_order is not None:
             self._completion_order.append(frame.item)
-            self._has_turn()
-        elif frame.item == self.position:
-            self._has_turn()
+            has_turn = True
+        if has_turn and (self.collected is None or not self._collect(self.collected)):
+            self.wake_reader()
         if self._on_settled is not None and not frame.unwinding:
             self._on_settled(frame)
 
@@ -183,11 +185,6 @@ class Window:
             self.limit += 1
             self._make_room()
             self.wake_reader()  # it may wait for the last item
-
-    def _has_turn(self) -> None:
-        """The next item in its turn has ended."""
-        if self.collected is None or not self._collect(self.collected):
-            self.wake_reader()
 
     def _collect(self, collected: list[Any]) -> bool:
         """Take out what has ended with a result; returns whether items are left, none of which can be taken out."""
