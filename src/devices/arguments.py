@@ -119,7 +119,7 @@ class Arguments:
         return tuple(sorted(self.names.index(name) for name in names))
 
     def size_bytes(self, values: tuple[Any, ...]) -> int:
-        """Return the bytes of the arrays among the arguments that have to be transferred with the call."""
+        """Return the bytes of the arrays among the arguments that lie on no device yet."""
         size = 0
         for value in self._stacked_of(values):
             if not is_device_array(value):
@@ -146,7 +146,7 @@ def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any
 
 
 def size_on_host(tree: Any) -> int:
-    """Return the bytes of the arrays of a pytree that lie on no device, and have to be transferred."""
+    """Return the bytes of the arrays of a pytree that lie on no device yet, and have to be transferred."""
     return sum([getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(tree) if not is_device_array(leaf)])
 
 

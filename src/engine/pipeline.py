@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextvars import Context, copy_context
-from time import perf_counter
 from typing import Any
 
 from opentelemetry.trace import Span
@@ -25,6 +24,7 @@ from .inside import refuse_to_close_from_inside
 from .metering import stream_counters, stream_levels
 from .options import ExecutionOptions
 from .progress import StreamProgress
+from .reader_wait import ReaderWait
 from .readings import window_look
 from .scope import Scope
 from .source import Calls, Prepare, PulledSource, checked_call, enter, feed
@@ -72,7 +72,7 @@ class Pipeline:
         self._prepare_graph = prepare
         self._graph_name = ""
         self.uptime = Uptime()
-        self.reader_wait_seconds = 0.0
+        self._reader_wait = ReaderWait()
         self._owns_scope = owns_scope
         self._admission = admission
         self._context = copy_context() if context is None else context
@@ -128,17 +128,19 @@ class Pipeline:
                 if self._source_error is not None:  # in its turn: what the source gave before has been handed out
                     raise self._source_error
                 return None
-            began = perf_counter()
-            try:
+            with self._reader_wait:
                 await self.window.wait()
-            finally:
-                self.reader_wait_seconds += perf_counter() - began
         return frame
 
     @property
     def name(self) -> str:
         """The name of the graph that its items go through, or of one of them."""
         return self._graph_name or "a stream"
+
+    @property
+    def reader_wait_seconds(self) -> float:
+        """How long its reader has waited for items."""
+        return self._reader_wait.seconds
 
     def look(self) -> WindowLook:
         """Return what its items do now, for a profile."""

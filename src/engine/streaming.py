@@ -295,9 +295,13 @@ class CallsStream(Stream[T_co]):
     async def _collect(self) -> list[T_co]:
         """Return the results that are left; woken only for errors, and at the end."""
         results: list[T_co] = []
-        self._start().window.collected = results
-        async for result in self:
-            results.append(result)  # noqa: PERF401 - in its turn: the window appends others in between
+        window = self._start().window
+        window.collected = results
+        try:
+            async for result in self:
+                results.append(result)  # noqa: PERF401 - in its turn: the window appends others in between
+        finally:
+            window.collected = None  # or they would live until cycles are collected
         return results
 
     def __del__(self) -> None:

@@ -50,6 +50,7 @@ class FakeJob:
         self.error: BaseException | None = None
         self.on_ready: Callable[[], None] = lambda: None
         self.result = Result(ready=inline)
+        self.waited_for_by = ""
         self._events = events
         self._inline = inline
 
@@ -65,6 +66,7 @@ class FakeJob:
         return ()
 
     def wait(self, arrays: list[Any], busy_until: float) -> None:
+        self.waited_for_by = threading.current_thread().name
         if not self._inline:
             self._events.put(("waited for", self.number))
             assert self.finish.wait(TIMEOUT_SECONDS)
@@ -147,6 +149,31 @@ def test_of_short_computations_so_many_are_in_flight_that_the_device_need_not_wa
     first = jobs[0].number
     before = device.until("waited for", first)
     assert [number for what, number in before if what == "dispatched"] == [*range(first, first + MAX_DEPTH)]
+
+
+def test_the_second_thread_waits_for_long_computations_and_the_first_for_short_ones(device: Device) -> None:
+    (long,) = device.submit()
+    device.until("waited for", long.number)
+    long.finish.set()
+    device.run_short_ones()
+    several = device.submit(2)
+    device.until("waited for", several[0].number)
+    for job in several:
+        job.finish.set()
+    device.until("ready", several[1].number)
+    assert long.waited_for_by == "penstock-device-test-wait"
+    # The last one is all that is left, so the first thread has nothing to lose but the next job.
+    assert [job.waited_for_by for job in several] == ["penstock-device-test", "penstock-device-test-wait"]
+
+
+def test_what_runs_inline_does_not_overtake_what_the_second_thread_waits_for(device: Device) -> None:
+    (first,) = device.submit()
+    device.until("waited for", first.number)
+    inline = device.job(inline=True)
+    device.thread.submit(inline)
+    device.until("dispatched", inline.number)
+    first.finish.set()
+    assert device.until("ready", inline.number) == [("ready", first.number), ("ready", inline.number)]
 
 
 def test_a_job_that_comes_late_is_enqueued_while_the_present_one_is_computed(device: Device) -> None:

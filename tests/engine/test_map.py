@@ -1,6 +1,8 @@
 """`service.map`: it is told of results as they end, and has to give what a reader of the stream would get."""
 
 import asyncio
+import gc
+import weakref
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock import engine
-from penstock.testing import run_seeded
+from penstock import engine, telemetry
+from penstock.engine.window import Window
+from penstock.testing import run_seeded, run_virtual
 
 
 class Refused(Exception):
@@ -133,3 +136,81 @@ async def test_a_cancelled_map_cancels_its_items() -> None:
         with pytest.raises(asyncio.CancelledError):
             await mapping
         assert cancelled == [1]
+
+
+class Value:
+    """Something that can be referred to weakly, as an array can."""
+
+
+@ps.node
+async def make(number: int) -> Value:
+    await asyncio.sleep(0)
+    return Value()
+
+
+@ps.graph
+async def values(number: int) -> Value:
+    return await make(number)
+
+
+async def test_results_are_freed_when_the_caller_drops_them_and_not_when_cycles_are_collected() -> None:
+    gc.disable()
+    try:
+        async with engine.deploy(values) as service:
+            found = await service.map(map(values, range(10)))
+            seen = [weakref.ref(value) for value in found]
+            del found
+            assert [value() for value in seen] == [None] * 10
+    finally:
+        gc.enable()
+
+
+def test_its_reader_is_not_woken_for_each_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken = 0
+    wake_reader = Window.wake_reader
+
+    def count(window: Window) -> None:
+        nonlocal woken
+        woken += 1
+        wake_reader(window)
+
+    @ps.node
+    async def work(number: int) -> int:
+        await asyncio.sleep(5 + number % 5)  # with five in flight, one ends after the other
+        return number
+
+    @ps.graph
+    async def of(number: int) -> int:
+        return await work(number)
+
+    async def main() -> list[int]:
+        async with engine.deploy(of) as service:
+            return await service.map(map(of, range(50)), max_in_flight=5)
+
+    monkeypatch.setattr(Window, "wake_reader", count)
+    assert run_virtual(main) == [*range(50)]
+    assert woken < 10  # at the end
+
+
+async def test_a_profile_that_ends_during_a_map_does_not_blame_its_reader() -> None:
+    ended: list[int] = []
+    some = asyncio.Event()
+
+    @ps.node(concurrency=1)
+    async def load(number: int) -> int:
+        await asyncio.sleep(0.002)
+        ended.append(number)
+        if len(ended) == 20:
+            some.set()
+        return number
+
+    @ps.graph
+    async def loads(number: int) -> int:
+        return await load(number)
+
+    async with engine.deploy(loads) as service:
+        with telemetry.profile() as profile:
+            mapping = asyncio.ensure_future(service.map(map(loads, range(40)), max_in_flight=8))
+            await some.wait()
+        await mapping
+    assert profile.verdict.node == "load", str(profile.verdict)

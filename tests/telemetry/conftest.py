@@ -8,9 +8,9 @@ from penstock.actors import chain
 from tests.telemetry.virtual_time import VirtualTime
 
 CLOCKED = (
-    "actors.chain", "actors.channel", "actors.invocation", "actors.worker", "engine.batched", "engine.pipeline",
-    "engine.streams.values_stream", "engine.uptime", "telemetry.profiling.depth",
-    "telemetry.profiling.open_scopes", "telemetry.profiling.recording",
+    "actors.chain", "actors.channel", "actors.invocation", "actors.worker", "engine.batched", "engine.reader_wait",
+    "engine.uptime", "telemetry.profiling.depth", "telemetry.profiling.open_scopes",
+    "telemetry.profiling.recording",
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from penstock.telemetry.profiling.verdicts.evidence import Evidence, ReaderSum
 from penstock.telemetry.profiling.verdicts.verdict import find_verdict
 
 CLOCKED = (
-    "actors.chain", "actors.channel", "actors.invocation", "engine.pipeline", "engine.streams.values_stream",
+    "actors.chain", "actors.channel", "actors.invocation", "engine.reader_wait",
     "actors.worker", "engine.uptime", "telemetry.profiling.depth", "telemetry.profiling.open_scopes",
     "telemetry.profiling.recording",
 )  # fmt: skip

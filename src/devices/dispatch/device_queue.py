@@ -164,7 +164,7 @@ class DeviceQueue:
         if self._closed:
             raise EngineClosedError(f"device {self._name} takes no more calls: its Engine was closed")
         call.lane = lane
-        if not lane.gathers and not self._busy and lane.free and self._has_room and len(lane.replicas) == 1:
+        if not lane.gathers and not self._busy and lane.free and self.has_room and len(lane.replicas) == 1:
             self._begin(lane, [call])  # nobody waits, so it need not either
             return
         if lane.waiting.is_full:
@@ -212,7 +212,7 @@ class DeviceQueue:
     @property
     def has_room(self) -> bool:
         """Whether it takes more jobs."""
-        return self.running < self._window and not self._closed
+        return self.running < self._window and self._held_bytes < self._window_bytes and not self._closed
 
     def _offer(self, lane: Lane) -> None:
         """Take from a lane, as soon as it is its turn."""
@@ -222,7 +222,7 @@ class DeviceQueue:
             self._busy[lane] = None
         if lane.gathers:
             self._look_soon()  # after what else comes in this turn of the loop
-        elif lane.free and self._has_room:
+        elif lane.free and self.has_room:
             self._look()
 
     def _look_soon(self) -> None:
@@ -237,7 +237,7 @@ class DeviceQueue:
             return
         now = max(self._loop.time(), due)  # a timer may run a clock's tick too early
         before = self.running
-        while self._has_room and (found := self._next(now)) is not None:
+        while self.has_room and (found := self._next(now)) is not None:
             self._begin(*found)
         if self.running != before:
             self._tell_replicas()
@@ -275,10 +275,6 @@ class DeviceQueue:
         call.expire()  # it costs the device nothing
         return False
 
-    @property
-    def _has_room(self) -> bool:
-        return self.running < self._window and self._held_bytes < self._window_bytes
-
     def _drop_unwanted(self, lane: Lane) -> None:
         now = self._loop.time()
         for call in lane.waiting.all():
@@ -293,9 +289,11 @@ class DeviceQueue:
             self._timer = None
         due_at: float | None = None
         for lane in self._busy:
-            if lane.gathers and lane.free and (due := lane.waiting.due_at()) is not None:
-                due_at = due if due_at is None else min(due, due_at)
-        if due_at is not None and due_at > now and self._has_room:
+            if not lane.gathers or not lane.free or (due := lane.waiting.due_at()) is None:
+                continue
+            if due > now and (due_at is None or due < due_at):  # what is due already waits for something else
+                due_at = due
+        if due_at is not None and self.has_room:
             self._timer = self._loop.call_at(due_at, self._look, due_at)
 
 

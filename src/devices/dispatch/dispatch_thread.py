@@ -156,7 +156,7 @@ class DispatchThread:
         jobs, in_flight = self._jobs, self._in_flight
         while True:
             depth, is_idle = self._depth(), jobs.empty()
-            # Where computations are short, a job that comes late may as well wait for one: others are in flight.
+            # Where computations are short, as a rule, a job that comes late may as well wait for one.
             waits_itself = is_idle and len(in_flight) > 1 and depth > MIN_DEPTH
             if waits_itself or len(in_flight) + self._lent_out >= depth:
                 self._wait_for_oldest()

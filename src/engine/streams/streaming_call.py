@@ -19,6 +19,7 @@ from ..inside import refuse_to_close_from_inside
 from ..metering import RunMeter, end_call
 from ..options import ExecutionOptions
 from ..progress import StreamProgress
+from ..reader_wait import ReaderWait
 from ..scope import Scope
 from ..uptime import Uptime
 from ..wiring import Wired
@@ -34,7 +35,7 @@ class StreamingCall:
         loop: its event loop.
         reader: what the call gives; None until it is opened.
         uptime: how long it has been open.
-        reader_wait_seconds: how long its reader has waited for values.
+        reader_wait: how long its reader has waited for values.
         progress: what shows how many values there were; None if nobody wants to see that.
     """
 
@@ -54,7 +55,7 @@ class StreamingCall:
         seconds = options.timeout_seconds
         self._deadline = None if seconds is None else self.loop.time() + seconds
         self.uptime = Uptime()
-        self.reader_wait_seconds = 0.0
+        self.reader_wait = ReaderWait()
         self.progress: StreamProgress | None = None
         self._scope: Scope | None = None
         self._frame: Frame | None = None
@@ -68,6 +69,11 @@ class StreamingCall:
         # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
         where.runtime.stream_opened(self)
         self._task = self.loop.create_task(self._run(), context=self._context.copy(), name="penstock-stream")
+
+    @property
+    def reader_wait_seconds(self) -> float:
+        """How long its reader has waited for values."""
+        return self.reader_wait.seconds
 
     @property
     def name(self) -> str:

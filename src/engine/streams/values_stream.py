@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from time import perf_counter
 from typing import Any, TypeVar
 
 from ..._errors import EngineClosedError
@@ -97,25 +96,23 @@ class ValuesStream(Stream[T_co]):
         if self._closed and self._call is not None:
             raise StopAsyncIteration
         call = self._start()
-        began = perf_counter()
         try:
-            self._parts = (await call.opened()).parts
+            with call.reader_wait:
+                self._parts = (await call.opened()).parts
         except asyncio.CancelledError:
             raise  # the reader was cancelled, which does not end the stream
         except BaseException:
             await self.aclose()
             raise
-        finally:
-            call.reader_wait_seconds += perf_counter() - began
         return self._parts
 
     async def _next(self, parts: Parts[Any]) -> T_co:
         if self._closed:
             raise StopAsyncIteration
         error: BaseException | None = None
-        began = perf_counter()
         try:
-            value: T_co = await parts.get()
+            with self._start().reader_wait:
+                value: T_co = await parts.get()
             return value
         except StopAsyncIteration:
             pass
@@ -123,8 +120,6 @@ class ValuesStream(Stream[T_co]):
             if not parts.abandoned:
                 raise  # the reader was cancelled, which does not end the stream
             error = failure
-        finally:
-            self._start().reader_wait_seconds += perf_counter() - began
         call = self._start()
         call.was_read(error)
         try:
