@@ -3,16 +3,15 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
-# The thread keeps as many computations in flight as Penstock does.
-DEPTH = 4
+DEPTH = 16  # computations in flight, as many as Penstock has of short ones
 
 Job: TypeAlias = tuple[Any, asyncio.Future[Any]]
 
@@ -57,8 +56,7 @@ class DeviceThread:
         self._thread.join()
 
 
-@contextmanager
-def one_by_one(call: Callable[[Any], jax.Array]) -> Iterator[DeviceThread]:
+def one_by_one(call: Callable[[Any], jax.Array]) -> AbstractContextManager[DeviceThread]:
     """Calls in the order in which they come, several in flight."""
 
     def work(jobs: "SimpleQueue[Job | None]", mailbox: Mailbox) -> None:
@@ -83,11 +81,10 @@ def one_by_one(call: Callable[[Any], jax.Array]) -> Iterator[DeviceThread]:
         while in_flight:
             wait_for_oldest()
 
-    yield from _running(work)
+    return _running(work)
 
 
-@contextmanager
-def batched(call: Callable[[np.ndarray[Any, Any]], jax.Array], max_size: int) -> Iterator[DeviceThread]:
+def batched(call: Callable[[Any], jax.Array], max_size: int) -> AbstractContextManager[DeviceThread]:
     """What waits goes together, padded to a power of two."""
 
     def work(jobs: "SimpleQueue[Job | None]", mailbox: Mailbox) -> None:
@@ -105,10 +102,11 @@ def batched(call: Callable[[np.ndarray[Any, Any]], jax.Array], max_size: int) ->
             results = np.asarray(call(stacked))
             mailbox.post([(future, result) for (_, future), result in zip(batch, results, strict=False)])
 
-    yield from _running(work)
+    return _running(work)
 
 
-def _running(work: "Callable[[SimpleQueue[Job | None], Mailbox], None]") -> Iterator[DeviceThread]:
+@contextmanager
+def _running(work: "Callable[[SimpleQueue[Job | None], Mailbox], None]") -> Generator[DeviceThread]:
     thread = DeviceThread(work)
     try:
         yield thread

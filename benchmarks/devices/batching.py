@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ import numpy as np
 import penstock as ps
 from penstock import engine
 
+from ..baselines.device_thread import batched as batched_by_hand
+from ..baselines.device_thread import one_by_one as one_by_one_by_hand
 from ..harness import Contenders, Row, Sample, Workload
 from ..summary import Limits
 from .device import DEVICE
@@ -71,26 +74,31 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
             np.asarray(vmapped(parameters, stacked))
         return CALLERS * calls / (time.perf_counter() - began)
 
+    def throughput(call: Callable[[Any], Awaitable[Any]]) -> Sample:
+        async def caller(row: Any) -> None:
+            for _ in range(calls):
+                await call(row)
+
+        async def sample() -> float:
+            began = time.perf_counter()
+            await asyncio.gather(*map(caller, rows))
+            return CALLERS * calls / (time.perf_counter() - began)
+
+        return sample
+
     async with engine.deploy(call_one, call_batched, max_in_flight=2 * CALLERS) as service:
-
-        def throughput(graph: "ps.Graph[[Any], jax.Array]") -> Sample:
-            async def caller(row: Any, times: int) -> None:
-                for _ in range(times):
-                    await service.run(graph(row))
-
-            async def sample() -> float:
-                began = time.perf_counter()
-                await asyncio.gather(*(caller(row, calls) for row in rows))
-                return CALLERS * calls / (time.perf_counter() - began)
-
-            return sample
-
-        yield {
-            "batched": throughput(call_batched),
-            "one by one": throughput(call_one),
-            "plain batch": plain_batch,
-            "plain": plain,
-        }
+        with (
+            batched_by_hand(partial(vmapped, parameters), CALLERS) as together,
+            one_by_one_by_hand(partial(compiled, parameters)) as alone,
+        ):
+            yield {
+                "batched": throughput(lambda row: service.run(call_batched(row))),
+                "one by one": throughput(lambda row: service.run(call_one(row))),
+                "batched by hand": throughput(together.submit),
+                "one by one by hand": throughput(alone.submit),
+                "plain batch": plain_batch,
+                "plain": plain,
+            }
 
 
 BATCHING = Workload(
@@ -106,6 +114,12 @@ BATCHING = Workload(
             limits=Limits(must=5, aim=8, at_least=True),
         ),
         Row(
+            title="64 callers of a thread written by hand, batched over one by one",
+            subject="batched by hand",
+            reference="one by one by hand",
+            unit="times",
+        ),
+        Row(
             title="64 rows by plain JAX, together over one by one",
             subject="plain batch",
             reference="plain",
@@ -113,5 +127,7 @@ BATCHING = Workload(
         ),
         Row(title="64 callers, batched", subject="batched", unit="calls/s"),
         Row(title="64 callers, one by one", subject="one by one", unit="calls/s"),
+        Row(title="64 callers of a thread written by hand, batched", subject="batched by hand", unit="calls/s"),
+        Row(title="64 callers of a thread written by hand, one by one", subject="one by one by hand", unit="calls/s"),
     ),
 )

@@ -15,9 +15,11 @@ import penstock as ps
 from penstock import devices, engine
 from penstock.devices import select
 
+from ..baselines.device_thread import one_by_one
 from ..harness import Contenders, Row, Workload
 from ..summary import Limits
 from .device import DEVICE
+from .spinning import awake_cores
 
 
 def tiny(x: jax.Array) -> jax.Array:
@@ -72,8 +74,8 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
             while (future := jobs.get()) is not None:
                 loop.call_soon_threadsafe(future.set_result, None)
 
-        thread = threading.Thread(target=work)
-        thread.start()
+        worker = threading.Thread(target=work)
+        worker.start()
         seconds: list[float] = []
         for _ in range(calls):
             began = time.perf_counter()
@@ -82,19 +84,35 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
             await future
             seconds.append(time.perf_counter() - began)
         jobs.put(None)
-        thread.join()
+        worker.join()
         return 1e6 * median(seconds)
 
+    async def awake() -> float:
+        with awake_cores():
+            return await by_actor()
+
+    async def awake_hop() -> float:
+        with awake_cores():
+            return await hop()
+
+    async def blocking() -> float:
+        return 1e6 * blocking_seconds()
+
     async with engine.deploy(call) as service:
+        with one_by_one(compiled) as thread:
+            yield {
+                "actor": by_actor,
+                "awake": awake,
+                "awake hop": awake_hop,
+                "service": lambda: added_us(lambda: service(array)),
+                "by hand": lambda: added_us(lambda: thread.submit(array)),
+                "blocking": blocking,
+                "to_thread": to_thread,
+                "hop": hop,
+            }
 
-        def by_service() -> Awaitable[float]:
-            return added_us(lambda: service(array))
 
-        async def blocking() -> float:
-            return 1e6 * blocking_seconds()
-
-        yield {"actor": by_actor, "service": by_service, "blocking": blocking, "to_thread": to_thread, "hop": hop}
-
+LIMITS = Limits(must=60, aim=35, at_least=False)
 
 LATENCY = Workload(
     name="latency",
@@ -104,11 +122,14 @@ LATENCY = Workload(
             title="one tiny kernel, added to a blocking call",
             subject="actor",
             unit="us",
-            limits=Limits(must=60, aim=35, at_least=False),
+            limits=LIMITS,
         ),
+        Row(title="the same while no core goes to sleep", subject="awake", unit="us", limits=LIMITS),
         Row(title="the same through a deployment", subject="service", unit="us"),
+        Row(title="the blocking call by a thread written by hand", subject="by hand", unit="us"),
         Row(title="the blocking call by asyncio.to_thread", subject="to_thread", unit="us"),
         Row(title="a bare hop to a thread and back", subject="hop", unit="us"),
+        Row(title="a bare hop while no core goes to sleep", subject="awake hop", unit="us"),
         Row(title="the blocking call itself", subject="blocking", unit="us"),
     ),
 )

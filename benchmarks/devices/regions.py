@@ -1,10 +1,8 @@
 """Regions and einsums against plain JAX on the same device."""
 
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -17,6 +15,7 @@ from penstock.engine.planning import make_plan
 
 from ..harness import Contenders, Row, Workload
 from ..summary import Limits
+from .spinning import busy_core
 
 AGAINST_JAX = Limits(must=1.1, aim=1.02)
 STEPS = 10
@@ -97,20 +96,8 @@ async def with_jax(function: Callable[..., Any], args: tuple[Any, ...], calls: i
 
 async def with_jax_and_a_busy_core(function: Callable[..., Any], args: tuple[Any, ...], calls: int) -> float:
     """The same while another process keeps a core busy: what the machine itself charges for any work beside it."""
-    with _busy_core():
+    with busy_core():
         return await with_jax(function, args, calls)
-
-
-@contextmanager
-def _busy_core() -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @asynccontextmanager

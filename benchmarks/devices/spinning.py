@@ -1,0 +1,39 @@
+"""Processes that spin beside what is measured: to keep a core busy, or only to keep cores from going to sleep."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+
+_SPIN = "print(flush=True)\nwhile True: pass"
+# Whoever else wants the core gets it at once.
+_SPIN_WHEN_IDLE = f"import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n{_SPIN}"
+
+
+@contextmanager
+def busy_core() -> Generator[None]:
+    """Another process computes, as one in the same rank."""
+    with _running(_SPIN):
+        yield
+
+
+@contextmanager
+def awake_cores() -> Generator[None]:
+    """No core goes to sleep, as under load: to wake one takes tens of microseconds in a virtual machine."""
+    with ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            stack.enter_context(_running(_SPIN_WHEN_IDLE))
+        yield
+
+
+@contextmanager
+def _running(code: str) -> Generator[None]:
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+    finally:
+        process.kill()
+        process.communicate()
