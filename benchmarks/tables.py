@@ -65,8 +65,31 @@ def peers_table(content: dict[str, Any]) -> str:
         "|---" * 5 + "|",
     ]
     lines += [f"| {name} | {' | '.join(value(by.get(column)) for column in columns)} |" for name, by in found.items()]
-    lines += [f"\nSkipped: {peer['peer']}, {peer['skipped']}" for peer in content["peers"] if peer["skipped"]]
-    return "\n".join(lines)
+    return "\n".join([*lines, *skipped(content)])
+
+
+def encoders_table(content: dict[str, Any]) -> str:
+    """Every encoder with its own number, and Penstock's ratio to it."""
+    rows = {row["row"]["subject"]: row for row in content["rows"] if row["row"]["reference"] is None}
+    ratios = {row["row"]["reference"]: row for row in content["rows"] if row["row"]["reference"] is not None}
+    versions = ", ".join(f"{peer['peer']} {peer['version']}" for peer in content["peers"] if not peer["skipped"])
+    lines = [
+        f"From {machine(content)}, with {versions}:",
+        "",
+        "| | alone | Penstock over it | aim |",
+        "|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        ratio = ratios.get(name)
+        held = ratio and ratio["row"]["limits"]
+        aim = limits(Limits(**held))[1] if held else ""
+        lines.append(f"| {name} | {value(row)} | {value(ratio)} | {aim} |")
+    return "\n".join([*lines, *skipped(content)])
+
+
+def skipped(content: dict[str, Any]) -> list[str]:
+    """What was not measured, and why."""
+    return [f"\nSkipped: {peer['peer']}, {peer['skipped']}" for peer in content["peers"] if peer["skipped"]]
 
 
 def fill(page: str, name: str, table: str) -> str:
@@ -80,6 +103,7 @@ def main() -> None:
     filled = (
         ("benchmarks", "baseline.json", own_table),
         ("devices", "devices.json", own_table),
+        ("encoders", "encoders.json", encoders_table),
         ("peers", "peers.json", peers_table),
     )
     for name, file, table in filled:

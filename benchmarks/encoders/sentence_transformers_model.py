@@ -1,0 +1,24 @@
+"""sentence-transformers: `encode`, which sorts texts by length, on PyTorch with its own number of threads."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from sentence_transformers import SentenceTransformer
+
+from examples import minilm
+
+from .shared import Encode, Vectors
+
+
+@asynccontextmanager
+async def open_encoder() -> AsyncIterator[Encode]:
+    model = SentenceTransformer(str(minilm.find_model()), device="cpu")
+
+    async def encode(texts: Sequence[str]) -> Vectors:
+        vectors: Vectors = model.encode(list(texts), show_progress_bar=False)
+        return vectors
+
+    yield encode
+
+
+ENCODERS = {"sentence-transformers": open_encoder}
