@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .report import limits, number
-from .summary import Limits
+from .report import limits, number, spread
+from .summary import Interval, Limits
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
@@ -57,9 +57,8 @@ def peers_table(content: dict[str, Any]) -> str:
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["row"]["title"], {})[row["workload"]] = row
-    versions = ", ".join(f"{peer['peer']} {peer['version']}" for peer in content["peers"] if not peer["skipped"])
     lines = [
-        f"From {machine(content)}, asyncio, with {versions}:",
+        f"From {machine(content)}, asyncio, with {versions(content)}:",
         "",
         f"| | {' | '.join(columns)} |",
         "|---" * 5 + "|",
@@ -71,10 +70,10 @@ def peers_table(content: dict[str, Any]) -> str:
 def encoders_table(content: dict[str, Any]) -> str:
     """Every encoder with its own number, and Penstock's ratio to it."""
     rows = {row["row"]["subject"]: row for row in content["rows"] if row["row"]["reference"] is None}
+    control = Interval(**content["rows"][0]["control"])
     ratios = {row["row"]["reference"]: row for row in content["rows"] if row["row"]["reference"] is not None}
-    versions = ", ".join(f"{peer['peer']} {peer['version']}" for peer in content["peers"] if not peer["skipped"])
     lines = [
-        f"From {machine(content)}, with {versions}:",
+        f"From {machine(content)}, with {versions(content)}; the control's interval was {spread(control)}:",
         "",
         "| | alone | Penstock over it | aim |",
         "|---|---|---|---|",
@@ -85,6 +84,11 @@ def encoders_table(content: dict[str, Any]) -> str:
         aim = limits(Limits(**held))[1] if held else ""
         lines.append(f"| {name} | {value(row)} | {value(ratio)} | {aim} |")
     return "\n".join([*lines, *skipped(content)])
+
+
+def versions(content: dict[str, Any]) -> str:
+    """What was measured."""
+    return ", ".join(f"{peer['peer']} {peer['version']}" for peer in content["peers"] if not peer["skipped"])
 
 
 def skipped(content: dict[str, Any]) -> list[str]:

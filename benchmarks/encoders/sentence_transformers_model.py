@@ -9,13 +9,16 @@ from examples import minilm
 
 from .shared import Encode, Vectors
 
+# Of 8, 16, 32 (its default), 64 and 128, this gave the most texts a second on two cores.
+BATCH_SIZE = 16
+
 
 @asynccontextmanager
 async def open_encoder() -> AsyncIterator[Encode]:
     model = SentenceTransformer(str(minilm.find_model()), device="cpu")
 
     async def encode(texts: Sequence[str]) -> Vectors:
-        vectors: Vectors = model.encode(list(texts), show_progress_bar=False)
+        vectors: Vectors = model.encode(list(texts), batch_size=BATCH_SIZE, show_progress_bar=False)
         return vectors
 
     yield encode
