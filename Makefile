@@ -15,7 +15,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo test test-long test-backends soak check format bench bench-devices bench-gpu bench-peers docs clean
+.PHONY: help demo test test-long test-backends soak check format bench bench-devices bench-gpu bench-peers bench-embedding docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench        ratios against hand-written asyncio"
 	@echo "make bench-devices  what runs on devices, against plain JAX; make bench-gpu on a GPU"
 	@echo "make bench-peers  the same workloads on other frameworks, in .venv-peers"
+	@echo "make bench-embedding  texts a second beside other encoders, in .venv-embedding (6 GB, with PyTorch)"
 	@echo "make docs         build the documentation into site/"
 	@echo "make clean        remove everything that the targets above made"
 
@@ -54,7 +55,12 @@ $(VENV)/.docs: $(VENV)/.dev
 
 .venv-peers/.stamp: benchmarks/peers/requirements.txt benchmarks/peers/constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m benchmarks.peers.install
+	.venv-peers/bin/python -m benchmarks.install benchmarks/peers
+	@touch $@
+
+.venv-embedding/.stamp: benchmarks/encoders/requirements.txt benchmarks/encoders/constraints.txt constraints.txt pyproject.toml
+	$(PYTHON) -m venv .venv-embedding
+	.venv-embedding/bin/python -m benchmarks.install benchmarks/encoders
 	@touch $@
 
 demo: $(VENV)/.demo
@@ -106,9 +112,12 @@ bench-gpu: $(VENV)/.dev
 bench-peers: .venv-peers/.stamp
 	.venv-peers/bin/python -m benchmarks.peers $(ARGS)
 
+bench-embedding: .venv-embedding/.stamp
+	.venv-embedding/bin/python -m benchmarks.encoders $(ARGS)
+
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .venv-peers .backends build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-peers .venv-embedding .backends build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

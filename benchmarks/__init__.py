@@ -8,4 +8,6 @@
 - `report.py`: the table on the terminal and the JSON file
 - `picture.py`, `tables.py`: the committed results as a picture and as tables for the docs
 - `peers/`: other frameworks on the same workloads, in an environment of their own
+- `encoders/`: other encoders of the same texts, in another
+- `install.py`: fills these two environments
 """

@@ -46,7 +46,8 @@ def limits(held: Limits | None) -> tuple[str, str]:
     if held is None:
         return "", ""
     sign = "≥" if held.at_least else "≤"
-    return f"{sign} {held.must:g}", "" if held.aim is None else f"{sign} {held.aim:g}"
+    must, aim = ("" if limit is None else f"{sign} {limit:g}" for limit in (held.must, held.aim))
+    return must, aim
 
 
 def print_table(title: str, columns: Sequence[str], lines: Iterable[tuple[str, ...]]) -> None:

@@ -14,9 +14,9 @@ Verdict = Literal["aim", "must", "missed", ""]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What has to be kept and what is aimed at: upper bounds, or lower ones if `at_least`."""
+    """What has to be kept and what is aimed at, either or both: upper bounds, or lower ones if `at_least`."""
 
-    must: float
+    must: float | None = None
     aim: float | None = None
     at_least: bool = False
 
@@ -52,11 +52,13 @@ def ratio(subject: Sequence[float], reference: Sequence[float]) -> Interval:
 
 
 def verdict(value: float, limits: Limits | None) -> Verdict:
-    """The best limit that `value` keeps: the aim, the must, or neither ("missed"); empty without limits."""
+    """The best limit that `value` keeps: the aim, the must, or neither ("missed"); empty where nothing is missed."""
     if limits is None:
         return ""
     if limits.aim is not None and _keeps(value, limits.aim, limits):
         return "aim"
+    if limits.must is None:
+        return ""
     return "must" if _keeps(value, limits.must, limits) else "missed"
 
 

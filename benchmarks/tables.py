@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .report import limits, number
-from .summary import Limits
+from .report import limits, number, spread
+from .summary import Interval, Limits
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
@@ -57,16 +57,43 @@ def peers_table(content: dict[str, Any]) -> str:
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["row"]["title"], {})[row["workload"]] = row
-    versions = ", ".join(f"{peer['peer']} {peer['version']}" for peer in content["peers"] if not peer["skipped"])
     lines = [
-        f"From {machine(content)}, asyncio, with {versions}:",
+        f"From {machine(content)}, asyncio, with {versions(content)}:",
         "",
         f"| | {' | '.join(columns)} |",
         "|---" * 5 + "|",
     ]
     lines += [f"| {name} | {' | '.join(value(by.get(column)) for column in columns)} |" for name, by in found.items()]
-    lines += [f"\nSkipped: {peer['peer']}, {peer['skipped']}" for peer in content["peers"] if peer["skipped"]]
-    return "\n".join(lines)
+    return "\n".join([*lines, *skipped(content)])
+
+
+def encoders_table(content: dict[str, Any]) -> str:
+    """Every encoder with its own number, and Penstock's ratio to it."""
+    rows = {row["row"]["subject"]: row for row in content["rows"] if row["row"]["reference"] is None}
+    control = Interval(**content["rows"][0]["control"])
+    ratios = {row["row"]["reference"]: row for row in content["rows"] if row["row"]["reference"] is not None}
+    lines = [
+        f"From {machine(content)}, with {versions(content)}; the control's interval was {spread(control)}:",
+        "",
+        "| | alone | Penstock over it | aim |",
+        "|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        ratio = ratios.get(name)
+        held = ratio and ratio["row"]["limits"]
+        aim = limits(Limits(**held))[1] if held else ""
+        lines.append(f"| {name} | {value(row)} | {value(ratio)} | {aim} |")
+    return "\n".join([*lines, *skipped(content)])
+
+
+def versions(content: dict[str, Any]) -> str:
+    """What was measured."""
+    return ", ".join(f"{peer['peer']} {peer['version']}" for peer in content["peers"] if not peer["skipped"])
+
+
+def skipped(content: dict[str, Any]) -> list[str]:
+    """What was not measured, and why."""
+    return [f"\nSkipped: {peer['peer']}, {peer['skipped']}" for peer in content["peers"] if peer["skipped"]]
 
 
 def fill(page: str, name: str, table: str) -> str:
@@ -80,6 +107,7 @@ def main() -> None:
     filled = (
         ("benchmarks", "baseline.json", own_table),
         ("devices", "devices.json", own_table),
+        ("encoders", "encoders.json", encoders_table),
         ("peers", "peers.json", peers_table),
     )
     for name, file, table in filled:

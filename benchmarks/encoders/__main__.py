@@ -1,0 +1,97 @@
+"""`python -m benchmarks.encoders`: texts a second of every encoder, and Penstock's over each other's."""
+
+import argparse
+import asyncio
+import importlib.metadata
+import sys
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .. import report
+from ..harness import Measured, Row, Sample, Workload, measure
+from ..summary import Limits
+from .remote import WorkerError, start
+
+RESULTS = Path(__file__).parents[1] / "results" / "encoders-latest.json"
+
+# Module of an encoder, and the distribution that it needs.
+ENCODERS = {
+    "penstock_graph": "penstock",
+    "jax_loop": "jax",
+    "sentence_transformers_model": "sentence-transformers",
+    "onnx_runtime": "onnxruntime",
+}
+OURS = "Penstock"
+LOOP = "asyncio"
+# What the graph has to reach of it is a row of `make bench-devices`.
+BY_HAND = "JAX by hand"
+AIM = Limits(aim=1, at_least=True)
+TEXTS = (384, 128)
+ROUNDS = (15, 3)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.encoders", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter samples: a look, not a claim")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go (default: %(default)s)")
+    return parser.parse_args()
+
+
+@dataclass
+class Outcome:
+    """Which version of an encoder was measured, or why none was."""
+
+    peer: str
+    version: str = ""
+    skipped: str = ""
+
+
+async def run(*, quick: bool) -> tuple[list[Measured], list[Outcome]]:
+    """Opens every encoder that is installed here, and lets them take turns."""
+    contenders: dict[str, Sample] = {}
+    outcomes: list[Outcome] = []
+    async with AsyncExitStack() as stack:
+        for module, distribution in ENCODERS.items():
+            print(f"{module} ...", file=sys.stderr, flush=True)
+            outcomes.append(outcome := Outcome(distribution))
+            try:
+                outcome.version = importlib.metadata.version(distribution)
+                contenders |= await stack.enter_async_context(start(module, TEXTS[1 if quick else 0]))
+            except importlib.metadata.PackageNotFoundError:
+                outcome.skipped = "not installed: see what `make bench-embedding` printed"
+            except WorkerError as error:
+                outcome.skipped = str(error)
+        if OURS not in contenders:
+            sys.exit(f"{OURS}: {outcomes[0].skipped}")
+        workload = Workload(
+            name="embedding",
+            contenders=lambda _: nullcontext(contenders),
+            rows=tuple(row for name in contenders for row in rows(name)),
+            control=OURS,
+            rounds=ROUNDS,
+        )
+        return await measure(workload, LOOP, quick=quick), outcomes
+
+
+def rows(name: str) -> list[Row]:
+    """An encoder's own number, and Penstock's ratio to it."""
+    own = Row(title=name, subject=name, unit="texts/s")
+    if name == OURS:
+        return [own]
+    limits = None if name == BY_HAND else AIM
+    return [own, Row(title=f"{OURS} / {name}", subject=OURS, reference=name, limits=limits)]
+
+
+def main() -> None:
+    chosen = arguments()
+    measured, outcomes = asyncio.run(run(quick=chosen.quick))
+    report.print_table("encoders on the same texts", report.COLUMNS, map(report.cells, measured))
+    for outcome in outcomes:
+        if outcome.skipped:
+            print(f"{outcome.peer} SKIPPED: {outcome.skipped}")
+    report.write_json(chosen.json, measured, quick=chosen.quick, extra={"peers": [asdict(each) for each in outcomes]})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Contenders that are in another process, asked for one sample at a time."""
+
+import asyncio
+import json
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ..harness import Contenders, Sample
+
+
+class WorkerError(Exception):
+    """What a process said last before it ended."""
+
+
+@asynccontextmanager
+async def start(module: str, texts: int) -> AsyncIterator[Contenders]:
+    """Starts the encoders of a file, and waits until they can embed.
+
+    Raises:
+        WorkerError: They cannot.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.encoders.worker", module, str(texts)]
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=errors)
+        try:
+            names: list[str] = json.loads(await _answer(process))
+            yield {name: _sampler(process, name) for name in names}
+        except WorkerError:
+            errors.seek(0)
+            raise WorkerError((errors.read().strip().splitlines() or ["it said nothing"])[-1]) from None
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            await process.wait()
+
+
+def _sampler(process: Process, name: str) -> Sample:
+    async def sample() -> float:
+        assert process.stdin is not None
+        process.stdin.write(f"{name}\n".encode())
+        return float(await _answer(process))
+
+    return sample
+
+
+async def _answer(process: Process) -> bytes:
+    assert process.stdout is not None
+    if not (line := await process.stdout.readline()):
+        raise WorkerError
+    return line

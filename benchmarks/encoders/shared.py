@@ -1,0 +1,50 @@
+"""What every encoder is, and what it embeds."""
+
+import importlib
+import inspect
+import json
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Vectors = npt.NDArray[np.float32]
+# Takes any number of texts, and returns their vectors in their order: [texts, 384], each of length 1.
+Encode = Callable[[Sequence[str]], Awaitable[Vectors]]
+Open = Callable[[], AbstractAsyncContextManager[Encode]]
+
+IN_FLIGHT = 128
+MODULES = ("argparse", "asyncio", "collections", "email", "http", "json", "os", "random", "shutil", "statistics")
+# What sentence-transformers 6.2.0 gave for some sentences: see tests/examples/test_minilm.py.
+EXPECTED = Path(__file__).parents[2] / "tests" / "examples" / "data" / "minilm"
+MIN_COSINE = 0.9999
+
+
+def documents(count: int) -> list[str]:
+    """The first paragraphs of docstrings, in an order that mixes lengths."""
+    modules = [importlib.import_module(name) for name in MODULES]
+    members = [member for module in modules for _, member in inspect.getmembers(module)]
+    methods = [method for member in members if inspect.isclass(member) for _, method in inspect.getmembers(member)]
+    found = {inspect.cleandoc(each.__doc__).partition("\n\n")[0] for each in (*members, *methods) if _has_text(each)}
+    return random.Random(0).sample(sorted(found), count)
+
+
+def _has_text(member: object) -> bool:
+    return callable(member) and isinstance(member.__doc__, str) and len(member.__doc__) > 20
+
+
+async def check(encode: Encode) -> None:
+    """Refuses an encoder that gives other vectors than it should.
+
+    Raises:
+        ValueError: One points elsewhere, or is not of length 1.
+    """
+    sentences: list[str] = json.loads((EXPECTED / "sentences.json").read_text(encoding="utf-8"))
+    expected: Vectors = np.load(EXPECTED / "normalized.npy")
+    vectors = await encode(sentences)
+    closest = float(np.vecdot(vectors, expected).min())
+    if closest < MIN_COSINE or not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5):
+        raise ValueError(f"wrong vectors: a cosine of {closest:.6f} to what is expected")
