@@ -4,21 +4,24 @@ from time import perf_counter
 
 
 class ReaderWait:
-    """A watch that runs while the reader waits: in `with`, by one reader at a time."""
+    """A watch that runs while the reader waits, in `with`; also where a second one comes, who is refused in there."""
 
-    __slots__ = ("_before", "_since")
+    __slots__ = ("_before", "_readers", "_since")
 
     def __init__(self) -> None:
         self._before = 0.0
+        self._readers = 0
         self._since: float | None = None
 
     def __enter__(self) -> None:
-        self._since = perf_counter()
+        if not self._readers:
+            self._since = perf_counter()
+        self._readers += 1
 
     def __exit__(self, *exc_info: object) -> None:
-        assert self._since is not None
-        self._before += perf_counter() - self._since
-        self._since = None
+        self._readers -= 1
+        if not self._readers:
+            self._before, self._since = self.seconds, None
 
     @property
     def seconds(self) -> float:
