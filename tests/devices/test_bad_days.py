@@ -369,11 +369,11 @@ def dying_once(monkeypatch: pytest.MonkeyPatch, where: Any, function: str) -> It
     original = getattr(where, function)
     left = [1]
 
-    def die(*args: Any) -> Any:
+    def die(*args: Any, **kwargs: Any) -> Any:
         if left:
             left.pop()
             raise MemoryError("the thread dies")
-        return original(*args)
+        return original(*args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(where, function, die)

@@ -185,7 +185,7 @@ class DispatchThread:
         if arrays is None:
             return
         if not self._in_flight and not self._lent_out and are_ready(arrays):  # what is small has run inline
-            self._wait(job, arrays, self.restarts, began)
+            self._wait(job, arrays, self.restarts, began, is_late=True)
         else:
             self._in_flight.append((job, arrays, self.restarts, began))
 
@@ -236,13 +236,12 @@ class DispatchThread:
 
     def _finish(self, found: _InFlight) -> None:
         try:
-            self._wait(*found)
+            self._wait(*found, is_late=are_ready(found[1]))
         except BaseException as error:
             self._answer_for(found[0], error)
             raise
 
-    def _wait(self, job: Job, arrays: list[Any], restarts: int, began: float) -> None:
-        is_late = are_ready(arrays)
+    def _wait(self, job: Job, arrays: list[Any], restarts: int, began: float, *, is_late: bool) -> None:
         try:
             try:
                 job.wait(arrays, self._busy_until)
