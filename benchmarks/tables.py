@@ -20,12 +20,10 @@ def value(row: dict[str, Any] | None) -> str:
     """Median, unit and interval of one row."""
     if row is None:
         return ""
-    measured = row["value"]
+    measured = Interval(**row["value"])
     unit = row["row"]["unit"]
-    shown = f"{number(measured['median'])}{' ' if unit else ''}{unit}"
-    if measured["low"] == measured["high"]:
-        return shown
-    return f"{shown} ({number(measured['low'])} – {number(measured['high'])})"
+    shown = f"{number(measured.median)}{' ' if unit else ''}{unit}"
+    return shown if measured.low == measured.high else f"{shown} ({spread(measured)})"
 
 
 def machine(content: dict[str, Any]) -> str:

@@ -56,6 +56,16 @@ class DeviceThread:
         self._thread.join()
 
 
+def bare() -> AbstractContextManager[DeviceThread]:
+    """A hop to the thread and back: it does nothing."""
+
+    def work(jobs: "SimpleQueue[Job | None]", mailbox: Mailbox) -> None:
+        while (job := jobs.get()) is not None:
+            mailbox.post([(job[1], None)])
+
+    return _running(work)
+
+
 def one_by_one(call: Callable[[Any], jax.Array]) -> AbstractContextManager[DeviceThread]:
     """Calls in the order in which they come, several in flight."""
 

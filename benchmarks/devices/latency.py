@@ -1,11 +1,9 @@
 """One tiny kernel: what an await costs beyond a blocking call."""
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from queue import SimpleQueue
 from statistics import median
 
 import jax
@@ -15,7 +13,7 @@ import penstock as ps
 from penstock import devices, engine
 from penstock.devices import select
 
-from ..baselines.device_thread import one_by_one
+from ..baselines.device_thread import bare, one_by_one
 from ..harness import Contenders, Row, Workload
 from ..summary import Limits
 from .device import DEVICE
@@ -50,14 +48,17 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
             seconds.append(time.perf_counter() - began)
         return median(seconds)
 
-    async def added_us(call: Callable[[], Awaitable[object]]) -> float:
-        """Microseconds that an awaited call takes more than a blocking one."""
+    async def median_seconds(call: Callable[[], Awaitable[object]]) -> float:
         seconds: list[float] = []
         for _ in range(calls):
             began = time.perf_counter()
             await call()
             seconds.append(time.perf_counter() - began)
-        return 1e6 * (median(seconds) - blocking_seconds())
+        return median(seconds)
+
+    async def added_us(call: Callable[[], Awaitable[object]]) -> float:
+        """Microseconds that an awaited call takes more than a blocking one."""
+        return 1e6 * (await median_seconds(call) - blocking_seconds())
 
     def by_actor() -> Awaitable[float]:
         return added_us(lambda: actor.run(tiny, array))
@@ -66,26 +67,8 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         return added_us(lambda: asyncio.to_thread(lambda: compiled(array).block_until_ready()))
 
     async def hop() -> float:
-        """A bare hop: a thread that takes a future out of a queue, and has the loop settle it."""
-        jobs: SimpleQueue[asyncio.Future[None] | None] = SimpleQueue()
-        loop = asyncio.get_running_loop()
-
-        def work() -> None:
-            while (future := jobs.get()) is not None:
-                loop.call_soon_threadsafe(future.set_result, None)
-
-        worker = threading.Thread(target=work)
-        worker.start()
-        seconds: list[float] = []
-        for _ in range(calls):
-            began = time.perf_counter()
-            future: asyncio.Future[None] = loop.create_future()
-            jobs.put(future)
-            await future
-            seconds.append(time.perf_counter() - began)
-        jobs.put(None)
-        worker.join()
-        return 1e6 * median(seconds)
+        with bare() as thread:
+            return 1e6 * await median_seconds(lambda: thread.submit(None))
 
     async def awake() -> float:
         with awake_cores():

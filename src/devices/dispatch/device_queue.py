@@ -222,7 +222,7 @@ class DeviceQueue:
             self._busy[lane] = None
         if lane.gathers:
             self._look_soon()  # after what else comes in this turn of the loop
-        elif lane.free and self.has_room:
+        elif lane.has_room:
             self._look()
 
     def _look_soon(self) -> None:
@@ -287,13 +287,15 @@ class DeviceQueue:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if not self.has_room:
+            return
         due_at: float | None = None
         for lane in self._busy:
             if not lane.gathers or not lane.free or (due := lane.waiting.due_at()) is None:
                 continue
             if due > now and (due_at is None or due < due_at):  # what is due already waits for something else
                 due_at = due
-        if due_at is not None and self.has_room:
+        if due_at is not None:
             self._timer = self._loop.call_at(due_at, self._look, due_at)
 
 
