@@ -16,6 +16,7 @@ import structlog
 
 from .. import engine, telemetry
 from ..engine.graph import Call, Graph
+from ..engine.tracing.annotations import signature_of
 from .arguments import count, refuse, seconds
 
 # Enough for the percentiles of a table.
@@ -114,7 +115,7 @@ def _called(target: object, path: str) -> Any:
     if not callable(target):
         raise argparse.ArgumentTypeError(f"{path} is {target!r}: {what}")
     try:
-        inspect.signature(target).bind()
+        signature_of(target).bind()
     except TypeError as error:
         raise argparse.ArgumentTypeError(f"{path} needs arguments ({error}): {what}") from None
     found = target()

@@ -6,6 +6,7 @@ from operator import itemgetter
 from typing import Any, cast
 
 from ..actors.batch import Batch
+from ..engine.tracing.annotations import signature_of
 from .batches.batch_job import BatchItem
 from .batches.masks import mask_parameters
 from .batches.stacking import Stacker
@@ -48,7 +49,7 @@ class Arguments:
         batch: Batch | None,
     ) -> None:
         self.name = name
-        self._signature = inspect.signature(fn)
+        self._signature = signature_of(fn)
         found = self._signature.parameters
         _check_names(name, found, static)
         self.masks = () if batch is None else tuple(mask_parameters(self._signature, batch.pad_axes, name).values())

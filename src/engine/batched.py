@@ -18,7 +18,7 @@ from ..actors.node_actor import BLOCKING_SECONDS, log_blocking
 from ..actors.policy import Policy
 from ..actors.uninterrupted import uninterrupted
 from .node import Node, check_policy, is_async
-from .tracing.annotations import hints_of
+from .tracing.annotations import hints_of, signature_of
 
 if TYPE_CHECKING:
     from .pools import Pools
@@ -99,7 +99,7 @@ def _of_one_item(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     del handle.__wrapped__  # its parameters and annotations are not these
     with suppress(TypeError, ValueError):  # some builtins have no signature
-        signature, hints = inspect.signature(fn), hints_of(fn)
+        signature, hints = signature_of(fn), hints_of(fn)
         *before, items = signature.parameters.values()
         annotations = {
             items.name: _item_of(hints.get(items.name)),

@@ -14,7 +14,7 @@ from .passes import merge_equal_calls
 from .planning import Plan, make_plan
 from .resources.eager import run_eagerly
 from .stateful import is_stateful
-from .tracing.annotations import hints_of, is_stream_parameter
+from .tracing.annotations import hints_of, is_stream_parameter, signature_of
 from .tracing.locations import call_location, definition_location, is_users
 from .tracing.outside import inner_codes
 from .tracing.ref import PendingRef, Ref, Unawaited, refuse_leak
@@ -73,7 +73,7 @@ class Graph(Generic[P, R_co]):
         self.__doc__ = fn.__doc__
         self.__module__ = fn.__module__
         self.__wrapped__ = fn
-        self._signature = inspect.signature(fn)
+        self._signature = signature_of(fn)
         _refuse_variadic(self)
         kinds = [parameter.kind for parameter in self._signature.parameters.values()]
         self._positional = len(kinds) - kinds.count(inspect.Parameter.KEYWORD_ONLY)
@@ -253,7 +253,7 @@ def _decorated(fn: Any) -> Graph[..., Any]:
 def _refuse_method(fn: Callable[..., Any]) -> None:
     """Refuse a method: what its instance holds may change, and a trace of it would go stale unnoticed."""
     around, _, name = getattr(fn, "__qualname__", "").rpartition(".")
-    if around and not around.endswith("<locals>") and next(iter(inspect.signature(fn).parameters), "") in _RECEIVERS:
+    if around and not around.endswith("<locals>") and next(iter(signature_of(fn).parameters), "") in _RECEIVERS:
         raise GraphTraceError(
             f"{definition_location(fn)}: graph {name!r} is a method of {around}; a graph is traced once, and what "
             f"`self` holds may change: write `def build_{name}(...)` that takes what it needs, and define the graph "
@@ -275,7 +275,7 @@ def chain(*parts: Any) -> Graph[..., Any]:
 
     run_chain.__name__ = run_chain.__qualname__ = "_to_".join(part_name(part) for part in parts)
     first = parts[0].fn if isinstance(parts[0], Node | Graph) else parts[0]
-    run_chain.__signature__ = inspect.signature(first)  # type: ignore[attr-defined]
+    run_chain.__signature__ = signature_of(first)  # type: ignore[attr-defined]
     return Graph(run_chain)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 
 from .._errors import GraphTraceError
 from ..actors.policy import Policy, Retry
-from .tracing.annotations import hints_of
+from .tracing.annotations import hints_of, signature_of
 from .tracing.locations import call_location
 from .tracing.ref import PendingRef, Ref, refuse_leak
 from .tracing.tracer import active
@@ -146,7 +146,7 @@ class Node(Generic[P, Ret_co]):
     def signature(self) -> inspect.Signature | None:
         """The signature; None for some builtins, which have none."""
         try:
-            return inspect.signature(self.fn)
+            return signature_of(self.fn)
         except (TypeError, ValueError):
             return None
 

@@ -1,6 +1,7 @@
 """Streams as values: what they give, under every scheduler, and what is refused."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any, Literal
 
@@ -505,6 +506,28 @@ def test_annotations_of_parameters_that_cannot_be_resolved() -> None:
 
     with pytest.raises(ps.GraphTraceError, match="one reader"):
         engine.plan(ps.graph(later))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated lazily from Python 3.14 on")
+async def test_annotations_that_only_type_checkers_can_evaluate() -> None:
+    @ps.node
+    async def total(values: AsyncIterator[NotHere], start: NotHere = 0) -> int:  # type: ignore[name-defined] # noqa: F821
+        return start + sum([value async for value in values])
+
+    @ps.graph
+    async def later(values: AsyncIterator[NotHere]) -> NotHere:  # type: ignore[name-defined] # noqa: F821
+        return await total(values)
+
+    @ps.node(batch=ps.Batch(4))
+    async def doubled(numbers: list[NotHere]) -> list[NotHere]:  # type: ignore[name-defined] # noqa: F821
+        return [2 * number for number in numbers]
+
+    @ps.graph
+    async def twice(number: NotHere) -> NotHere:  # type: ignore[name-defined] # noqa: F821
+        return await doubled(number)
+
+    assert await engine.run(later(count(4))) == 6  # the parameter is known as a stream by its text
+    assert await engine.run(twice(4)) == 8
 
 
 @ps.node(concurrency=4)

@@ -8,6 +8,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, Self, TypeVar, cast, get_a
 from ..._errors import GraphTraceError, ResourceError
 from ...actors.policy import Policy
 from ..node import Node
+from ..tracing.annotations import signature_of
 from ..tracing.hidden import hidden_ref
 from ..tracing.locations import call_location
 from ..tracing.template import Constant
@@ -143,7 +144,7 @@ def resource(fn: Callable[P, AsyncIterator[T]], /) -> Resource[P, T]:
         remedy = "write `async def` with one `yield`: what is before it opens, what follows it closes"
         raise TypeError(f"@resource needs an async generator function, got {made!r}; {remedy}")
     around, _, name = made.__qualname__.rpartition(".")
-    first = next(iter(inspect.signature(made).parameters), "")
+    first = next(iter(signature_of(made).parameters), "")
     if around and not around.endswith("<locals>") and first in ("self", "cls"):
         raise TypeError(
             f"resource {name!r} is a method of {around}; it is shared by all who open it with equal arguments: make it "

@@ -2,11 +2,30 @@
 
 import inspect
 import re
+import sys
 import typing
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from typing import Any, cast
 
 from .template import Access
+
+if sys.version_info >= (3, 14):
+    # Annotations are evaluated when somebody reads them, and may name what exists for type checkers alone.
+    from annotationlib import Format, get_annotations
+
+    def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
+        """Return the signature of a function, also where the names in its annotations do not exist at run time."""
+        return inspect.signature(fn, annotation_format=Format.FORWARDREF)
+
+    def _annotation_text(fn: Callable[..., Any], name: str) -> object:
+        return get_annotations(fn, format=Format.STRING).get(name)
+
+else:
+    signature_of = inspect.signature
+
+    def _annotation_text(fn: Callable[..., Any], name: str) -> object:
+        return getattr(fn, "__annotations__", {}).get(name)
+
 
 Hint = Callable[[], Any]  # annotations are resolved when they are asked for: few of them ever are
 
@@ -23,7 +42,7 @@ def parameter_of_body(fn: Callable[..., Any]) -> tuple[str, Hint]:
     """Return the name of the only parameter that the body of a control-flow construct has to have, and its hint."""
     inner = inspect.unwrap(fn)  # of a node or a graph, the function
     try:
-        name = next(iter(inspect.signature(fn).parameters), "value")
+        name = next(iter(signature_of(fn).parameters), "value")
     except (TypeError, ValueError):  # some builtins have no signature
         name = "value"
     return name, lambda: hints_of(inner).get(name)
@@ -39,7 +58,7 @@ def is_stream_parameter(fn: Callable[..., Any], name: str) -> bool:
     hints = hints_of(fn)
     if name in hints:
         return (typing.get_origin(hints[name]) or hints[name]) in _STREAMS
-    text = getattr(fn, "__annotations__", {}).get(name)
+    text = _annotation_text(fn, name)
     return isinstance(text, str) and _STREAM_TEXT.match(text) is not None
 
 

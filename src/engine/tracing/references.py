@@ -28,7 +28,11 @@ _ATTRIBUTES = (
 )
 _LOCALS = {opmap[name] for name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW") if name in opmap}
 # Two locals at once, since 3.13; an attribute that follows is one of the second, whose index is the low four bits.
-_LOCAL_PAIRS = {opmap[name] for name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST") if name in opmap}
+_LOCAL_PAIRS = {
+    opmap[name]
+    for name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")  # the last: 3.14
+    if name in opmap
+}
 
 
 class _Path(NamedTuple):
