@@ -55,7 +55,7 @@ class Call(Unawaited, Generic[R_co]):
         return cast(Generator[Any, Any, R_co], _inlined(tracer, self))
 
     def __repr__(self) -> str:
-        # What asyncio.run(search("x")) shows: it takes coroutines only, and says what it got.
+        # What asyncio.run(search("x")) shows before Python 3.14: it takes coroutines only, and says what it got.
         return f"<Call of graph {self.graph.name}, which `await engine.run(call)` runs>"
 
 
