@@ -15,7 +15,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo test test-long test-backends soak check format bench bench-devices bench-gpu bench-peers bench-embedding docs clean
+.PHONY: help demo test test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-peers bench-embedding docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
@@ -26,6 +26,7 @@ help:
 	@echo "make check        lint, format, types (mypy and pyright), import directions"
 	@echo "make format       let ruff rewrite what it can"
 	@echo "make bench        ratios against hand-written asyncio"
+	@echo "make bench-versus   this checkout beside the commit BASE=…, pair by pair"
 	@echo "make bench-devices  what runs on devices, against plain JAX; make bench-gpu on a GPU"
 	@echo "make bench-peers  the same workloads on other frameworks, in .venv-peers"
 	@echo "make bench-embedding  texts a second beside other encoders, in .venv-embedding (6 GB, with PyTorch)"
@@ -101,6 +102,10 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# The present checkout beside another commit, pair by pair: make bench-versus BASE=main
+bench-versus: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.versus $(BASE) $(ARGS)
 
 bench-devices: $(VENV)/.dev
 	$(BIN)/python -m benchmarks --devices $(ARGS)

@@ -81,6 +81,7 @@ def test_the_page_shows_itself_and_obeys(browser: Browser, page: Path) -> None:
     the_table_is_sorted(browser)
     the_timeline_zooms_and_moves(browser)
     an_item_is_followed(browser)
+    a_new_size_is_drawn_at_once(browser)
     nothing_is_wider_than_a_narrow_window(browser, page)
     assert browser.complaints() == []
     assert browser.requests() == [page.as_uri()]
@@ -184,6 +185,17 @@ def an_item_is_followed(browser: Browser) -> None:
     assert not browser.run("document.getElementById('tip').hidden")
     browser.press("Escape")
     assert browser.run(told) == ""
+
+
+def a_new_size_is_drawn_at_once(browser: Browser) -> None:
+    # Where a page is printed, or stands in a frame out of view, no animation frame comes.
+    browser.run(
+        "(parent => { window.requestAnimationFrame = () => 0; parent.style.width = '700px';"
+        "return new Promise(done => new ResizeObserver(() => setTimeout(() => done(0))).observe(parent)); })"
+        "(document.getElementById('timeline').parentElement)"
+    )
+    assert browser.run("document.getElementById('timeline').width") <= 700
+    assert pixels(browser, WARM[True]) > 100
 
 
 def nothing_is_wider_than_a_narrow_window(browser: Browser, page: Path) -> None:

@@ -62,7 +62,7 @@
     canvas.height = Math.round(height * ratio);
     canvas.style.height = `${height}px`;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    draw();
+    drawNow(); // a new size empties the canvas, and neither print nor a frame out of view gets an animation frame
   };
   const paint = () => {
     for (const name of ["card", "raised", "line", "text", "soft", "blue", "warm", "compute", "transfer", "compile", "depth"]) {
@@ -326,6 +326,7 @@
     button.addEventListener("click", actions[button.dataset.action]);
   }
   document.addEventListener("themechange", paint);
+  addEventListener("beforeprint", layOut);
   new ResizeObserver(layOut).observe(canvas.parentElement);
   paint();
   layOut();

@@ -1,0 +1,122 @@
+"""Circles of imports: what stands here may only become less."""
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+# Files that import each other when they run, late imports included. There shall be none.
+AT_RUN_TIME = {
+    "engine": {
+        "graph", "node", "passes", "picture", "planning", "stateful", "streams.limits", "tracing.replacement",
+    },
+    "devices": {
+        "device_executor", "device_node", "regions.fusion", "regions.giving_node", "regions.items",
+        "regions.region_node",
+    },
+}  # fmt: skip
+
+# How many files know each other if imports for type checkers count as well: the clusters of each floor. A reader of
+# one has to know them all, so none shall be larger than 12.
+FOR_TYPES = {"actors": [16], "devices": [6, 4, 4, 2, 2], "engine": [58], "testing": [2]}
+
+
+def modules(source: Path) -> dict[str, Path]:
+    """Return every file by the name of its module; an `__init__` gathers names and is no part of a circle."""
+    files = [path for path in sorted(source.rglob("*.py")) if path.name != "__init__.py"]
+    return {".".join(path.relative_to(source).with_suffix("").parts): path for path in files}
+
+
+def imports(name: str, path: Path, known: Mapping[str, Path], *, types: bool) -> set[str]:
+    """Return the modules that a file imports, anywhere in it."""
+    package = name.split(".")[:-1]
+    found: set[str] = set()
+    for statement in _statements(ast.parse(path.read_text()), types=types):
+        if isinstance(statement, ast.Import):
+            found |= {alias.name.removeprefix("penstock.") for alias in statement.names}
+            continue
+        base = package[: len(package) - statement.level + 1] if statement.level else []
+        module = [*base, *(statement.module or "").removeprefix("penstock.").split(".")]
+        stem = ".".join(part for part in module if part)
+        found.add(stem)
+        found |= {f"{stem}.{alias.name}".lstrip(".") for alias in statement.names}
+    return found & known.keys() - {name}
+
+
+def _statements(tree: ast.AST, *, types: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    if isinstance(tree, ast.Import | ast.ImportFrom):
+        yield tree
+    inside: Iterable[ast.AST] = ast.iter_child_nodes(tree)
+    if isinstance(tree, ast.If) and not types and "TYPE_CHECKING" in ast.dump(tree.test):
+        inside = tree.orelse
+    for child in inside:
+        yield from _statements(child, types=types)
+
+
+def circles(source: Path, *, types: bool) -> list[set[str]]:
+    """Return the groups of files in which each leads to each other (Tarjan 1972), those of one file left out."""
+    known = modules(source)
+    edges = {name: imports(name, path, known, types=types) for name, path in known.items()}
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = lowest[name] = len(order)
+        stack.append(name)
+        for other in edges[name]:
+            if other not in order:
+                visit(other)
+            if other in stack:
+                lowest[name] = min(lowest[name], lowest[other])
+        if lowest[name] == order[name]:
+            members = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(members) > 1:
+                found.append(set(members))
+
+    for name in edges:
+        if name not in order:
+            visit(name)
+    return found
+
+
+def test_which_files_import_each_other() -> None:
+    expected = [{f"{floor}.{file}" for file in files} for floor, files in AT_RUN_TIME.items()]
+    assert sorted(circles(SOURCE, types=False), key=sorted) == sorted(expected, key=sorted)
+
+
+def test_how_many_files_know_each_other() -> None:
+    sizes: dict[str, list[int]] = {}
+    for group in circles(SOURCE, types=True):
+        sizes.setdefault(min(group).partition(".")[0], []).append(len(group))
+    assert {floor: sorted(found, reverse=True) for floor, found in sizes.items()} == FOR_TYPES
+
+
+@pytest.mark.parametrize(
+    ("imported", "at_run_time", "for_types"),
+    [
+        ("from .b import x", [{"f.a", "f.b"}], [{"f.a", "f.b"}]),
+        ("from . import b", [{"f.a", "f.b"}], [{"f.a", "f.b"}]),
+        ("from penstock.f import b", [{"f.a", "f.b"}], [{"f.a", "f.b"}]),
+        ("import penstock.f.b", [{"f.a", "f.b"}], [{"f.a", "f.b"}]),
+        ("def late():\n    from ..f.b import x", [{"f.a", "f.b"}], [{"f.a", "f.b"}]),
+        ("if TYPE_CHECKING:\n    from .b import x", [], [{"f.a", "f.b"}]),
+        ("if TYPE_CHECKING:\n    pass\nelse:\n    from .b import x", [{"f.a", "f.b"}], [{"f.a", "f.b"}]),
+        ("from .c import x", [], []),
+    ],
+)
+def test_a_circle_is_seen(
+    tmp_path: Path, imported: str, at_run_time: list[set[str]], for_types: list[set[str]]
+) -> None:
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "a.py").write_text(imported)
+    (folder / "b.py").write_text("from .c import x\nfrom .a import y")
+    (folder / "c.py").write_text("")
+    assert circles(tmp_path, types=False) == at_run_time
+    assert circles(tmp_path, types=True) == for_types
