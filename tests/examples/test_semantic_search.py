@@ -207,7 +207,7 @@ def test_embedding_needs_a_source_and_a_target(capsys: pytest.CaptureFixture[str
         (b"[1, ", "it is not JSON: Expecting value: line 1 column 5 (char 4)"),
         (b"", "it is not JSON: Expecting value: line 1 column 1 (char 0)"),
         (b'["\xff"]', "it is not JSON: 'utf-8' codec can't decode byte 0xff"),
-        (b"[" * 100_000, "it is not JSON: maximum recursion depth exceeded"),
+        (b"[" * 100_000, "it is not JSON: "),  # how deep is too deep, each Python says in its own words
         (b'{"a": "b"}', "it must be a list of strings, not a dict"),
         (b'"a"', "it must be a list of strings, not a str"),
         (b'["a", "b", {"c": [1]}]', 'it must be a list of strings, and item 2 is {"c": [1]}'),
