@@ -82,9 +82,9 @@ class Driver:
     __slots__ = (
         "_actor",
         "_begun",
-        "_error",
         "_frame",
         "_given",
+        "_has_failed",
         "_parts",
         "_readers",
         "_start",
@@ -119,7 +119,7 @@ class Driver:
         self._readers = readers
         self._given = given
         self._begun = False
-        self._error: BaseException | None = None  # that of the generator, for its reader
+        self._has_failed = False  # the generator, and its reader gets the error; nothing else keeps it
 
     def open(self) -> Reader[Any]:
         """Start the task; returns the reader."""
@@ -152,10 +152,10 @@ class Driver:
             self._stop()
 
     def _reader_left(self) -> None:
-        if self._error is None:
+        if not self._has_failed:
             self._stop()
-        elif self._parts.error is self._error:  # and not what the frame has ended with meanwhile
-            self._log_unread(self._error)
+        elif self._frame.state == "running" and self._parts.error is not None:  # else it is what the frame has ended with
+            self._log_unread(self._parts.error)
 
     def _stop(self) -> None:
         # Before its first step a task could only be thrown away, and with it what has to be closed.
@@ -221,7 +221,7 @@ class Driver:
         if parts.abandoned:
             self._log_unread(error)
         else:
-            self._error = error
+            self._has_failed = True
             parts.end(error)
 
     def _log_unread(self, error: BaseException) -> None:
@@ -235,6 +235,8 @@ class Driver:
         frame, crew = self._frame, self.crew
         self.position.frame = None
         self._parts.end(NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled before it began"))
+        if not self._has_failed:  # else an error that nobody reads is logged
+            self._parts.on_abandoned = None
         for reader in self._readers:
             reader.leave()
         self._readers, self._start, self._given = (), _nothing, None

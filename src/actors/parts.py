@@ -27,7 +27,8 @@ class Parts(Generic[T]):
         position: parts that the reader has taken.
         ended: no more parts will come.
         abandoned: the reader has left, or read to the end: parts are of no use any more.
-        on_abandoned: called once when the reader leaves before it has read to the end.
+        on_abandoned: called once when the reader leaves before it has read to the end; None where nobody has to know,
+            as when the producer has ended.
         waiter: what the reader waits with; it is resolved when there is a part, or the end.
     """
 
@@ -106,9 +107,12 @@ class Parts(Generic[T]):
             if self.abandoned:
                 raise StopAsyncIteration
             if self.ended:
-                self.abandoned = True
+                self.abandoned, self.on_abandoned = True, None
                 error, self._error = self._error, None
-                raise StopAsyncIteration if error is None else error
+                try:
+                    raise StopAsyncIteration if error is None else error
+                finally:
+                    del error  # its traceback refers to this very call
             await self.wait()
         return self.take()
 
@@ -141,8 +145,9 @@ class Parts(Generic[T]):
         self.held.clear()
         self._wake_reader()
         self._wake_producer()
-        if self.on_abandoned is not None:
-            self.on_abandoned()
+        on_abandoned, self.on_abandoned = self.on_abandoned, None
+        if on_abandoned is not None:
+            on_abandoned()
 
     def _wake_reader(self) -> None:
         if self.waiter is not None and not self.waiter.done():
@@ -185,7 +190,7 @@ class Reader(Generic[T]):
 
     def __del__(self) -> None:
         parts: Parts[Any] | None = getattr(self, "parts", None)
-        if parts is not None and not parts.abandoned and not self._loop.is_closed():
+        if parts is not None and parts.on_abandoned is not None and not self._loop.is_closed():
             # Perhaps in another thread: the garbage collector chooses where it runs.
             self._loop.call_soon_threadsafe(parts.abandon)
 

@@ -123,7 +123,10 @@ class Pipeline:
         """Wait until an item can be taken out, and leave it there; None at the end of the stream."""
         while (frame := self.window.peek()) is None:
             if self._error is not None:
-                raise self._error
+                try:
+                    raise self._error
+                finally:
+                    self._error = _closed_error()  # the traceback of the error refers to this very call
             if self._exhausted and not self.window.in_flight:
                 if self._source_error is not None:  # in its turn: what the source gave before has been handed out
                     raise self._source_error
@@ -175,7 +178,7 @@ class Pipeline:
     def abort(self, error: BaseException | None = None) -> None:
         """Begin to end everything; `aclose` waits for it."""
         if self._error is None:
-            self._error = error if error is not None else EngineClosedError("this stream was closed")
+            self._error = error if error is not None else _closed_error()
             error = error or self._source_error
             is_complete = self._exhausted and not self.window.in_flight
             if self._outcome is None:
@@ -307,8 +310,9 @@ class Pipeline:
 
     def _closed(self) -> None:
         self.uptime.stop()
+        outcome, error = self._outcome or ("cancelled", None)
+        self._outcome = self._source_error = None  # their tracebacks refer to the reader, and so to this pipeline
         if self._span is not None:
-            outcome, error = self._outcome or ("cancelled", None)
             spans.end_stream(
                 self._span, outcome, error, items=self.window.submitted, failed=self.window.failed,
                 skipped=self.skipped,
@@ -317,10 +321,13 @@ class Pipeline:
         if self._options.collect_metrics:
             metrics.closed(self)
             if self._graph_name:
-                outcome, error = self._outcome or ("cancelled", None)
                 metrics.stream_ended(self._graph_name, self.uptime.seconds, outcome, error, self._span)
         if self.on_closed is not None:
             self.on_closed(self)
+
+
+def _closed_error() -> EngineClosedError:
+    return EngineClosedError("this stream was closed")
 
 
 def _cut_short() -> EngineClosedError:

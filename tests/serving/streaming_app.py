@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,20 @@ async def answer(count: int) -> AsyncIterator[str]:
     return shout(tokens(count))
 
 
+@ps.node
+async def big_blocks() -> AsyncIterator[str]:
+    """Give blocks without end."""
+    while True:
+        await asyncio.sleep(0)
+        yield "x" * 2**16
+
+
+@ps.graph
+async def blocks() -> AsyncIterator[str]:
+    """More than a client reads."""
+    return big_blocks()
+
+
 service: engine.Service[[int], AsyncIterator[str]]
 
 
@@ -53,7 +67,7 @@ service: engine.Service[[int], AsyncIterator[str]]
 async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     """The deployment lives as long as the application."""
     global service
-    async with engine.deploy(answer, max_in_flight=64, max_queue=200) as service:
+    async with engine.deploy(answer, blocks, max_in_flight=64, max_queue=200) as service:
         yield
 
 
@@ -79,6 +93,80 @@ async def endpoint(count: int) -> StreamingResponse:
     except ps.Overloaded as error:
         raise HTTPException(503) from error
     return StreamingResponse(stream)
+
+
+async def around(stream: engine.Stream[str]) -> AsyncIterator[str]:
+    """A generator around the stream, as for server-sent events."""
+    async for token in stream:
+        yield f"data: {token}"
+
+
+async def guarded(stream: engine.Stream[str]) -> AsyncIterator[str]:
+    """One that looks at what goes wrong."""
+    try:
+        async for token in stream:
+            yield token
+    except asyncio.CancelledError:
+        await asyncio.sleep(0)
+        raise
+    except Exception as error:  # noqa: BLE001 - as a last event
+        yield repr(error)
+
+
+async def with_heartbeats(stream: engine.Stream[str]) -> AsyncIterator[str]:
+    """One that sends something while there is nothing; its reads are cancelled again and again."""
+    while True:
+        try:
+            async with asyncio.timeout(0.0005):
+                token = await anext(stream)
+        except TimeoutError:
+            token = "beat\n"
+        yield token
+
+
+async def entered(stream: engine.Stream[str]) -> AsyncIterator[str]:
+    """One that waits for something else between two values, where a client may leave, too."""
+    async with stream:
+        async for token in stream:
+            await asyncio.sleep(0.02)
+            yield token
+
+
+BODIES: dict[str, Callable[[engine.Stream[str]], AsyncIterator[str]]] = {
+    "itself": lambda stream: stream,
+    "around": around,
+    "guarded": guarded,
+    "with heartbeats": with_heartbeats,
+    "entered": entered,
+}
+
+
+@app.get("/body/{name}")
+async def body(name: str) -> StreamingResponse:
+    """Stream tokens without end, in one of the ways in which servers do."""
+    stream = service.stream(answer(-1), timeout_seconds=60)
+    await stream.started()
+    return StreamingResponse(BODIES[name](stream))
+
+
+@app.get("/flood")
+async def flood(timeout_seconds: float) -> StreamingResponse:
+    """Stream more than a client that does not read can take, for a limited time."""
+    stream = service.stream(blocks(), timeout_seconds=timeout_seconds)
+    await stream.started()
+    return StreamingResponse(guarded(stream))
+
+
+@app.post("/disable-collector")
+async def disable_collector() -> None:
+    """Have nothing collected but what reference counts free."""
+    gc.disable()
+
+
+@app.get("/in-flight")
+async def in_flight() -> int:
+    """How many calls hold a place."""
+    return service.statistics().admission.in_flight
 
 
 @app.get("/state")

@@ -1,12 +1,16 @@
 """Clients that leave in the middle of a stream, over real HTTP: Starlette never calls `aclose` for them."""
 
 import asyncio
+import socket
+import struct
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import httpx
 import pytest
 
 from tests.serving.servers import client, server
+from tests.serving.streaming_app import BODIES
 
 CLIENTS = 200
 TOKENS = 20
@@ -69,3 +73,69 @@ async def test_two_hundred_clients_a_third_of_which_leave(loop: str) -> None:
     # request would make 600.
     assert after["objects"] < before["objects"] + 2 * CLIENTS
     assert after["resident_bytes"] < before["resident_bytes"] + 20_000 * ROUNDS * CLIENTS
+
+
+async def connect(url: str, path: str) -> asyncio.StreamWriter:
+    """Ask for a stream, and read the first of it."""
+    reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
+    writer.write(f"GET {quote(path, '/?=')} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+    assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+    assert await reader.read(1)
+    return writer
+
+
+def leave(writer: asyncio.StreamWriter, how: str) -> None:
+    if how == "half-close":
+        writer.write_eof()
+    elif how == "reset":
+        lingering = struct.pack("ii", 1, 0)  # for 0 seconds: the connection is reset
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingering)
+        writer.transport.abort()
+    else:
+        writer.close()
+
+
+async def in_flight_after_a_while(http: httpx.AsyncClient) -> int:
+    """Return how many calls hold a place, asked for until none does or no hope is left."""
+    in_flight = -1
+    for _ in range(PATIENCE_REQUESTS):
+        in_flight = (await http.get("/in-flight")).json()
+        if not in_flight:
+            break
+    return in_flight
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_a_client_who_leaves_frees_its_place_without_the_collector(loop: str) -> None:
+    kept: dict[tuple[str, str], int] = {}
+    with server("--loop", loop) as (url, _):
+        async with client(url) as http:
+            await http.post("/disable-collector")
+            for body in BODIES:
+                for how in ("close", "reset", "half-close"):
+                    writers = [await connect(url, f"/body/{body}") for _ in range(3)]
+                    assert (await http.get("/in-flight")).json() == 3 + sum(kept.values())
+                    for writer in writers:
+                        leave(writer, how)
+                    still = await in_flight_after_a_while(http) - sum(kept.values())
+                    if still:
+                        kept[body, how] = still
+                    for writer in writers:
+                        writer.close()
+    assert kept == {}
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_a_client_who_stalls_keeps_its_place_until_its_deadline(loop: str) -> None:
+    with server("--loop", loop) as (url, _):
+        async with client(url) as http:
+            await http.post("/disable-collector")
+            writer = await connect(url, "/flood?timeout_seconds=0.5")
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            held = (await http.get("/in-flight")).json()
+            left = await in_flight_after_a_while(http)
+            writer.close()
+            await writer.wait_closed()  # the end of the server blocks this loop
+    assert (held, left) == (1, 0)

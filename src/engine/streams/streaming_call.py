@@ -122,7 +122,7 @@ class StreamingCall:
         self._was_read = True
         if error is None:
             frame.let_go()
-        else:
+        elif frame.state == "running":  # else the call has ended with it
             frame.fail(error)
 
     async def ended(self) -> None:
@@ -135,8 +135,11 @@ class StreamingCall:
         if self._frame is not None and self._frame.state == "failed" and self._frame.error is not None:
             self._frame.outcome()
         error, self._error = self._error, None
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback refers to this very call
 
     def abort(self, error: BaseException | None = None) -> None:
         """Begin to end everything; `aclose` waits for it."""

@@ -61,8 +61,9 @@ class ValuesStream(Stream[T_co]):
             Exception: what the call failed with before, a refusal (`Overloaded`) included.
         """
         parts = self._parts or await self._open()
-        while not parts.held and not parts.ended:
-            await parts.wait()
+        with self._start().reader_wait:
+            while not parts.held and not parts.ended:
+                await parts.wait()
         if not parts.held and parts.error is not None:
             await self._next(parts)  # raises it
 
@@ -122,10 +123,9 @@ class ValuesStream(Stream[T_co]):
             error = failure
         call = self._start()
         call.was_read(error)
-        try:
+        error = None  # its traceback refers to this very call
+        with call.reader_wait:
             await call.ended()
-        finally:
-            del error  # its traceback refers to this very call
         raise StopAsyncIteration
 
     def __del__(self) -> None:
