@@ -154,7 +154,9 @@ class Driver:
     def _reader_left(self) -> None:
         if not self._has_failed:
             self._stop()
-        elif self._frame.state == "running" and self._parts.error is not None:  # else it is what the frame has ended with
+        elif (
+            self._frame.state == "running" and self._parts.error is not None
+        ):  # else it is what the frame has ended with
             self._log_unread(self._parts.error)
 
     def _stop(self) -> None:

@@ -2,9 +2,12 @@
 
 import asyncio
 import gc
-from collections.abc import Iterator
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import anyio
 import pytest
 
 import penstock as ps
@@ -80,6 +83,176 @@ async def test_a_stream_that_is_dropped_ends_all_that_it_began(collect: bool) ->
     finally:
         gc.enable()
     assert left == ["left"]
+
+
+@ps.node
+async def counted(stops_at: int, fails: bool) -> AsyncIterator[int]:
+    """Give a few numbers, and then wait for ever or fail."""
+    for number in range(stops_at):
+        yield number
+    if fails:
+        raise OSError("the disk is gone")
+    await asyncio.Event().wait()
+
+
+@ps.node
+async def number_of(index: int, stops_at: int, fails: bool) -> int:
+    if index < stops_at:
+        return index
+    if fails:
+        raise OSError("the disk is gone")
+    await asyncio.Event().wait()
+    return -1
+
+
+@ps.graph
+async def counting(stops_at: int, fails: bool) -> AsyncIterator[int]:
+    return counted(stops_at, fails)
+
+
+@ps.graph
+async def one_number(index: int, stops_at: int, fails: bool) -> int:
+    return await number_of(index, stops_at, fails)
+
+
+async def read_all(stream: engine.Stream[int]) -> None:
+    async for _ in stream:
+        pass
+
+
+async def cancelled_by_its_task(stream: engine.Stream[int]) -> None:
+    reader = asyncio.create_task(read_all(stream))
+    await testing.wait_quiescent()
+    reader.cancel()
+    await asyncio.wait([reader])
+
+
+async def cancelled_by_a_task_group_of_anyio(stream: engine.Stream[int]) -> None:
+    """What Starlette does with a request whose client has left."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(read_all, stream)
+        await testing.wait_quiescent()
+        group.cancel_scope.cancel()
+
+
+async def cancelled_in_a_generator_by_a_task_group_of_anyio(stream: engine.Stream[int]) -> None:
+    async def around() -> AsyncIterator[str]:
+        async for number in stream:
+            yield f"data: {number}"
+
+    async def respond() -> None:
+        async for _ in around():
+            pass
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(respond)
+        await testing.wait_quiescent()
+        group.cancel_scope.cancel()
+
+
+async def cancelled_before_the_first_value(stream: engine.Stream[int]) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(stream.started)
+        await asyncio.sleep(0)
+        group.cancel_scope.cancel()
+
+
+async def cancelled_while_it_reads_outcomes(stream: engine.Stream[int]) -> None:
+    async def respond() -> None:
+        async for _ in stream.outcomes():
+            pass
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(respond)
+        await testing.wait_quiescent()
+        group.cancel_scope.cancel()
+
+
+async def timed_out(stream: engine.Stream[int]) -> None:
+    with anyio.move_on_after(0.01):
+        await read_all(stream)
+
+
+async def left_between_two_values(stream: engine.Stream[int]) -> None:
+    async for _ in stream:
+        break
+
+
+async def failed(stream: engine.Stream[int]) -> None:
+    with pytest.raises(OSError, match="gone"):
+        await read_all(stream)
+
+
+LEAVING: list[Callable[[engine.Stream[int]], Awaitable[None]]] = [
+    cancelled_by_its_task,
+    cancelled_by_a_task_group_of_anyio,
+    cancelled_in_a_generator_by_a_task_group_of_anyio,
+    cancelled_before_the_first_value,
+    cancelled_while_it_reads_outcomes,
+    timed_out,
+    left_between_two_values,
+    failed,
+]
+
+
+@pytest.mark.parametrize("where", ["engine", "deployment"])
+@pytest.mark.parametrize("kind", ["calls", "values"])
+@pytest.mark.parametrize("leave", LEAVING)
+async def test_a_stream_that_is_dropped_is_closed_without_the_collector_however_its_last_read_ended(
+    leave: Callable[[engine.Stream[int]], Awaitable[None]], kind: str, where: str
+) -> None:
+    async with engine.Engine() as own, own.deploy(counting, one_number, max_in_flight=4) as service:
+        place: Any = own if where == "engine" else service
+        fails = leave is failed
+        gc.collect()
+        gc.disable()
+        try:
+            calls = (one_number(index, 3, fails) for index in range(1000))
+            stream = place.stream(counting(3, fails) if kind == "values" else calls)
+            dropped = weakref.ref(stream)
+            await leave(stream)
+            del stream
+            await testing.wait_quiescent()
+            in_flight = service.statistics().admission.in_flight
+            assert (dropped() is None, in_flight, own.statistics().scopes) == (True, 0, 1)
+            assert not asyncio.all_tasks() - {asyncio.current_task()}
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize("kind", ["calls", "values"])
+async def test_a_read_that_is_cancelled_leaves_the_stream_to_the_next(kind: str) -> None:
+    ticks = 0
+
+    @ps.node
+    async def slow(x: int) -> int:
+        await asyncio.sleep(0.02)
+        return x
+
+    @ps.graph
+    async def slowly(x: int) -> int:
+        return await slow(x)
+
+    @ps.graph
+    async def each() -> AsyncIterator[int]:
+        return ps.map_each(slow, echoes(5), concurrency=1)
+
+    @ps.node
+    async def echoes(count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            yield number
+
+    values: list[int] = []
+    calls = (slowly(number) for number in range(5))
+    async with engine.stream(each()) if kind == "values" else engine.stream(calls, max_in_flight=1) as stream:
+        while len(values) < 5:
+            try:
+                async with asyncio.timeout(0.003):
+                    values.append(await anext(stream))
+            except TimeoutError:
+                ticks += 1
+    assert values == list(range(5))
+    assert ticks >= 5
 
 
 async def test_a_second_reader_is_refused_and_the_first_reads_on() -> None:
