@@ -133,6 +133,15 @@ class Node(Generic[P, Ret_co]):
         return self.make_loop is not None and self.origin.replacement is None
 
     @property
+    def shared_places(self) -> int | None:
+        """How many items may be in it at a time, over all its call sites; None if it sets no limit.
+
+        An instance of a class has one place, but one that owns its loop decides by itself what it works on.
+        """
+        one = 1 if self.template is not None and self.make_loop is None else None
+        return one if self.policy.concurrency is None else self.policy.concurrency
+
+    @property
     def runs_in(self) -> "Executor | None":
         """The executor that runs its handler; None also where a fake stands in its place."""
         return self.executor if self.origin.replacement is None else None

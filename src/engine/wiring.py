@@ -249,9 +249,7 @@ class Wiring:
         if node.template is not None or node.runs_loop:
             key = instance_key(node)
             if key not in self._instance_places:
-                # A node that owns its loop takes what its inbox holds, and decides by itself what it works on.
-                limit = policy.concurrency or (UNLIMITED if node.runs_loop else 1)
-                self._instance_places[key] = Places(limit, shared=True)
+                self._instance_places[key] = Places(node.shared_places or UNLIMITED, shared=True)
             return self._instance_places[key]
         if policy.concurrency is not None:
             return self._pools.places(node)

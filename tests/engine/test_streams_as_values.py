@@ -557,6 +557,111 @@ def test_streams_that_would_wait_for_each_other(source: Callable[..., Any]) -> N
         engine.plan(ps.graph(source))
 
 
+@ps.node(concurrency=4)
+async def limited_total(values: AsyncIterator[int]) -> int:
+    return sum([value async for value in values])
+
+
+@ps.node
+class Total:
+    async def __call__(self, values: AsyncIterator[int]) -> int:
+        return sum([value async for value in values])
+
+
+stateful_total = Total()
+
+
+async def _reads_what_its_own_body_gives(limit: int) -> Any:
+    async def body(number: int) -> int:
+        return await limited_total(count(number))
+
+    return await limited_total(ps.map_each(body, count(limit)))
+
+
+async def _reads_what_a_branch_of_a_body_gives(limit: int) -> Any:
+    async def read(number: int) -> int:
+        return await limited_total(count(number))
+
+    async def leave(number: int) -> int:
+        return number
+
+    async def body(number: Any) -> int:
+        return await ps.cond(number, read, leave, number)
+
+    return await limited_total(limited(ps.map_each(body, count(limit))))
+
+
+async def _an_instance_that_reads_itself(limit: int) -> Any:
+    async def body(number: int) -> int:
+        return await stateful_total(count(number))
+
+    return await stateful_total(ps.map_each(body, count(limit)))
+
+
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [
+        (_reads_what_its_own_body_gives, "leave out its concurrency=.*max_in_flight"),
+        (_reads_what_a_branch_of_a_body_gives, "leave out its concurrency=.*max_in_flight"),
+        (_an_instance_that_reads_itself, "another instance"),
+    ],
+)
+def test_a_limited_reader_that_would_wait_for_itself(source: Callable[..., Any], remedy: str) -> None:
+    with pytest.raises(ps.PlanError, match=f"reads a stream that needs the same node.*{remedy}"):
+        engine.plan(ps.graph(source))
+
+
+@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+async def test_limited_readers_that_need_no_second_place(scheduler: Any) -> None:
+    other_total = Total()
+
+    @ps.node
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    @ps.node(concurrency=1)
+    async def total(values: AsyncIterator[int]) -> int:
+        return sum([value async for value in values])
+
+    async def inner(number: int) -> int:
+        return add(await total(count(number)), await total(count(number)))
+
+    async def by_instance(number: int) -> int:
+        return await other_total(count(number))
+
+    @ps.graph
+    async def graph(limit: int) -> tuple[int, int, int]:
+        sums = await stateful_total(ps.map_each(inner, ps.map_each(inner, count(limit))))
+        more = await stateful_total(ps.map_each(by_instance, count(limit)))
+        return sums, more, await total(count(limit))
+
+    # Twice 0, 0, 1, 3, 6, and of that again: 0, 0, 2, 30, 132.
+    assert await engine.run(graph(5), scheduler=scheduler) == (164, 10, 10)
+
+
+async def test_a_stream_actor_without_a_limit_is_read_through_itself() -> None:
+    async def finish_doubled(work: ps.StreamWork[AsyncIterator[int], int]) -> None:
+        async for value in work.value:
+            work.put_nowait(2 * value)
+        work.finish()
+
+    @ps.node
+    class Doubled(ps.StreamActor[AsyncIterator[int], int]):
+        async def loop(self, inbox: ps.Inbox[ps.StreamWork[AsyncIterator[int], int]]) -> None:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    group.create_task(finish_doubled(await inbox.get()))
+
+    doubled_by_loop = Doubled()
+
+    @ps.graph
+    async def graph(limit: int) -> AsyncIterator[int]:
+        return doubled_by_loop(doubled_by_loop(count(limit)))
+
+    async with engine.stream(graph(4)) as values:
+        assert [value async for value in values] == [0, 4, 8, 12]
+
+
 async def test_a_limited_node_may_be_called_again_once_its_stream_was_read() -> None:
     @ps.node(concurrency=1)
     async def once(limit: int) -> AsyncIterator[int]:

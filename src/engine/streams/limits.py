@@ -1,53 +1,78 @@
-"""Streams that would wait for each other: a limited node that is open twice in what one reader reads.
+"""Streams that would wait for each other: a limited node that is needed again for a stream that it gives or reads.
 
-A node with `concurrency=` holds a place until its stream has ended. If a stream is read through another of the same
-node, or together with one, each frame needs two of its places at a time, and frames that have one each wait for ever.
+A node whose places are limited holds one until the stream that it gives has ended, or until it has read the one that it
+is given. If that stream needs another place of the same node, each frame needs two at a time, and frames that have one
+each wait for ever. It may need one because it is read through another stream of the node, together with one, or through
+a `map_each` whose body calls the node.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from ..._errors import PlanError
 from ..node import Node
 from ..tracing.tracer import Step
 
 
+@dataclass(frozen=True)
+class _Need:
+    """A limited node that is needed for a stream to go on.
+
+    Attributes:
+        node: the node.
+        is_held: whether it holds its place until the stream has ended, and not only now and then, in a body.
+    """
+
+    node: Node[..., object]
+    is_held: bool
+
+
 def check_stream_limits(graph: str, steps: Iterable[Step]) -> None:
-    """Refuse streams of one limited node that are open together.
+    """Refuse streams that need a place of a node while the same node holds one for them.
 
     Raises:
         PlanError: there are such streams; the message names the line at which they meet.
     """
-    behind: dict[int, list[Node[..., object]]] = {}  # the limited nodes that are open behind each stream
+    behind: dict[int, list[_Need]] = {}  # of each stream
     for step in steps:
-        opened = [node for source in {read.source for read in step.reads()} for node in behind.get(source, ())]
-        if opened or step.callee.gives_stream:
-            opened += _limited(step)
-        counts = Counter(map(_key, opened))
-        for node in opened:
-            if counts[_key(node)] > 1:
-                raise PlanError(
-                    f"{step.location}: in graph {graph!r}, two streams of node {node.name!r} are open together here; "
-                    "each holds one of its places until it has ended, so calls would wait for each other for ever; "
-                    "leave out its concurrency=, and bound the calls with max_in_flight"
-                )
+        sources = {read.source for read in step.reads()} & behind.keys()
+        if not sources and not step.callee.gives_stream:
+            continue
+        needs = [*_own(step), *(need for source in sources for need in behind[source])]
+        for need in needs:
+            if need.is_held and sum(_key(other.node) == _key(need.node) for other in needs) > 1:
+                raise PlanError(_message(graph, step, need.node))
         if step.callee.gives_stream:
-            behind[step.source] = opened
+            behind[step.source] = needs
 
 
-def _limited(step: Step) -> Iterator[Node[..., object]]:
-    """Yield the nodes that a step opens streams of, and whose places are limited; with those of its bodies."""
-    callee = step.callee
-    if isinstance(callee, Node) and callee.gives_stream and _is_limited(callee):
-        yield callee
-    for body in step.bodies:
-        for inner in body.steps:
-            yield from _limited(inner)
+def _own(step: Step) -> Iterator[_Need]:
+    if isinstance(step.callee, Node):
+        if step.callee.shared_places is not None:
+            yield _Need(step.callee, is_held=True)
+        return
+    # The frames of a body have one place after the other, or at least do not wait for each other's.
+    for node in {_key(node): node for body in step.bodies for node in _limited(body.steps)}.values():
+        yield _Need(node, is_held=False)
 
 
-def _is_limited(node: Node[..., object]) -> bool:
-    return node.policy.concurrency is not None or node.template is not None
+def _limited(steps: Iterable[Step]) -> Iterator[Node[..., object]]:
+    for step in steps:
+        if isinstance(step.callee, Node) and step.callee.shared_places is not None:
+            yield step.callee
+        for body in step.bodies:
+            yield from _limited(body.steps)
 
 
 def _key(node: Node[..., object]) -> int:
     return id(node.origin) if node.template is None else id(node.template)
+
+
+def _message(graph: str, step: Step, node: Node[..., object]) -> str:
+    what = f"two streams of node {node.name!r} are open together here; each holds one of its places until it has ended"
+    if not node.gives_stream:
+        what = f"node {node.name!r} reads a stream that needs the same node; it holds one of its places meanwhile"
+    remedy = "leave out its concurrency=, and bound the calls with max_in_flight"
+    if node.template is not None and node.make_loop is None:
+        remedy = "use another instance in one of the places"
+    return f"{step.location}: in graph {graph!r}, {what}, so calls would wait for each other for ever; {remedy}"
