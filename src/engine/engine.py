@@ -5,7 +5,6 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
-from weakref import WeakKeyDictionary
 
 from ..actors.node_actor import ActorStatistics
 from ..actors.processes import ProcessPoolStatistics
@@ -153,7 +152,8 @@ class _DefaultEngine(Engine):
     _is_default = True
 
 
-_defaults: WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = WeakKeyDictionary()
+# An Engine refers to its loop, so weak references would not let go of either.
+_defaults: dict[asyncio.AbstractEventLoop, Engine] = {}
 
 
 def default_engine() -> Engine:
@@ -165,5 +165,7 @@ def default_engine() -> Engine:
     loop = running_loop()
     engine = _defaults.get(loop)
     if engine is None:
+        for other in [other for other in list(_defaults) if other.is_closed()]:
+            _defaults.pop(other, None)  # another thread may be at it, too
         engine = _defaults[loop] = _DefaultEngine()
     return engine

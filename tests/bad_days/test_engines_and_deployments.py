@@ -1,10 +1,13 @@
 """Engines and deployments that are closed, cancelled, aborted or entered at a bad moment."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 import penstock as ps
 from penstock import engine, testing
@@ -142,6 +145,35 @@ def test_an_engine_and_a_deployment_belong_to_one_event_loop() -> None:
         await kept[0](1)
 
     asyncio.run(first())
+
+
+@ps.node(runs_on="thread")
+def echo_in_thread(x: int) -> int:
+    return x
+
+
+@ps.graph
+async def echoed_in_thread(x: int) -> int:
+    return echo_in_thread(await echo(x))
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_the_default_engine_of_a_loop_goes_with_it(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    async def main() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        assert await engine.run(echoed_in_thread(1)) == 1
+        async with engine.stream(echoed(x) for x in range(3)) as results:
+            assert [result async for result in results] == [0, 1, 2]
+
+    for _ in range(20):
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main())
+    while gc.collect():  # what a finalizer still needed goes with the next collection
+        pass
+    # That of the last one stays until another loop has a default Engine.
+    assert [number for number, loop in enumerate(loops) if loop() is not None] == [19]
 
 
 async def test_leaving_an_engine_ends_runs_streams_and_deployments_and_waits_until_they_have_unwound() -> None:
