@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from multiprocessing import resource_tracker
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -14,6 +16,8 @@ from pytest_asyncio import is_async_test
 
 from tests.leaks import Holdings, left_since, loop_errors
 from tests.tracing import Tracing
+
+TESTS = Path(__file__).parent
 
 # `make test-long` sets it: how many times more random examples and interleavings to try.
 EFFORT = int(os.environ.get("PENSTOCK_TEST_EFFORT", "1"))
@@ -32,8 +36,22 @@ def effort() -> int:
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Runs every `async def` test on both loops; `@pytest.mark.asyncio(loop_factories=["uvloop"])` picks one."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    """Runs every `async def` test on both loops; `@pytest.mark.asyncio(loop_factories=["uvloop"])` picks one.
+
+    Where Python has eager tasks, which run until they first wait before `create_task` returns, the tests of what starts
+    tasks run with them, too.
+    """
+    loops = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    topic = item.path.relative_to(TESTS)
+    if sys.version_info >= (3, 12) and (topic.parts[0] in {"runtime", "promises"} or "stream" in topic.name):
+        loops["eager"] = _eager_loop
+    return loops
+
+
+def _eager_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
+    return loop
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

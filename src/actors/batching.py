@@ -160,7 +160,6 @@ class Batcher(Actor[T, U]):
 
     def _start(self, batches: asyncio.TaskGroup, due: float = 0.0) -> None:
         """Start the batches that are due, and look again when the next one is."""
-        self._stop_timer()
         loop = asyncio.get_running_loop()
         now = max(loop.time(), due)  # a timer may run a clock's tick too early
         while self._free and not self._aborted:
@@ -169,6 +168,7 @@ class Batcher(Actor[T, U]):
                 break
             self._free -= 1
             batches.create_task(self._run(batch, batches), name=f"penstock-batch-{self._name}")
+        self._stop_timer()  # not before: where tasks are eager, a batch that does not wait has come by here
         next_due = self._queue.due_at
         if self._free and next_due is not None and not self._aborted:
             self._timer = loop.call_at(next_due, self._start, batches, next_due)

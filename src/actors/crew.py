@@ -18,6 +18,7 @@ from . import current
 from .errand import Carrier, Errand
 from .frame import Frame
 from .node_actor import NodeActor
+from .started_tasks import start_task
 from .worker import Worker
 
 _NOBODY: list[NodeActor] = []
@@ -260,7 +261,7 @@ class Crew:
         context = self.context if len(self.workers) == 1 else self.context.copy()
         context.run(current.source.set, worker.position)
         self.runnable += 1
-        worker.task = self.loop.create_task(worker.run(), context=context)
+        worker.task = start_task(self.loop, worker.run(), context=context)
 
 
 def _told(crew: Crew) -> None:

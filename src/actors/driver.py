@@ -15,6 +15,7 @@ from . import current
 from .invocation import Invocation, invoke_with
 from .loop_stream import LoopStream
 from .parts import Parts, Reader, close_stream
+from .started_tasks import start_task
 from .traced import TracedExecution, tell_consumers
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Driver:
         crew.workers.add(self)
         context = crew.context.copy()
         context.run(current.source.set, self.position)
-        self.task = crew.loop.create_task(self._run(), context=context, name=f"penstock-stream {self._actor.name}")
+        self.task = start_task(crew.loop, self._run(), context=context, name=f"penstock-stream {self._actor.name}")
         # Not at the end of the task itself: one that is cancelled before its first step would never come there.
         self.task.add_done_callback(self._ended)
         return self._parts.reader()

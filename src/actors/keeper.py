@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
+from .started_tasks import start_task
 from .uninterrupted import uninterrupted
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class Keeper(Generic[T]):
         self.number = 0
         self._entered: asyncio.Future[T] = loop.create_future()
         self._closing: asyncio.Future[None] = loop.create_future()
-        self.task = loop.create_task(self._keep(manager), name=name, context=context)
+        self.task = start_task(loop, self._keep(manager), name=name, context=context)
 
     @property
     def was_opened(self) -> bool:

@@ -10,6 +10,7 @@ from ..telemetry import logs
 from . import current
 from .mailbox import Mailbox
 from .requests import AnyRequest, Request
+from .started_tasks import start_task
 from .uninterrupted import until
 
 # As many as a node's inbox in a pipeline.
@@ -86,7 +87,7 @@ class LoopHost:
         entered: asyncio.Future[None] = loop.create_future()
         self._loop_over = loop.create_future()
         work = self._run(entered, self._loop_over)
-        self._task = task = loop.create_task(work, name=f"penstock-loop-{self.name}")
+        self._task = task = start_task(loop, work, name=f"penstock-loop-{self.name}")
         try:
             await asyncio.wait([task, entered], return_when=asyncio.FIRST_COMPLETED)
         except BaseException:

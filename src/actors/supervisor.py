@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from .._errors import DeploymentFailed
 from ..telemetry import logs
+from .started_tasks import start_task
 from .supervision import (
     ActorState,
     Decision,
@@ -245,7 +246,7 @@ class Supervisor:
     def _spawn(
         self, work: Coroutine[Any, Any, None], origin: int, restarting: "_Restarting | None" = None
     ) -> "asyncio.Task[None]":
-        task = asyncio.get_running_loop().create_task(work, name="penstock-restart", context=self._context.copy())
+        task = start_task(asyncio.get_running_loop(), work, name="penstock-restart", context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._ended(task, origin, restarting))
         return task

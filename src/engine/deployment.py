@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError, PenstockError
 from ..actors.condition import Condition
 from ..actors.frame import Frame
+from ..actors.started_tasks import start_task
 from ..actors.supervision import SupervisorFlags
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs, metrics
@@ -99,8 +100,11 @@ class Deployment:
         if options.collect_metrics:
             metrics.opened(self)
         # A task of its own: whoever aborts meanwhile cancels the start, and not the caller.
-        self._starting = self.scope.loop.create_task(
-            self.graphs.prepare(self.scope, warms_up=self._warms_up), name="penstock-service-start", context=context
+        self._starting = start_task(
+            self.scope.loop,
+            self.graphs.prepare(self.scope, warms_up=self._warms_up),
+            name="penstock-service-start",
+            context=context,
         )
         try:
             await asyncio.wait([self._starting])
@@ -177,7 +181,7 @@ class Deployment:
         self.state = "stopped"
         self._changed.notify_all()
         if self._stopping is None:
-            self._stopping = asyncio.get_running_loop().create_task(self._stop(), name="penstock-service-stop")
+            self._stopping = start_task(asyncio.get_running_loop(), self._stop(), name="penstock-service-stop")
         return self._stopping
 
     async def _stop(self) -> None:

@@ -13,6 +13,7 @@ from ..actors.crew import Crew
 from ..actors.current import calling_actor, enclosing_frame
 from ..actors.frame import Frame, plain_error
 from ..actors.node_actor import NodeActor
+from ..actors.started_tasks import start_task
 from ..actors.traced import Outcome, outcome_of
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs, metrics, spans
@@ -109,7 +110,7 @@ class Pipeline:
         scope.engine.stream_opened(self)
         if options.collect_metrics:
             metrics.opened(self)
-        self._source = self.loop.create_task(self._feed(calls), context=self._context.copy(), name="penstock-source")
+        self._source = start_task(self.loop, self._feed(calls), context=self._context.copy(), name="penstock-source")
 
     async def next_frame(self) -> Frame | None:
         """Take out the next item that has ended, in its turn; None at the end of the stream.
@@ -184,7 +185,7 @@ class Pipeline:
             if self._outcome is None:
                 self._outcome = outcome_of("done" if is_complete else "failed" if error else "cancelled", error), error
         if self._closing is None:
-            self._closing = self.loop.create_task(self._close(), name="penstock-stream-close")
+            self._closing = start_task(self.loop, self._close(), name="penstock-stream-close")
         self.window.wake_reader()
 
     def raised(self, error: BaseException | None) -> None:

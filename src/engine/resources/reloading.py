@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..._errors import EngineClosedError, EngineLoopError, PlanError
 from ...actors.frame import Frame
 from ...actors.keeper import Keeper
+from ...actors.started_tasks import start_task
 from ...actors.uninterrupted import uninterrupted
 from ...telemetry import logs
 from ..call_site import is_known, value_of
@@ -153,7 +154,7 @@ def _swap(runtime: "Runtime", entries: list[Entry]) -> None:
     programs = {program for entry in entries for program in entry.programs}
     frames = [frame for frame in runtime.frames_in_flight() if frame.layout in programs]
     work = _retire(runtime, entries[0].opening.name, replaced, frames)
-    task = asyncio.get_running_loop().create_task(work, name="penstock-resource-retires", context=Context())
+    task = start_task(asyncio.get_running_loop(), work, name="penstock-resource-retires", context=Context())
     for entry in entries:
         entry.retiring.add(task)
         task.add_done_callback(entry.retiring.discard)

@@ -12,6 +12,7 @@ from ...actors.current import calling_actor, enclosing_frame, is_detached
 from ...actors.frame import AnyDeployment, Frame
 from ...actors.node_actor import NodeActor
 from ...actors.parts import Reader
+from ...actors.started_tasks import start_task
 from ...actors.uninterrupted import uninterrupted
 from ...telemetry import spans
 from ..graph import Call
@@ -68,7 +69,7 @@ class StreamingCall:
         self._settled = asyncio.Event()
         # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
         where.runtime.stream_opened(self)
-        self._task = self.loop.create_task(self._run(), context=self._context.copy(), name="penstock-stream")
+        self._task = start_task(self.loop, self._run(), context=self._context.copy(), name="penstock-stream")
 
     @property
     def reader_wait_seconds(self) -> float:
