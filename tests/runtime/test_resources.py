@@ -136,6 +136,35 @@ async def test_it_is_opened_once_for_a_hundred_concurrent_first_users() -> None:
     assert world.log[4:] == ["close pool4", "close web"]
 
 
+@pytest.mark.parametrize("is_reloaded", [False, True])
+async def test_it_does_not_keep_the_deployment_that_opened_it(is_reloaded: bool) -> None:
+    """Nothing is public that a deployment and its end leave behind, so a context variable of its caller stands for it."""
+
+    class Request:
+        """What only the context in which the deployment began refers to."""
+
+    request: ContextVar[Request] = ContextVar("request")
+
+    async def serve() -> weakref.ref[Request]:
+        mine = Request()
+        request.set(mine)
+        async with e.deploy(search) as service:
+            if is_reloaded:
+                await service.reload(http)
+            assert await service("a") == "web/a"
+        return weakref.ref(mine)
+
+    async with engine.Engine() as e:
+        task = asyncio.create_task(serve())
+        mine = await task
+        del task
+        await asyncio.sleep(0)  # what wakes this task refers to the one that it has waited for
+        gc.collect()
+        assert mine() is None
+        assert await e.run(search("again")) == "web/again"
+        assert opened() == 1 + is_reloaded
+
+
 async def test_the_default_engine_closes_it_when_the_last_scope_that_uses_it_ends() -> None:
     async with engine.deploy(search) as service:
         assert await service("a") == "web/a"

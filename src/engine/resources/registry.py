@@ -255,7 +255,8 @@ class Resources:
 
     def _watch(self, entry: Entry) -> None:
         keeper = entry.keeper
-        keeper.task.add_done_callback(lambda _: self._keeper_ended(entry, keeper))
+        # An empty context, as for its task: that of the caller would be kept for as long as the resource is open.
+        keeper.task.add_done_callback(lambda _: self._keeper_ended(entry, keeper), context=Context())
 
     def _keeper_ended(self, entry: Entry, keeper: Keeper[Any]) -> None:
         """An opening failed, or what was open has ended by itself: whoever needs it next opens it again."""
