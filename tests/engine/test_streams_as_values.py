@@ -551,7 +551,14 @@ async def _around_its_own_body(limit: int) -> Any:
     return ps.map_each(body, limited(count(limit)))
 
 
-@pytest.mark.parametrize("source", [_through_itself, _joined_with_itself, _around_its_own_body])
+async def _open_while_its_reader_waits_for_another(limit: int) -> Any:
+    return zipped(limited(count(limit)), count(await first(limited(count(limit)))))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [_through_itself, _joined_with_itself, _around_its_own_body, _open_while_its_reader_waits_for_another],
+)
 def test_streams_that_would_wait_for_each_other(source: Callable[..., Any]) -> None:
     with pytest.raises(ps.PlanError, match=r"two streams of node 'limited' are open together here.*max_in_flight"):
         engine.plan(ps.graph(source))
@@ -637,6 +644,30 @@ async def test_limited_readers_that_need_no_second_place(scheduler: Any) -> None
 
     # Twice 0, 0, 1, 3, 6, and of that again: 0, 0, 2, 30, 132.
     assert await engine.run(graph(5), scheduler=scheduler) == (164, 10, 10)
+
+
+@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+async def test_a_stream_that_is_open_before_another_of_its_node_was_read(scheduler: Any) -> None:
+    @ps.node(concurrency=1)
+    async def once(limit: int) -> AsyncIterator[int]:
+        for number in range(limit):
+            yield number
+
+    @ps.node
+    def together(first: list[int], second: list[int]) -> int:
+        return len(first) + len(second)
+
+    @ps.graph
+    async def graph(limit: int) -> int:
+        opened = once(limit)
+        read_before = await collect(once(limit))
+        return together(await collect(opened), read_before)
+
+    if scheduler in ("wave", "sequential"):  # where each step, or wave of steps, waits for the one before
+        with pytest.raises(ps.PlanError, match="two streams of node 'once' are open together here"):
+            await engine.run(graph(100), scheduler=scheduler)
+    else:
+        assert await engine.run(graph(100), scheduler=scheduler) == 200
 
 
 async def test_a_stream_actor_without_a_limit_is_read_through_itself() -> None:

@@ -138,7 +138,7 @@ async def test_it_is_opened_once_for_a_hundred_concurrent_first_users() -> None:
 
 @pytest.mark.parametrize("is_reloaded", [False, True])
 async def test_it_does_not_keep_the_deployment_that_opened_it(is_reloaded: bool) -> None:
-    """Nothing is public that a deployment and its end leave behind, so a context variable of its caller stands for it."""
+    """What a deployment leaves behind is not public: a context variable of its caller stands for it."""
 
     class Request:
         """What only the context in which the deployment began refers to."""
