@@ -1,12 +1,14 @@
 """A small world that keeps books: what was called, how often, how many at a time, and for whom.
 
 Graphs with everything that can get in the way (limits, tiny inboxes, retries, failures, a fan-out and a join, one over
-a list, one over a stream, a stateful node) are run in every way that the engine has, with delays, failures, cancels,
-deadlines, slow readers and injected faults drawn from a seed. The promises are then read off the books.
+a list, one over a stream, one over streams in a stream, a stateful node, readers with few places) are run in every way
+that the engine has, with delays, failures, cancels, deadlines, slow readers and injected faults drawn from a seed, and
+with eager tasks where Python has them. The promises are then read off the books.
 """
 
 import asyncio
 import random
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import contextmanager
@@ -71,6 +73,8 @@ class World:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, testing.SeededLoop)
         rng = random.Random(loop.seed)
+        if sys.version_info >= (3, 12) and loop.seed % 4 == 3:
+            loop.set_task_factory(asyncio.eager_task_factory)
         return cls(rng, SHAPES[shape or rng.choice(list(SHAPES))], is_faulty=rng.random() < 0.4)
 
     def items(self, count: int, first: int = 0) -> "list[Item]":
@@ -91,7 +95,7 @@ class World:
             yield
             return
         rng = self.rng
-        nodes = ("take", "left", "right", "join", "each", "parts_of", "Tally")
+        nodes = ("take", "left", "right", "join", "each", "parts_of", "Tally", "gather", "Ledger")
         fault: faults.Fault = rng.choice([faults.Raise(Injected("injected")), faults.Cancel(), faults.Delay(0.3)])
         point: faults.Point = rng.choice(["node.call", "node.call", "channel.put", "actor.start"])
         if point == "actor.start":
@@ -155,15 +159,19 @@ class Item:
         return bool(self.fails) and self.fails != {"left": 1}
 
 
-async def handle(node: str, item: Item, handler: str | None = None) -> None:
-    """What every async node does."""
+async def handle(
+    node: str, item: Item, handler: str | None = None, parts: AsyncIterator[int] | None = None
+) -> list[int]:
+    """What every async node does; returns what it has read, if it reads a stream."""
     handler = handler or node
     item.world.begin(node, item, handler)
     try:
+        read = [] if parts is None else [part async for part in parts]
         for _ in range(item.waits[handler]):
             await asyncio.sleep(0 if item.index % 2 else 0.5)
         if ps.current().attempt <= item.fails.get(handler, 0):
             raise Boom(handler, item.index)
+        return read
     finally:
         item.world.leave(node, item)
 
@@ -225,6 +233,33 @@ async def collect(parts: AsyncIterator[int]) -> list[int]:
 
 
 @ps.node
+async def once(part: tuple[Item, int]) -> AsyncIterator[tuple[Item, int]]:
+    yield part
+
+
+@ps.node(concurrency=2)
+async def gather(part: tuple[Item, int], values: AsyncIterator[int]) -> int:
+    return sum(await handle("gather", part[0], f"gather {part[1]}", values))
+
+
+@ps.node
+async def numbers(parts: AsyncIterator[tuple[Item, int]]) -> AsyncIterator[int]:
+    async for _, part in parts:
+        yield part
+
+
+@ps.node
+class Ledger:
+    """A stateful node that reads a stream: one at a time, on the instance of its scope."""
+
+    async def __call__(self, item: Item, parts: AsyncIterator[int]) -> int:
+        return item.index * sum(await handle("ledger", item, parts=parts))
+
+
+ledger = Ledger()
+
+
+@ps.node
 class Tally:
     """A stateful node: one item at a time, on the instance of its scope."""
 
@@ -269,6 +304,16 @@ async def streamed(item: Item) -> tuple[Any, ...]:
     return await join(taken, await collect(ps.map_each(each, parts_of(taken), concurrency=2)), plain(taken))
 
 
+@ps.graph
+async def nested(item: Item) -> tuple[Any, ...]:
+    async def inner(part: tuple[Item, int]) -> int:
+        return await gather(part, ps.map_each(each, once(part)))
+
+    taken = await take(item)
+    gathered = await collect(ps.map_each(inner, parts_of(taken), concurrency=3))
+    return await join(taken, gathered, await ledger(taken, numbers(parts_of(taken))))
+
+
 SHAPES = {
     "fan-out": Shape(
         fan_out,
@@ -288,12 +333,18 @@ SHAPES = {
         ("take", "each 1", "plain", "join"),
         lambda i: (i, [0, i, 2 * i], 1000 * i),
     ),
+    "nested": Shape(
+        nested,
+        ("take", "each 0", "each 1", "each 2", "gather 0", "gather 1", "gather 2", "ledger", "join"),
+        ("take", "each 1", "gather 1", "ledger", "join"),
+        lambda i: (i, [0, i, 2 * i], 3 * i),
+    ),
     "stateful": Shape(
         stateful, ("take", "tally", "left", "join"), ("take", "tally", "left", "join"), lambda i: (i, 7 * i, 10 * i)
     ),
 }
 
-LIMITS = {"take": 3, "right": 1, "join": 2, "each": 2, "tally": 1}
+LIMITS = {"take": 3, "right": 1, "join": 2, "each": 2, "tally": 1, "gather": 2, "ledger": 1}
 
 
 def check_outcomes(world: World, items: list[Item]) -> None:
