@@ -72,7 +72,7 @@ def stream(calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptio
         progress: whether a bar on standard error shows rate, errors, the node that limits and, of calls that know
             how many they are, such as those in a list, the time that is left. Silent where that is no terminal.
         **options: `scheduler`, `timeout_seconds`, `enable_caching`, `device_strategy`; of many calls also
-            `max_in_flight`, `max_workers`, `ordered`, `on_error`.
+            `max_in_flight`, `max_workers`, `ordered`, `on_error`, `trace_items`.
 
     Returns:
         A `Stream`, an async iterator and async context manager.

@@ -87,11 +87,12 @@ class _Run:
         loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] = loop.create_future()
         context = copy_context()
-        self._span, traced = spans.start_run(call.graph.name, context) if options.trace_execution else (None, False)
-        self._traced = traced
+        self._span, self._traced = spans.start_run(
+            call.graph.name, context, is_wanted=options.trace_execution, headers=call._trace_headers
+        )
         seconds = options.timeout_seconds
         self.deadline = None if seconds is None else loop.time() + seconds
-        self._crew = Crew(loop, context, self._ended, traced=traced, deadline=self.deadline)
+        self._crew = Crew(loop, context, self._ended, traced=self._traced, deadline=self.deadline)
 
     async def started(self, starting: Coroutine[Any, Any, T]) -> T:
         """Wait for the start of what the graph needs; the deadline covers it as well."""

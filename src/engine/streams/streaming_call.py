@@ -234,9 +234,8 @@ class StreamingCall:
     def _launch(self, scope: Scope, wired: Wired, item: int) -> None:
         self._scope = scope
         context = self._context.copy()
-        traced = False
-        if self._options.trace_execution:
-            self._span, traced = spans.start_run(self._call.graph.name, context)
+        is_wanted, headers = self._options.trace_execution, self._call._trace_headers
+        self._span, traced = spans.start_run(self._call.graph.name, context, is_wanted=is_wanted, headers=headers)
         crew = scope.crew(context, traced=traced, deadline=self._deadline)
         crew.caller = self._caller
         frame = Frame(wired.program, self._call.arguments, crew, self, item, self._parent)
