@@ -44,7 +44,8 @@ class ExecutionOptions:
             "actors" for many.
         timeout_seconds: deadline of a call, or of a whole stream, in seconds from its start.
         priority: of a call to a deployment: higher first, first come first served within one.
-        max_workers: how far an `async def` node without `concurrency=` grows in a pipeline, and the number of threads.
+        max_workers: how many threads a run, a stream or a deployment may have busy at a time, over all of its nodes,
+            of those that its Engine has; and how far an `async def` node without `concurrency=` grows in a pipeline.
         max_in_flight: items of a stream or deployment that are in flight at a time.
         max_queue: calls that may wait for a place in a deployment; more are refused with `Overloaded`. None: callers
             wait.
@@ -115,10 +116,11 @@ DEFAULTS = ExecutionOptions()
 NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
 
 _ONE_CALL = frozenset({"timeout_seconds", "priority", "trace_execution"})
-_ONE_RUN = frozenset(
-    {"scheduler", "timeout_seconds", "enable_caching", "device_strategy", "trace_execution", "collect_metrics"}
-)
-# What applies to each verb. `run` has one item, so nothing that bounds or orders several applies to it.
+_ONE_RUN = frozenset({
+    "scheduler", "timeout_seconds", "max_workers", "enable_caching", "device_strategy", "trace_execution",
+    "collect_metrics",
+})  # fmt: skip
+# What applies to each verb. `run` has one item, so nothing that bounds or orders several items applies to it.
 APPLICABLE: Mapping[str, frozenset[str]] = {
     "run": _ONE_RUN,
     "stream": NAMES - {"max_queue", "priority"},
@@ -184,6 +186,11 @@ def resolve(verb: str, given: Mapping[str, Any], engine: Mapping[str, Any]) -> E
     if not (given or engine or scoped or _process_wide):
         return DEFAULTS
     return ExecutionOptions(**{**_process_wide, **engine, **scoped, **given})
+
+
+def of_engine(engine: Mapping[str, Any]) -> ExecutionOptions:
+    """Return what an Engine with these keyword arguments begins with."""
+    return ExecutionOptions(**{**_process_wide, **engine})
 
 
 def checked(options: Mapping[str, Any], verb: str) -> None:
