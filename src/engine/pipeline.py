@@ -272,7 +272,8 @@ class Pipeline:
         if self.on_item_settled is not None:
             self.on_item_settled(frame)
         if frame.span is not None:
-            spans.end_run(frame.span.parent, outcome_of(frame.state, frame.error), frame.error)
+            error = self._error if frame.expired and frame.error is None else frame.error
+            spans.end_run(frame.span.parent, outcome_of(frame.state, error), error)
         if self._admission is not None:
             self._admission.release()
 
@@ -293,8 +294,9 @@ class Pipeline:
         await asyncio.wait([self._source])
         if self._source_error is not None and not had_failed:
             logs.warning("stream.source_not_closed", error=repr(self._source_error))
+        expired = isinstance(self._error, DeadlineExceeded)
         for frame in list(self.window.frames.values()):
-            frame.cancel()
+            frame.cancel(expired=expired)
         await self._crew_closed.wait_for(lambda: not self._crews)  # items with workers of their own unwind
         if not self._finishing:
             self.window.clear()

@@ -217,6 +217,36 @@ async def test_a_stream_says_how_it_ended_and_which_items_it_skipped(tracing: Tr
     assert outcomes(tracing.named("penstock.stream")) == ["expired"]
 
 
+def test_an_item_that_unwinds_after_its_reader_knows_says_how_it_ended(tracing: Tracing) -> None:
+    @ps.node
+    async def slow_to_leave(x: int) -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)
+        return x
+
+    @ps.graph
+    async def leaving(x: int) -> int:
+        return await slow_to_leave(x)
+
+    @ps.graph
+    async def failing_meanwhile(x: int) -> list[int]:
+        return [await slow_to_leave(x), await fail(await fetch(x))]
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await anext(engine.stream([leaving(1)], timeout_seconds=5))
+        with pytest.raises(LookupError):
+            await anext(engine.stream([failing_meanwhile(1)]))
+
+    testing.run_virtual(main)
+    expired, run = tracing.one("penstock.run leaving"), tracing.one("penstock.run failing_meanwhile")
+    assert outcomes([*tracing.named("slow_to_leave"), expired, run]) == ["expired", "cancelled", "expired", "failed"]
+    assert expired.status.description == "the stream did not end within 5 s"
+    assert run.status.description == "1"
+
+
 async def test_nodes_of_control_flow_are_inside_of_their_step(tracing: Tracing) -> None:
     @ps.graph
     async def body(x: int) -> int:

@@ -89,6 +89,11 @@ class StreamingCall:
         return self._frame is not None and self._frame.state == "failed"
 
     @property
+    def has_expired(self) -> bool:
+        """Whether its time was over before it had ended."""
+        return self._frame is not None and self._frame.expired
+
+    @property
     def actors_uptime(self) -> Uptime | None:
         """How long the actors have been counting; None before there are any."""
         return None if self._scope is None else self._scope.uptime
