@@ -19,6 +19,7 @@ from .errand import Carrier, Errand
 from .frame import Frame
 from .node_actor import NodeActor
 from .started_tasks import start_task
+from .threads import ThreadShare
 from .worker import Worker
 
 _NOBODY: list[NodeActor] = []
@@ -68,6 +69,7 @@ class Crew:
         on_empty: called with the crew when it is closed and its last worker has ended.
         traced: the frames are sampled, so every node execution takes the general path, which opens spans.
         deadline: that of the frames, in the loop's time: a timer ends them, but it has to get its turn.
+        threads: those that they may have busy, together with others; None for as many as the Engine has.
 
     Attributes:
         ready: frames to run next, each with an actor whose place it already holds.
@@ -94,6 +96,7 @@ class Crew:
         "on_empty",
         "ready",
         "runnable",
+        "threads",
         "traced",
         "workers",
     )
@@ -106,12 +109,14 @@ class Crew:
         *,
         traced: bool = False,
         deadline: float | None = None,
+        threads: ThreadShare | None = None,
     ) -> None:
         self.loop = loop
         self.context = context
         self.on_empty = on_empty
         self.traced = traced
         self.deadline = deadline
+        self.threads = threads
         self.ready: deque[tuple[NodeActor, Frame]] = deque()
         self.workers: set[Member] = set()
         self.feed: Feed | None = None

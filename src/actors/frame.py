@@ -85,7 +85,7 @@ class Frame:
         queued_at: an actor in whose inbox, or in the line before it, it is; `queued` and `dequeued` keep it.
         further_queues: the others, if it waits at more than one.
         sinks_left: steps without readers that have not finished; 0 means that all steps have.
-        expired: whether its deadline has ended it; the error itself goes with whoever reads the outcome.
+        expired: whether its deadline has ended it, or that of its stream.
         unwinding: handlers that still run for it, after it has ended.
         on_result_stream: called with the stream that the graph returns, if that is what it does.
         timer: ends it at its deadline.
@@ -108,6 +108,7 @@ class Frame:
     span: FrameSpan | None = None
     deadline: float | None = None
     expired = False
+    _was_told = False
     unwinding: int
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None
     bodies: "tuple[Body, ...]" = ()
@@ -161,6 +162,11 @@ class Frame:
     def cancelled(self) -> bool:
         """Whether nobody waits for the result any more."""
         return self.state != "running"
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether it has ended with `DeadlineExceeded`, for want of time or because a call in a node had none left."""
+        return self.expired or isinstance(self.error, DeadlineExceeded)
 
     @property
     def identity(self) -> int:
@@ -291,9 +297,14 @@ class Frame:
         self.error = error if actor is None else self.annotated(error, actor, attempt)
         self._end("failed")
 
-    def cancel(self) -> None:
-        """Claim the outcome "cancelled": leave every queue at once, and cancel what runs."""
+    def cancel(self, *, expired: bool = False) -> None:
+        """Claim the outcome "cancelled": leave every queue at once, and cancel what runs.
+
+        Args:
+            expired: whether that is because its stream has no time left.
+        """
         if self.state == "running":
+            self.expired = expired
             self._end("cancelled")
 
     def outcome(self) -> Any:
@@ -305,7 +316,10 @@ class Frame:
                 raise self.error
             finally:
                 # The traceback of the error refers to this very call; without this the frame would keep itself alive.
-                self.error = None
+                # Handlers that unwind keep it anyway, and how it has ended is counted after them.
+                self._was_told = True
+                if not self.unwinding:
+                    self.error = None
         raise asyncio.CancelledError(f"item {self.item} of graph {self.layout.name!r} was cancelled")
 
     def leave(self) -> None:
@@ -313,6 +327,8 @@ class Frame:
         self.unwinding -= 1
         if not self.unwinding:
             self.listener.frame_settled(self)
+            if self._was_told:
+                self.error = None
 
     def _end(self, state: State) -> None:
         self.state = state

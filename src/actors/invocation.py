@@ -280,10 +280,12 @@ def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
     ) -> Any:
         context = copy_context()
         context.run(worker.position.remember)  # of this item, also when the worker has gone on
-        call = ThreadCall()
-        job = pool_of().submit(context, call.on_returned, call.run, actor.fn, args, kwargs)
-        worker.outside_call = call
-        value = await job
+        call = worker.outside_call = ThreadCall()
+        share = worker.crew.threads
+        if share is None:
+            value = await pool_of().submit(context, call.on_returned, call.run, actor.fn, args, kwargs)
+        else:
+            value = await share.run(pool_of(), context, call.on_returned, call.run, actor.fn, args, kwargs)
         actor.refuse_coroutine(value, actor.name)
         return value
 

@@ -243,6 +243,53 @@ class ThreadPool:
             self._all_ended.set()
 
 
+class ThreadShare:
+    """The threads of an Engine that one run, stream or deployment may have busy at a time, over all of its call sites.
+
+    Args:
+        limit: how many, at least 1.
+
+    Attributes:
+        limit: the same.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._free = asyncio.Semaphore(limit)
+
+    async def run(
+        self,
+        pool: ThreadPool,
+        context: contextvars.Context,
+        on_returned: OnReturned,
+        fn: Callable[P, R],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Wait for one of these threads, and run `fn(*args, **kwargs)` there; takes what `ThreadPool.submit` takes.
+
+        A thread counts until it has returned, also when nobody waits for it any more. If none can be had, `on_returned`
+        is called as well.
+        """
+        try:
+            await self._free.acquire()
+        except BaseException:
+            on_returned()
+            raise
+
+        def returned() -> None:
+            self._free.release()
+            on_returned()
+
+        try:
+            job = pool.submit(context, returned, fn, *args, **kwargs)
+        except BaseException:
+            returned()
+            raise
+        return await job
+
+
 def _travelling(error: BaseException) -> BaseException:
     """Return the form of `error` that a future accepts, its traceback beginning in the job and not in the pool."""
     if error.__traceback__ is not None:

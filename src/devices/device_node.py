@@ -85,7 +85,8 @@ def device_node(
         out_specs: for a mesh: how the result is split over it; default: as the compiler likes.
         replicas: how many devices have a copy: `device`, and those of its platform that follow. The next free one takes
             the next call.
-        prefetch: jobs that a device holds: one runs while the next is transferred.
+        prefetch: jobs that a device holds: one runs while the next is transferred. So a host array that was passed must
+            not be written into before its result is there.
         sample_input: arguments of one item, without those that come from resources, or a list of several: what
             `deploy(..., warmup=True)` compiles before the first call.
         concurrency: the most items in flight in it at a time, per Engine; default: as many as come.

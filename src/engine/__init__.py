@@ -37,7 +37,8 @@ async def run(call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -
 
     Args:
         call: the call, `search(url)`; a graph without parameters may be passed itself.
-        **options: `scheduler`, `timeout_seconds`, `enable_caching` and `device_strategy`; see `ExecutionOptions`.
+        **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy` and others; see
+            `ExecutionOptions`.
 
     Returns:
         The result of the graph.
@@ -71,8 +72,8 @@ def stream(calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptio
             asked outside of any task, where `asyncio.current_task()` is None; an async iterable has a task of its own.
         progress: whether a bar on standard error shows rate, errors, the node that limits and, of calls that know
             how many they are, such as those in a list, the time that is left. Silent where that is no terminal.
-        **options: `scheduler`, `timeout_seconds`, `enable_caching`, `device_strategy`; of many calls also
-            `max_in_flight`, `max_workers`, `ordered`, `on_error`.
+        **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy`; of many calls
+            also `max_in_flight`, `ordered`, `on_error`, `trace_items`.
 
     Returns:
         A `Stream`, an async iterator and async context manager.

@@ -10,6 +10,8 @@ from ..actors.lanes import Lanes
 # least two rounds of all places, because calls that began together end together, and a round is a burst and a pause.
 _MIN_CALLS = 10
 _ROUNDS = 2
+# A call ends together with the one before if that was no longer ago than this share of what there is between two calls.
+_TOGETHER = 0.1
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class AdmissionStatistics:
         max_queue: how many may; None if callers wait without limit.
         admitted: calls that got a place so far.
         refused: calls that were refused with `Overloaded`.
-        calls_per_second: the measured service rate; None before anything has been measured.
+        calls_per_second: the measured service rate while all places are taken: how many there are, by the time for
+            which a call held one. None before anything has been measured.
     """
 
     in_flight: int
@@ -46,11 +49,16 @@ class Admission:
         self._waiting: Lanes[asyncio.Future[None]] = Lanes()
         self._admitted = 0
         self._refused = 0
-        # The service rate: calls that ended while all places were taken, and how long that was, old ones fading out.
+        # The service rate: calls that ended, and how long they held their places, by the number of places; old ones
+        # fade out. Only calls count that were in flight when all places were taken: others say little about a full
+        # service. But they count also when they end together, and the next ones come later.
         self._fade = 1 - 1 / max(_MIN_CALLS, _ROUNDS * max_in_flight)
         self._calls = 0.0
         self._seconds = 0.0
-        self._full_since: float | None = None  # since when all places are taken, or since the last release meanwhile
+        self._together = 0  # how many of these calls have ended at about the same time, the last ones
+        self._left = 0  # how many of the calls that were in flight when all places were taken have not ended
+        self._held_seconds = 0.0  # for which places were held since the last call ended, those of all added up
+        self._looked_at = 0.0  # when that was worked out
 
     def reserve_nowait(self) -> bool:
         """Take a place if one is free and nobody waits; returns whether it was taken."""
@@ -92,11 +100,19 @@ class Admission:
 
     def release(self) -> None:
         """Give a place back; the next one that waits gets it."""
-        if self._full_since is not None:
-            now = self._loop.time()
-            self._seconds = self._seconds * self._fade + now - self._full_since
-            self._calls = self._calls * self._fade + 1
-            self._full_since = now
+        if self._left:
+            self._look()
+            seconds = self._held_seconds / self._max_in_flight
+            if seconds > _TOGETHER * (self._seconds_per_call() or 0.0):
+                # Not before: of calls that end together, the first alone has the time of all, and would be the oldest.
+                fade = self._fade**self._together
+                self._seconds *= fade
+                self._calls *= fade
+                self._together = 0
+            self._seconds += seconds
+            self._calls += 1
+            self._together += 1
+            self._held_seconds = 0.0
         self._pass_on()
 
     def statistics(self) -> AdmissionStatistics:
@@ -108,20 +124,34 @@ class Admission:
         )  # fmt: skip
 
     def _take(self) -> None:
+        if self._left:
+            self._look()
         self._in_flight += 1
         self._admitted += 1
-        if self._in_flight == self._max_in_flight and self._full_since is None:
-            self._full_since = self._loop.time()
+        if self._in_flight == self._max_in_flight:
+            if not self._left:
+                self._looked_at = self._loop.time()
+            self._left = self._max_in_flight
 
     def _pass_on(self) -> None:
-        self._in_flight -= 1
         while self._waiting:
             waiter = self._waiting.pop()
             if not waiter.done():  # not cancelled a moment ago
-                self._take()
+                self._admitted += 1  # in the place of the one before, so that all are taken as they were
+                self._left = self._max_in_flight
                 waiter.set_result(None)
                 return
-        self._full_since = None
+        if self._left:
+            self._look()  # for one that was admitted and gave up; after the end of a call no time has passed
+            self._left -= 1  # as if they ended in the order in which they began
+        if not self._left:
+            self._held_seconds = 0.0
+        self._in_flight -= 1
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        self._held_seconds += self._in_flight * (now - self._looked_at)
+        self._looked_at = now
 
     def _seconds_per_call(self) -> float | None:
         return self._seconds / self._calls if self._calls else None

@@ -21,6 +21,7 @@ from .node import Node, check_policy, is_async
 from .tracing.annotations import hints_of, signature_of
 
 if TYPE_CHECKING:
+    from ..actors.threads import ThreadShare
     from .pools import Pools
 
 _Call: TypeAlias = Callable[[list[Any]], Awaitable[Sequence[Any]]]
@@ -50,16 +51,17 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
     if policy.runs_on == "process":
         raise TypeError(f'batched node {label!r} cannot run with runs_on="process"; use runs_on="thread"')
 
-    def make_loop(node: Node[..., Any], pools: "Pools") -> OwnsLoop:
+    def make_loop(node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> OwnsLoop:
         bound = fn if node.bound_to is None else types.MethodType(fn, node.bound_to)
-        return Batcher(_call_of(bound, policy, pools, label), batch, policy.concurrency or 1, label, policy.runs_on)
+        call = _call_of(bound, policy, pools, threads, label)
+        return Batcher(call, batch, policy.concurrency or 1, label, policy.runs_on)
 
     # `concurrency` counts batches and is the batcher's; what waits for it is not limited.
     for_items = replace(policy, concurrency=None, runs_on="loop")
     return Node(_of_one_item(fn, label), for_items, name=label, make_loop=make_loop)
 
 
-def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", name: str) -> _Call:
+def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", threads: "ThreadShare | None", name: str) -> _Call:
     if is_async(fn):
         return fn
 
@@ -74,9 +76,12 @@ def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", name: str) 
 
     async def in_thread(items: list[Any]) -> Any:
         returned = asyncio.Event()
-        job = pools.threads().submit(copy_context(), returned.set, fn, items)
+        if threads is None:
+            waiting: Awaitable[Any] = pools.threads().submit(copy_context(), returned.set, fn, items)
+        else:
+            waiting = threads.run(pools.threads(), copy_context(), returned.set, fn, items)
         try:
-            return await job
+            return await waiting
         finally:  # a thread must not outlive its scope
             await uninterrupted(returned.wait())
 

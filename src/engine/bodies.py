@@ -77,8 +77,9 @@ class _BodyRuns:
         self._outside = outside
         self._empty = asyncio.Event()
         self._span = None if parent.span is None else spans.present()  # that of the step around
+        crew = parent.crew
         self._crew = Crew(
-            parent.crew.loop, copy_context(), self._ended, traced=parent.crew.traced, deadline=parent.crew.deadline
+            crew.loop, copy_context(), self._ended, traced=crew.traced, deadline=crew.deadline, threads=crew.threads
         )
         self._results: list[Any] = []
         self._frames: dict[int, Frame] = {}

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
+from .._errors import OptionsError
 from ..actors.node_actor import ActorStatistics
 from ..actors.processes import ProcessPoolStatistics
 from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.threads import ThreadPoolStatistics
 from ..actors.uninterrupted import uninterrupted
+from ..actors.whole_numbers import is_whole
 from ..telemetry.tables import Rendered
 from .graph import Call, Graph, as_call
-from .options import DEFAULTS, CallOptions, ExecutionOptions, checked, resolve
+from .options import CallOptions, ExecutionOptions, checked, of_engine, resolve
 from .planning import Plan
 from .progress import is_shown
 from .running import run_call
@@ -63,7 +65,8 @@ class Engine:
     each running loop, which needs no closing.
 
     Args:
-        **options: execution options for all calls of this Engine.
+        max_processes: the most worker processes; as many as there are cores that this process may use by default.
+        **options: execution options for all calls of this Engine. It has `max_workers` threads.
 
     Raises:
         OptionsError: an option is unknown or out of its range.
@@ -71,11 +74,13 @@ class Engine:
 
     _is_default = False
 
-    def __init__(self, **options: Unpack[CallOptions]) -> None:
+    def __init__(self, *, max_processes: int | None = None, **options: Unpack[CallOptions]) -> None:
         checked(options, "Engine")
+        if max_processes is not None and not is_whole(max_processes, 1):
+            raise OptionsError(f"max_processes={max_processes!r}: a whole number of at least 1, or None")
         self._options: dict[str, Any] = dict(options)
-        max_threads = self._options.get("max_workers", DEFAULTS.max_workers)
-        self._runtime = Runtime(max_threads, is_default=self._is_default)
+        # Those of `with execution_options(...)` count for what is called there, and not for what an Engine owns.
+        self._runtime = Runtime(of_engine(options).max_workers, max_processes, is_default=self._is_default)
 
     async def __aenter__(self) -> Self:
         self._runtime.check_loop()

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
@@ -43,6 +43,9 @@ class Call(Unawaited, Generic[R_co]):
 
     __slots__ = ("arguments", "graph")
 
+    # A default in the class, since few calls have any: those of `telemetry.continued`.
+    _trace_headers: Mapping[str, str] | None = None
+
     def __init__(self, graph: "Graph[..., R_co]", arguments: tuple[Any, ...]) -> None:
         self.graph = graph
         self.arguments = arguments
@@ -54,9 +57,21 @@ class Call(Unawaited, Generic[R_co]):
         tracer.awaited(self)
         return cast(Generator[Any, Any, R_co], _inlined(tracer, self))
 
+    def _continued(self, headers: Mapping[str, str]) -> "Call[R_co]":
+        """Return the same call, which goes on from the trace that these headers name."""
+        return _ContinuedCall(self.graph, self.arguments, headers)
+
     def __repr__(self) -> str:
         # What asyncio.run(search("x")) shows before Python 3.14: it takes coroutines only, and says what it got.
         return f"<Call of graph {self.graph.name}, which `await engine.run(call)` runs>"
+
+
+class _ContinuedCall(Call[R_co]):
+    __slots__ = ("_trace_headers",)
+
+    def __init__(self, graph: "Graph[..., R_co]", arguments: tuple[Any, ...], headers: Mapping[str, str]) -> None:
+        super().__init__(graph, arguments)
+        self._trace_headers = headers
 
 
 class Graph(Generic[P, R_co]):

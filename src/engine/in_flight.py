@@ -143,10 +143,7 @@ class InFlight:
             await stream.aclose()
 
     def _count(self, frame: Frame) -> None:
-        state = frame.state
-        if state == "failed" and isinstance(frame.error, DeadlineExceeded):
-            state = "expired"
-        self.counts[state] += 1
+        self.counts["expired" if frame.has_expired else frame.state] += 1
 
     def _item_settled(self, frame: Frame) -> None:
         self._count(frame)

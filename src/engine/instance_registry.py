@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..actors.supervisor import Supervisor
+from ..actors.threads import ThreadShare
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs
 from .instance import Instance
@@ -18,11 +19,13 @@ class InstanceRegistry:
 
     Args:
         pools: what their Engine owns.
+        threads: those that the scope may have busy; None for as many as the Engine has.
         supervisor: restarts those that crash, and stops all of them at the end.
     """
 
-    def __init__(self, pools: Pools, supervisor: Supervisor) -> None:
+    def __init__(self, pools: Pools, threads: ThreadShare | None, supervisor: Supervisor) -> None:
         self._pools = pools
+        self._threads = threads
         self._supervisor = supervisor
         self._instances: dict[object, Instance] = {}
         self._loops: dict[object, LoopInstance] = {}
@@ -76,7 +79,7 @@ class InstanceRegistry:
     def _make(self, node: Node[..., Any]) -> Instance | LoopInstance:
         if node.make_loop is None:
             return Instance(node, self._pools, self._supervisor)
-        return LoopInstance(node, node.make_loop, self._pools, self._supervisor)
+        return LoopInstance(node, node.make_loop, self._pools, self._threads, self._supervisor)
 
 
 async def _leave_all(children: list[Instance | LoopInstance]) -> None:

@@ -7,6 +7,7 @@ from .._errors import ActorRestarted
 from ..actors.loop_host import LoopHost, OwnsLoop
 from ..actors.supervision import ActorState, ExitKind, RestartMode
 from ..actors.supervisor import Supervisor
+from ..actors.threads import ThreadShare
 from . import around
 from .node import MakeLoop, Node
 from .pools import Pools
@@ -24,14 +25,21 @@ class LoopInstance:
         host: runs the loop.
     """
 
-    def __init__(self, node: Node[..., Any], make_loop: MakeLoop, pools: Pools, supervisor: Supervisor) -> None:
+    def __init__(
+        self,
+        node: Node[..., Any],
+        make_loop: MakeLoop,
+        pools: Pools,
+        threads: ThreadShare | None,
+        supervisor: Supervisor,
+    ) -> None:
         self.name = node.name
         self.restart: RestartMode = node.policy.restart
         self.restarts = 0
 
         def make() -> OwnsLoop:  # in the task that runs the loop
             around.host(pools)
-            return make_loop(node, pools)
+            return make_loop(node, pools, threads)
 
         self.host = LoopHost(
             make,

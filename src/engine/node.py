@@ -17,6 +17,7 @@ from .tracing.tracer import active
 
 if TYPE_CHECKING:
     from ..actors.loop_host import OwnsLoop
+    from ..actors.threads import ThreadShare
     from .executor import Executor
     from .graph import Graph
     from .pools import Pools
@@ -31,8 +32,8 @@ Rest = ParamSpec("Rest")
 
 _UNCHANGED: Any = object()
 
-# Makes what runs the loop of a node that owns one, for a scope of an Engine with these pools.
-MakeLoop: TypeAlias = "Callable[[Node[..., Any], Pools], OwnsLoop]"
+# Makes what runs the loop of a node that owns one, for a scope of an Engine with these pools, and its share of threads.
+MakeLoop: TypeAlias = "Callable[[Node[..., Any], Pools, ThreadShare | None], OwnsLoop]"
 
 
 class Node(Generic[P, Ret_co]):

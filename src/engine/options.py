@@ -27,6 +27,7 @@ class CallOptions(TypedDict, total=False):
     enable_caching: bool
     device_strategy: str
     trace_execution: bool
+    trace_items: bool
     collect_metrics: bool
 
 
@@ -43,7 +44,8 @@ class ExecutionOptions:
             "actors" for many.
         timeout_seconds: deadline of a call, or of a whole stream, in seconds from its start.
         priority: of a call to a deployment: higher first, first come first served within one.
-        max_workers: how far an `async def` node without `concurrency=` grows in a pipeline, and the number of threads.
+        max_workers: how many threads a run, a stream or a deployment may have busy at a time, over all of its nodes,
+            of those that its Engine has; and how far an `async def` node without `concurrency=` grows in a pipeline.
         max_in_flight: items of a stream or deployment that are in flight at a time.
         max_queue: calls that may wait for a place in a deployment; more are refused with `Overloaded`. None: callers
             wait.
@@ -55,6 +57,8 @@ class ExecutionOptions:
         device_strategy: where device nodes run that are left to it by device="auto": a name that
             `penstock.devices.select` takes, "auto", "cpu", "gpu:1". A deployment keeps the one that it began with.
         trace_execution: whether spans are opened, if the application has set up tracing and the call is sampled.
+        trace_items: whether each item of a stream of calls begins a trace of its own, sampled by itself and linked to
+            the span of the stream, or all are in the trace of the stream. For streams that run for long.
         collect_metrics: whether what a run, a stream or a deployment does counts in the metrics of the process. What
             happens on devices counts in any case: a batch belongs to many.
 
@@ -75,6 +79,7 @@ class ExecutionOptions:
     enable_caching: bool = True
     device_strategy: str = "auto"
     trace_execution: bool = True
+    trace_items: bool = False
     collect_metrics: bool = True
 
     def __post_init__(self) -> None:
@@ -90,7 +95,7 @@ class ExecutionOptions:
                 raise OptionsError(f"{name}={value!r}: a whole number of at least {least}")
         if not is_whole(self.priority):
             raise OptionsError(f"priority={self.priority!r}: a whole number, higher first")
-        for name in ("ordered", "enable_caching", "trace_execution", "collect_metrics"):
+        for name in ("ordered", "enable_caching", "trace_execution", "trace_items", "collect_metrics"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionsError(f"{name}={getattr(self, name)!r}: True or False")
         if not _is_device_name(self.device_strategy):
@@ -111,17 +116,18 @@ DEFAULTS = ExecutionOptions()
 NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
 
 _ONE_CALL = frozenset({"timeout_seconds", "priority", "trace_execution"})
-_ONE_RUN = frozenset(
-    {"scheduler", "timeout_seconds", "enable_caching", "device_strategy", "trace_execution", "collect_metrics"}
-)
-# What applies to each verb. `run` has one item, so nothing that bounds or orders several applies to it.
+_ONE_RUN = frozenset({
+    "scheduler", "timeout_seconds", "max_workers", "enable_caching", "device_strategy", "trace_execution",
+    "collect_metrics",
+})  # fmt: skip
+# What applies to each verb. `run` has one item, so nothing that bounds or orders several items applies to it.
 APPLICABLE: Mapping[str, frozenset[str]] = {
     "run": _ONE_RUN,
     "stream": NAMES - {"max_queue", "priority"},
-    "deploy": NAMES - {"ordered", "on_error", "priority"},
+    "deploy": NAMES - {"ordered", "on_error", "priority", "trace_items"},
     "stream(call)": _ONE_RUN,
     "service.run": _ONE_CALL,
-    "service.stream": _ONE_CALL | {"ordered", "on_error", "max_in_flight"},
+    "service.stream": _ONE_CALL | {"ordered", "on_error", "max_in_flight", "trace_items"},
     "service.stream(call)": _ONE_CALL,
     "Engine": NAMES,
 }
@@ -180,6 +186,11 @@ def resolve(verb: str, given: Mapping[str, Any], engine: Mapping[str, Any]) -> E
     if not (given or engine or scoped or _process_wide):
         return DEFAULTS
     return ExecutionOptions(**{**_process_wide, **engine, **scoped, **given})
+
+
+def of_engine(engine: Mapping[str, Any]) -> ExecutionOptions:
+    """Return what an Engine with these keyword arguments begins with."""
+    return ExecutionOptions(**{**_process_wide, **engine})
 
 
 def checked(options: Mapping[str, Any], verb: str) -> None:

@@ -95,12 +95,16 @@ class Pipeline:
         if options.timeout_seconds is not None:
             self._deadline = self.loop.time() + options.timeout_seconds
             self._timer = self.loop.call_at(self._deadline, self._expire, options.timeout_seconds)
-        self._span: Span | None = spans.start_stream(self._context) if options.trace_execution else None
+        self._span: Span | None = None
+        if options.trace_execution:
+            # Not current where items begin traces of their own: the source would hang its spans below it, without end.
+            self._span = spans.start_stream(None if options.trace_items else self._context)
         self._outcome: tuple[Outcome, BaseException | None] | None = None
         self.skipped = 0
-        # Unsampled items share a context and the workers that run in it. An item that is sampled, or that belongs to
-        # a deployment, has a context of its own, and so workers of its own.
-        own_crews = admission is not None or (self._span is not None and self._span.is_recording())
+        # Unsampled items share a context and the workers that run in it. An item that is sampled, begins a trace, or
+        # belongs to a deployment, has a context of its own, and so workers of its own.
+        is_sampled = self._span is not None and self._span.is_recording()
+        own_crews = admission is not None or options.trace_items or is_sampled
         self._crew: Crew | None = None if own_crews else scope.crew(self._context, deadline=self._deadline)
         if self._crew is not None:
             self._crew.caller = self._caller
@@ -239,7 +243,7 @@ class Pipeline:
         return await self._prepare_graph(graph)
 
     async def _start(self, call: Any, index: int) -> None:
-        graph = checked_call(call, index).graph
+        graph = checked_call(call, index, trace_items=self._options.trace_items).graph
         wired = self._wired.get(graph)
         if wired is None:
             wired = self._wired[graph] = await self._prepare(graph)
@@ -248,8 +252,10 @@ class Pipeline:
         crew, span, traced = self._crew, None, False
         if crew is None:
             context = self._context.copy()
-            if self._options.trace_execution:
-                span, traced = spans.start_run(graph.name, context, item=index, parent=self._span)
+            span, traced = spans.start_run(
+                graph.name, context, is_wanted=self._options.trace_execution, headers=call._trace_headers, item=index,
+                stream=self._span, begins_trace=self._options.trace_items,
+            )  # fmt: skip
             crew = self._scope.crew(context, traced=traced, deadline=self._deadline)
             crew.caller = self._caller
         frame = self.window.new_frame(wired, call.arguments, crew, self._parent)
@@ -270,7 +276,8 @@ class Pipeline:
         if self.on_item_settled is not None:
             self.on_item_settled(frame)
         if frame.span is not None:
-            spans.end_run(frame.span.parent, outcome_of(frame.state, frame.error), frame.error)
+            error = self._error if frame.expired and frame.error is None else frame.error
+            spans.end_run(frame.span.parent, outcome_of(frame.state, error), error)
         if self._admission is not None:
             self._admission.release()
 
@@ -291,8 +298,9 @@ class Pipeline:
         await asyncio.wait([self._source])
         if self._source_error is not None and not had_failed:
             logs.warning("stream.source_not_closed", error=repr(self._source_error))
+        expired = isinstance(self._error, DeadlineExceeded)
         for frame in list(self.window.frames.values()):
-            frame.cancel()
+            frame.cancel(expired=expired)
         await self._crew_closed.wait_for(lambda: not self._crews)  # items with workers of their own unwind
         if not self._finishing:
             self.window.clear()

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from .._errors import EngineClosedError
 from ..actors.places import Places
 from ..actors.processes import ProcessPool, ProcessPoolStatistics
-from ..actors.threads import ThreadPool, ThreadPoolStatistics
+from ..actors.threads import ThreadPool, ThreadPoolStatistics, ThreadShare
 from .node import Node
 
 
@@ -28,12 +28,14 @@ class Pools:
 
     Args:
         max_threads: the most threads that run handlers.
+        max_processes: the most worker processes; None for as many as there are cores that this process may use.
         ends_with_loop: the threads end when the loop is shut down, because nobody closes this Engine.
     """
 
-    def __init__(self, max_threads: int, *, ends_with_loop: bool) -> None:
+    def __init__(self, max_threads: int, max_processes: int | None, *, ends_with_loop: bool) -> None:
         self.max_threads = max_threads
-        self.max_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.max_processes = cores if max_processes is None else max_processes
         self._ends_with_loop = ends_with_loop
         self._closed = False
         self._threads: ThreadPool | None = None
@@ -49,6 +51,10 @@ class Pools:
             self._threads = ThreadPool(self.max_threads)
             self._guard(self._threads)
         return self._threads
+
+    def share_of_threads(self, limit: int) -> ThreadShare | None:
+        """Return what bounds the threads that a run, stream or deployment has busy; None if it may have all of them."""
+        return None if limit >= self.max_threads else ThreadShare(limit)
 
     def processes(self) -> ProcessPool:
         """Return the pool of worker processes."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..actors.node_actor import NodeActor
 from ..actors.places import UNLIMITED
+from ..actors.threads import ThreadShare
 from ..telemetry.profiling.readings import Bound, NodeReading, Places, WindowLook
 from .control import Control
 from .node import Node
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
 Room = tuple[int, Bound] | None
 
 
-def node_readings(wired: "Iterable[Wired]", room: Room, pools: "Pools") -> Iterator[NodeReading]:
+def node_readings(
+    wired: "Iterable[Wired]", room: Room, pools: "Pools", threads: ThreadShare | None
+) -> Iterator[NodeReading]:
     """Yield what the counters of nodes say; control flow is none, what is in its bodies is.
 
     Args:
         wired: all actors of a scope, also those of bodies.
         room: how many calls there may be in the scope at a time.
         pools: the threads and processes that they use.
+        threads: those that the scope may have busy; None for as many as there are.
     """
     wired = list(wired)
     rooms = _rooms([one.program.plan for one in wired], room)
@@ -38,7 +42,7 @@ def node_readings(wired: "Iterable[Wired]", room: Room, pools: "Pools") -> Itera
             if isinstance(node, Node):
                 nodes[actor] = unit, node
         for actor, (unit, node) in nodes.items():
-            yield _reading(actor, unit, node, room_of_plan, pools, _readers(actor, nodes))
+            yield _reading(actor, unit, node, room_of_plan, pools, threads, _readers(actor, nodes))
 
 
 def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...]:
@@ -82,7 +86,13 @@ def _rooms(plans: list[Plan], room: Room) -> dict[Plan, Room]:
 
 
 def _reading(
-    actor: NodeActor, unit: "Unit", node: Node[..., object], room: Room, pools: "Pools", readers: tuple[str, ...]
+    actor: NodeActor,
+    unit: "Unit",
+    node: Node[..., object],
+    room: Room,
+    pools: "Pools",
+    threads: ThreadShare | None,
+    readers: tuple[str, ...],
 ) -> NodeReading:
     runs_on = _runs_on(node)
     is_stream = node.gives_stream or bool(unit.streams)
@@ -104,7 +114,7 @@ def _reading(
         inbox_depth=inbox.depth,
         inbox_capacity=inbox.capacity,
         in_flight=actor.places.in_flight,
-        places=() if is_stream else tuple(_places(actor, node, runs_on, room, pools)),
+        places=() if is_stream else tuple(_places(actor, node, runs_on, room, pools, threads)),
         consumers=readers,
         timed=timed,
     )
@@ -124,7 +134,9 @@ def _runs_on(node: Node[..., object]) -> str:
     return "thread" if node.origin.replacement is not None and node.policy.runs_on != "loop" else node.policy.runs_on
 
 
-def _places(actor: NodeActor, node: Node[..., object], runs_on: str, room: Room, pools: "Pools") -> Iterator[Places]:
+def _places(
+    actor: NodeActor, node: Node[..., object], runs_on: str, room: Room, pools: "Pools", threads: ThreadShare | None
+) -> Iterator[Places]:
     """Yield those of the node first, then those of the pool that it uses."""
     own = actor.places
     if room is not None and room[0] < own.limit:
@@ -134,6 +146,8 @@ def _places(actor: NodeActor, node: Node[..., object], runs_on: str, room: Room,
         is_limited = node.policy.concurrency is not None
         yield Places(own, own.limit, _bound(node, runs_on), is_shared=is_limited and not is_stateful)
     if runs_on == "thread":
+        if threads is not None:
+            yield Places(threads, threads.limit, "threads", is_shared=True)
         yield Places((pools, "threads"), pools.max_threads, "threads", is_shared=True)
     elif runs_on == "process":
         yield Places((pools, "processes"), pools.max_processes, "processes", is_shared=True)

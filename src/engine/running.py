@@ -29,7 +29,7 @@ async def run_call(runtime: "Runtime", call: Call[Any], options: ExecutionOption
     """Run one call from start to end; nothing of it is left when this returns or raises."""
     plan = one_value(call.graph, options, "engine.run")
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
-    wired = runtime.shared_wiring(plan, scheduler, options.device_strategy, is_counted=options.collect_metrics)
+    wired = runtime.shared_wiring(plan, scheduler, options)
     if wired is not None and wired.program.resources:
         return await _run_with_resources(runtime, call, options, wired)
     if wired is not None:
@@ -48,7 +48,7 @@ async def _run_in_own_scope(
     runtime: "Runtime", call: Call[Any], options: ExecutionOptions, plan: Plan, scheduler: ChosenScheduler
 ) -> Any:
     run = _Run(runtime, call, options)
-    scope = Scope(runtime, options, scheduler, is_one_call=True)
+    scope = Scope(runtime, options, scheduler, is_one_call=True, threads=run.threads)
     try:
         wired = await run.started(scope.prepare(plan))
         scope.on_failed = run.fail
@@ -76,6 +76,7 @@ class _Run:
 
     __slots__ = (
         "_call", "_crew", "_frame", "_meter", "_options", "_runtime", "_span", "_traced", "_waiter", "deadline",
+        "threads",
     )  # fmt: skip
 
     def __init__(self, runtime: "Runtime", call: Call[Any], options: ExecutionOptions) -> None:
@@ -87,11 +88,13 @@ class _Run:
         loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] = loop.create_future()
         context = copy_context()
-        self._span, traced = spans.start_run(call.graph.name, context) if options.trace_execution else (None, False)
-        self._traced = traced
+        self._span, self._traced = spans.start_run(
+            call.graph.name, context, is_wanted=options.trace_execution, headers=call._trace_headers
+        )
         seconds = options.timeout_seconds
         self.deadline = None if seconds is None else loop.time() + seconds
-        self._crew = Crew(loop, context, self._ended, traced=traced, deadline=self.deadline)
+        self.threads = runtime.pools.share_of_threads(options.max_workers)
+        self._crew = Crew(loop, context, self._ended, traced=self._traced, deadline=self.deadline, threads=self.threads)
 
     async def started(self, starting: Coroutine[Any, Any, T]) -> T:
         """Wait for the start of what the graph needs; the deadline covers it as well."""

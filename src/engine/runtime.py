@@ -25,6 +25,7 @@ from .wiring import Wired, Wiring
 
 if TYPE_CHECKING:
     from .deployment import Deployment
+    from .options import ExecutionOptions
     from .pipeline import Pipeline
     from .resources.resource import Resource
     from .streams.streaming_call import StreamingCall
@@ -35,6 +36,7 @@ class Runtime:
 
     Args:
         max_threads: the most threads that run handlers.
+        max_processes: the most worker processes; None for as many as there are cores.
         is_default: nobody closes it: its processes end with the last scope, its threads with the loop.
 
     Attributes:
@@ -53,8 +55,8 @@ class Runtime:
         loop_thread: the thread of its event loop, by the number of the operating system; None before its first use.
     """
 
-    def __init__(self, max_threads: int, *, is_default: bool) -> None:
-        self.pools = Pools(max_threads, ends_with_loop=is_default)
+    def __init__(self, max_threads: int, max_processes: int | None, *, is_default: bool) -> None:
+        self.pools = Pools(max_threads, max_processes, ends_with_loop=is_default)
         self.resources = Resources(closes_unused=is_default, on_lost=self._resource_lost)
         self.reloads: WeakKeyDictionary[Resource[..., Any], asyncio.Lock] = WeakKeyDictionary()
         self.frames: set[Frame] = set()
@@ -94,16 +96,13 @@ class Runtime:
         """Return the error of a call that the end of the Engine ends."""
         return EngineClosedError("the Engine was closed while this call was in flight")
 
-    def shared_wiring(
-        self, plan: Plan, scheduler: ChosenScheduler, device_strategy: str, *, is_counted: bool
-    ) -> Wired | None:
+    def shared_wiring(self, plan: Plan, scheduler: ChosenScheduler, options: "ExecutionOptions") -> Wired | None:
         """Return actors that all runs of a plan share; None if it has stateful nodes, which each run has its own of.
 
         Args:
             plan: the plan.
             scheduler: the scheduler.
-            device_strategy: where device nodes run that leave it open.
-            is_counted: whether what the run does counts in metrics.
+            options: those of the run.
         """
         # Kept with the plan and not here, so that graphs made by a factory for one call leave nothing behind.
         shared = plan._wirings.get(self)
@@ -112,7 +111,7 @@ class Runtime:
                 return None
             shared = plan._wirings[self] = SharedWirings()
             self._plans.add(plan)
-        wiring = shared.get(self.pools, scheduler, device_strategy, is_counted=is_counted)
+        wiring = shared.get(self.pools, scheduler, options)
         return wiring.wire(self.resources.program(plan, scheduler))
 
     def counters(self) -> Iterable[Reading]:

@@ -9,6 +9,7 @@ from .._errors import DeploymentFailed
 from ..actors.crew import Crew
 from ..actors.supervision import SupervisorFlags
 from ..actors.supervisor import Escalation, Supervisor
+from ..actors.threads import ThreadShare
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry import metrics
 from ..telemetry.profiling import registry
@@ -32,6 +33,7 @@ class Scope:
         scheduler: the scheduler, chosen.
         flags: how stateful nodes are restarted.
         is_one_call: whether it is for one call alone.
+        threads: those that it may have busy, of a run; its own share of them by default.
 
     Attributes:
         options: the same.
@@ -48,17 +50,22 @@ class Scope:
         flags: SupervisorFlags = SupervisorFlags(),  # noqa: B008 - it is immutable
         *,
         is_one_call: bool = False,
+        threads: ThreadShare | None = None,
     ) -> None:
         self.engine = engine
         self.options = options
         self.loop = asyncio.get_running_loop()
         self.scheduler: ChosenScheduler = scheduler
         self.on_failed: Escalation | None = None
-        self.instances = InstanceRegistry(engine.pools, Supervisor(flags, self._failed))
+        self._threads = threads or engine.pools.share_of_threads(options.max_workers)
+        self.instances = InstanceRegistry(engine.pools, self._threads, Supervisor(flags, self._failed))
         # Only a pipeline bounds its actors: elsewhere each frame has workers of its own, and admission bounds frames.
         max_workers = options.max_workers if scheduler == "actors" else None
         room: Room = (1, "call") if is_one_call else (options.max_in_flight, "max_in_flight")
-        self.wiring = Wiring(engine.pools, self.instances, max_workers, room, device_strategy=options.device_strategy)
+        self.wiring = Wiring(
+            engine.pools, self.instances, max_workers, room, device_strategy=options.device_strategy,
+            threads=self._threads,
+        )  # fmt: skip
         self._crews: set[Crew] = set()
         self.uptime = Uptime()
         self.is_open = True
@@ -77,7 +84,8 @@ class Scope:
 
     def crew(self, context: Context, *, traced: bool = False, deadline: float | None = None) -> Crew:
         """Return a new crew, which is gone when it is closed and its workers have ended."""
-        crew = Crew(self.loop, context, self._crew_ended, traced=traced, deadline=deadline)
+        threads = self._threads
+        crew = Crew(self.loop, context, self._crew_ended, traced=traced, deadline=deadline, threads=threads)
         self._crews.add(crew)
         return crew
 

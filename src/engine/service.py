@@ -191,8 +191,8 @@ class Service(Generic[P, R]):
         Args:
             calls: the calls; or one call, of a graph that returns an `AsyncIterator`.
             progress: whether a bar shows how it gets on; see `penstock.engine.stream`.
-            **options: `timeout_seconds`, `priority`, `trace_execution`; of many calls also `ordered`, `on_error`, and
-                `max_in_flight` of this stream.
+            **options: `timeout_seconds`, `priority`, `trace_execution`; of many calls also `ordered`, `on_error`,
+                `trace_items`, and `max_in_flight` of this stream.
 
         Raises:
             OptionsError: an option is unknown or does not apply.
@@ -297,7 +297,9 @@ class Service(Generic[P, R]):
         deadline = None if timeout_seconds is None else scope.loop.time() + timeout_seconds
         meter = RunMeter(call.graph.name) if self._options.collect_metrics and metrics.are_recorded() else None
         context = copy_context()
-        span, traced = spans.start_run(call.graph.name, context) if options.trace_execution else (None, False)
+        span, traced = spans.start_run(
+            call.graph.name, context, is_wanted=options.trace_execution, headers=call._trace_headers
+        )
         try:
             wired = deployment.graphs.ready.get(call.graph)
             if wired is None:
@@ -357,6 +359,7 @@ class Service(Generic[P, R]):
             "timeout_seconds": options.timeout_seconds,
             "max_in_flight": options.max_in_flight,
             "trace_execution": options.trace_execution,
+            "trace_items": options.trace_items,
             "collect_metrics": options.collect_metrics,
         }
 

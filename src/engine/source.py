@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
-from .._errors import NodeCancelledError
+from .._errors import NodeCancelledError, OptionsError
 from ..actors.crew import Crew
 from ..actors.current import Position
 from ..actors.frame import NOTHING, Frame
@@ -234,7 +234,9 @@ class PulledSource:
         """Enter the stateful nodes of a graph that comes for the first time; `pull` takes the call from there."""
         self._window.reserved = 1
         try:
-            self._wired[call.graph] = await self._prepare(checked_call(call, self._window.submitted).graph)
+            self._wired[call.graph] = await self._prepare(
+                checked_call(call, self._window.submitted, trace_items=False).graph
+            )
         finally:
             self._window.reserved = 0
 
@@ -324,10 +326,26 @@ def _fail(frame: Frame, actor: NodeActor, error: BaseException) -> None:
         actor.failed += 1
 
 
-def checked_call(call: Any, index: int) -> Call[Any]:
-    """Return the call; raises TypeError if a source gave something else."""
+def checked_call(call: Any, index: int, *, trace_items: bool) -> Call[Any]:
+    """Return what a source gave, if it is a call that may come from there.
+
+    Args:
+        call: what it gave.
+        index: of the item.
+        trace_items: the option of the stream.
+
+    Raises:
+        TypeError: it is no call.
+        OptionsError: it goes on from headers, in a stream whose items are all in one trace.
+    """
     if isinstance(call, Call):
-        return call  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Call[Any]
+        found: Call[Any] = call  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
+        if found._trace_headers is not None and not trace_items:
+            raise OptionsError(
+                f"item {index} of a stream goes on from the trace of its headers (telemetry.continued), but all items "
+                "of this stream are in its own trace: pass trace_items=True"
+            )
+        return found
     raise TypeError(f"a stream is made of calls of graphs, such as search(url); item {index} is {call!r}")
 
 

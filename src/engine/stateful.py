@@ -16,6 +16,7 @@ from .tracing.tracer import active
 
 if TYPE_CHECKING:
     from ..actors.loop_host import OwnsLoop
+    from ..actors.threads import ThreadShare
     from .pools import Pools
 
 T = TypeVar("T")
@@ -139,7 +140,7 @@ def fresh_instance(template: Any) -> tuple[Any, Callable[..., Any]]:
     return instance, types.MethodType(wrapper._penstock_call, instance)
 
 
-def _make_loop(node: Node[..., Any], pools: "Pools") -> "OwnsLoop":
+def _make_loop(node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> "OwnsLoop":
     instance: OwnsLoop = fresh_instance(node.template)[0]
     return instance
 

@@ -58,6 +58,8 @@ class StreamStatistics(Rendered):
         actors: the nodes; of a deployment's stream, those of the deployment, with all that they have done in it.
         elapsed_seconds: the time that the counters cover: since it is open, until it ended; None before.
         actors_elapsed_seconds: the time that those of `actors` cover; None before there are any.
+        expired: those of the failed items that ended with `DeadlineExceeded`, or had not ended when the time of the
+            stream was over.
         bottleneck: the node that limits, on average over that time; None if the counters do not say.
     """
 
@@ -70,6 +72,7 @@ class StreamStatistics(Rendered):
     actors: tuple[ActorStatistics, ...]
     elapsed_seconds: float | None = None
     actors_elapsed_seconds: float | None = None
+    expired: int = 0
 
     @property
     def bottleneck(self) -> Bottleneck | None:
@@ -82,8 +85,13 @@ class StreamStatistics(Rendered):
         Raises:
             ValueError: `earlier` is not an earlier look at the same stream.
         """
-        counters = "submitted", "completed", "failed", "skipped", "yielded", "elapsed_seconds", "actors_elapsed_seconds"
-        return replace(less(self, earlier, *counters), actors=actors_less(self.actors, earlier.actors))
+        return replace(
+            less(
+                self, earlier, "submitted", "completed", "failed", "skipped", "yielded", "expired", "elapsed_seconds",
+                "actors_elapsed_seconds",
+            ),
+            actors=actors_less(self.actors, earlier.actors),
+        )  # fmt: skip
 
     def _table(self) -> "Table":
         from .statistics.tables import stream_table
@@ -323,4 +331,5 @@ def _statistics_of(pipeline: Pipeline) -> StreamStatistics:
         tuple(actor.statistics() for actor in pipeline.actors()),
         pipeline.uptime.seconds,
         pipeline.actors_uptime.seconds,
+        window.expired,
     )

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .._errors import DeadlineExceeded
 from ..actors.crew import Crew
 from ..actors.frame import AnyDeployment, Frame
 from .wiring import Wired
@@ -37,7 +36,7 @@ class Window:
         closed: nothing is asked of the source any more.
         failed: items that ended without a result.
         cancelled: those of them that the end of the stream has cancelled.
-        expired: those of them whose deadline has passed.
+        expired: those of them that had no time left.
     """
 
     __slots__ = (
@@ -161,12 +160,12 @@ class Window:
         """An item has ended."""
         if frame.state != "done":
             self.failed += 1
-            self.expired += isinstance(frame.error, DeadlineExceeded)
+            self.expired += frame.has_expired
             if frame.error is not None and not isinstance(frame.error, Exception):
                 self._on_fatal(frame.error)
         has_turn = frame.item == self.position
         if frame.state == "cancelled":
-            self.cancelled += 1  # only a stream that ends cancels its items
+            self.cancelled += not frame.has_expired  # only a stream that ends cancels its items
             has_turn = False
         elif self._completion_order is not None:
             self._completion_order.append(frame.item)

@@ -18,6 +18,7 @@ from ..actors.policy import Policy
 from ..actors.process_target import process_target
 from ..actors.recorder import sampling_of
 from ..actors.started_tasks import starts_tasks
+from ..actors.threads import ThreadShare
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling.readings import NodeReading
 from .bodies import body_of
@@ -80,6 +81,9 @@ class Wiring:
             workers of its own.
         room: how many calls there may be at a time, and what bounds them; None if nothing does.
         device_strategy: the execution option.
+        threads: those that the scope may have busy; None for as many as the Engine has.
+        has_places_in_threads: whether a thread node has as many places as there are threads for it, or one for all that
+            waits.
     """
 
     def __init__(
@@ -90,6 +94,8 @@ class Wiring:
         room: Room = None,
         *,
         device_strategy: str,
+        threads: ThreadShare | None = None,
+        has_places_in_threads: bool = True,
     ) -> None:
         self._pools = pools
         self._instances = instances
@@ -99,6 +105,8 @@ class Wiring:
         self._bodies: Wiring | None = None
         self._room = room
         self._device_strategy = device_strategy
+        self._threads = threads
+        self._has_places_in_threads = has_places_in_threads
         self._measured = 0  # how many profiles want to know all times
 
     def wire(self, program: Program) -> Wired:
@@ -138,7 +146,7 @@ class Wiring:
 
     def node_readings(self) -> Iterator[NodeReading]:
         """Yield what the counters of all nodes say, also of those in bodies of control flow."""
-        return node_readings(self._all_wired(), self._room, self._pools)
+        return node_readings(self._all_wired(), self._room, self._pools, self._threads)
 
     def counters(self) -> Iterator[Reading]:
         """Yield what all nodes have done, also those in bodies of control flow, for metrics."""
@@ -254,7 +262,9 @@ class Wiring:
         if policy.concurrency is not None:
             return self._pools.places(node)
         if policy.runs_on == "thread":
-            return Places(min(self._pools.max_threads, self._max_workers or self._pools.max_threads))
+            if not self._has_places_in_threads:
+                return Places()
+            return Places(self._pools.max_threads if self._threads is None else self._threads.limit)
         if policy.runs_on == "process":
             return Places(self._pools.max_processes)
         if node.runs_in is not None:  # it gathers what waits for it, and must see all of that
@@ -278,7 +288,9 @@ class Wiring:
         if self._max_workers is None:
             return self
         if self._bodies is None:
-            self._bodies = Wiring(self._pools, self._instances, None, device_strategy=self._device_strategy)
+            self._bodies = Wiring(
+                self._pools, self._instances, None, device_strategy=self._device_strategy, threads=self._threads
+            )
             self._bodies._instance_places = self._instance_places
             self._bodies._measured = self._measured
         return self._bodies

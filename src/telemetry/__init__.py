@@ -2,6 +2,7 @@
 
 from .exporting import setup as setup
 from .incoming import continue_trace as continue_trace
+from .incoming import continued as continued
 from .live import expose as expose
 from .logs import add_trace_context as add_trace_context
 from .profiling import CriticalPath as CriticalPath

@@ -2,12 +2,21 @@
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
-from typing import cast
+from typing import Protocol, TypeVar, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import propagate
 
-Headers = Mapping[str, str] | Iterable[tuple[str, str] | tuple[bytes, bytes]]
+Headers = Mapping[str, str] | Iterable[tuple[str, str] | tuple[bytes, bytes] | tuple[str, bytes]]
+
+
+class _Call(Protocol):
+    """A call of a graph, which this floor does not know."""
+
+    def _continued(self, headers: Mapping[str, str], /) -> object: ...
+
+
+CallT = TypeVar("CallT", bound=_Call)
 
 
 @contextmanager
@@ -31,6 +40,21 @@ def continue_trace(headers: Headers) -> Generator[None]:
         # block around its `yield`, may be closed in another context.
         with suppress(ValueError):
             token.var.reset(token)
+
+
+def continued(call: CallT, headers: Headers) -> CallT:
+    """Return the call, as one that belongs to the trace of a message: its span is a child of the sender's.
+
+    For consumers, whose calls come from a source, where `continue_trace` cannot be around each of them. A stream of
+    calls takes it with `trace_items=True`; `run`, and a stream of one call, as it is. Whether it is recorded is decided
+    as the sampler does for a request: as the sender has decided, by default. Headers without a trace change nothing.
+
+    Args:
+        call: a call of a graph, not yet started.
+        headers: those of the message, in any form that `continue_trace` takes, and as Kafka's clients have them: pairs
+            of text and bytes.
+    """
+    return cast(CallT, call._continued(_carrier(headers)))
 
 
 def _carrier(headers: Headers) -> dict[str, str]:

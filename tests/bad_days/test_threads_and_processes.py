@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from tests.bad_days import process_nodes
+from tests.examples.programs import HEAR_CTRL_C, command
 
 
 @ps.graph
@@ -366,12 +366,12 @@ async def graph(x: int) -> int:
 """
 
 
-def interrupt_after(line: str, code: str, tmp_path: Path) -> tuple[list[str], str, int]:
+def interrupt_after(line: str, code: str, tmp_path: Path, before: str = HEAR_CTRL_C) -> tuple[list[str], str, int]:
     """Run a program, press Ctrl-C (which goes to the whole group) once it printed a line; returns what it left."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(code=code))
     process = subprocess.Popen(
-        [sys.executable, str(program)],
+        command(program, (), before),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -409,3 +409,22 @@ def test_ctrl_c_with_threads_and_a_stateful_node_leaves_it(line: str, tmp_path: 
     assert printed[-1] == "interrupted"
     assert "left" in printed or line == "begun"  # at the beginning it may not have been entered
     assert code == 0
+
+
+QUICK_PROCESSES = """
+@ps.node(runs_on="process", concurrency=2)
+def work(x: int) -> int:
+    return x
+
+@ps.graph
+async def graph(x: int) -> int:
+    return work(x)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize("line", ["begun", "3"], ids=["while workers start", "while workers are busy"])
+def test_what_a_shell_has_told_to_ignore_ctrl_c_ignores_it(line: str, tmp_path: Path) -> None:
+    ignore = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    printed, errors, code = interrupt_after(line, QUICK_PROCESSES, tmp_path, ignore)
+    assert (errors, printed[-1], code) == ("", "999", 0)

@@ -44,7 +44,10 @@ WAYS = {
     "sys.exit": ("sys.exit(0)", "asyncio.run(main())", 0),
     "exception": ('raise LookupError("unhandled")', "asyncio.run(main())", 1),
     "interrupt": (
-        "os.kill(os.getpid(), signal.SIGINT); await asyncio.sleep(30)", "asyncio.run(main())", -signal.SIGINT
+        "os.kill(os.getpid(), signal.SIGINT); await asyncio.sleep(30)",
+        # In the background of a shell it is ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler); asyncio.run(main())",
+        -signal.SIGINT,
     ),
     "loop closed": (
         "return", "loop = asyncio.new_event_loop(); loop.run_until_complete(main()); loop.close()", 0

@@ -18,9 +18,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock import Overloaded
+import penstock as ps
+from penstock import Overloaded, engine
 from penstock.engine.admission import Admission
-from penstock.testing import SeededLoop, wait_quiescent
+from penstock.testing import SeededLoop, run_virtual, wait_quiescent
 
 
 class HandClock:
@@ -60,8 +61,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.admission = Admission(cast(asyncio.AbstractEventLoop, self.clock), max_in_flight, max_queue)
         self.in_flight = self.holding = self.refused = self.admitted = 0
         self.line: list[Caller] = []
-        self.full_since: float | None = None
-        self.intervals: list[float] = []  # between calls that ended while all places were taken, newest first
+        self.left = 0  # of the calls that were in flight when all places were taken
+        self.held = 0.0  # seconds for which places were held since one of these ended
+        self.together: list[tuple[float, int]] = []  # calls that ended together, and how long that took, newest first
         self.callers: dict[asyncio.Task[None], Caller] = {}
 
     @rule(
@@ -119,13 +121,19 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 3))
     def time_passes(self, seconds: int) -> None:
         self.clock.now += seconds
+        if self.left:
+            self.held += seconds * self.in_flight
 
     @precondition(lambda self: self.holding)
     @rule()
     def a_caller_leaves(self) -> None:
-        if self.full_since is not None:
-            self.intervals.insert(0, self.clock.now - self.full_since)
-            self.full_since = self.clock.now
+        if self.left:
+            seconds, self.held = self.held / self.max_in_flight, 0.0
+            if not self.together or seconds > 0.1 * self.mean_seconds():
+                self.together.insert(0, (seconds, 1))
+            else:
+                before, calls = self.together[0]
+                self.together[0] = before + seconds, calls + 1
         self.holding -= 1
         self.model_pass_on()
         self.admission.release()
@@ -141,8 +149,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         caller.state = "admitted"
         self.in_flight += 1
         self.admitted += 1
-        if self.in_flight == self.max_in_flight and self.full_since is None:
-            self.full_since = self.clock.now
+        if self.in_flight == self.max_in_flight:
+            self.left = self.max_in_flight
 
     def model_pass_on(self) -> None:
         self.in_flight -= 1
@@ -152,16 +160,21 @@ class AdmissionMachine(RuleBasedStateMachine):
             if not caller.cancelled:
                 self.model_take(caller)
                 return
-        self.full_since = None
+        self.left = max(0, self.left - 1)
+        self.held = self.held if self.left else 0.0
 
     def expected_seconds(self, calls: int) -> object:
-        """At the rate of the calls so far, each counting a little less than the one after it."""
-        if not self.intervals:
-            return None
+        return pytest.approx(calls * self.mean_seconds()) if self.together else None
+
+    def mean_seconds(self) -> float:
+        """Of the calls so far, each counting a little less than those that ended after it."""
         fade = 1 - 1 / max(10, 2 * self.max_in_flight)
-        weights = [fade**age for age in range(len(self.intervals))]
-        weighted = sum(weight * interval for weight, interval in zip(weights, self.intervals, strict=True))
-        return pytest.approx(calls * weighted / sum(weights))
+        weight, weighted_seconds, weighted_calls = 1.0, 0.0, 0.0
+        for age, (seconds, calls) in enumerate(self.together):
+            weight *= fade**calls if age else 1.0
+            weighted_seconds += weight * seconds
+            weighted_calls += weight * calls
+        return weighted_seconds / weighted_calls
 
     @rule()
     def come_to_rest(self) -> None:
@@ -180,9 +193,11 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert statistics.in_flight == self.in_flight <= self.max_in_flight
         assert statistics.queued == len(self.line)
         assert (statistics.admitted, statistics.refused) == (self.admitted, self.refused)
-        rate = statistics.calls_per_second
+        rate, seconds = statistics.calls_per_second, self.expected_seconds(1)
         if rate is not None:
-            assert 1 / rate == self.expected_seconds(1)
+            assert 1 / rate == seconds
+        else:
+            assert seconds is None or seconds == 0
 
     def teardown(self) -> None:
         try:
@@ -227,12 +242,44 @@ async def test_the_rate_of_calls_that_begin_and_end_together_is_that_of_a_round(
         for _ in range(32):
             entrance.release()
             assert entrance.reserve_nowait()  # the next one begins at once
-    rate = entrance.statistics().calls_per_second
-    assert rate is not None
-    assert 10 < rate < 25  # 32 in two seconds
+    assert entrance.statistics().calls_per_second == pytest.approx(16)  # 32 in two seconds
 
 
-async def test_time_in_which_a_place_was_free_says_nothing_about_the_rate() -> None:
+@pytest.mark.parametrize("together", [1, 2, 16])
+@pytest.mark.parametrize("pause", [0.0, 0.001, 1000.0])
+async def test_the_rate_is_right_when_places_are_filled_again_later(together: int, pause: float) -> None:
+    entrance, clock = admission(16)
+    while entrance.reserve_nowait():
+        pass
+    for _ in range(10 * 16 // together):
+        clock.now += 0.2 * together / 16  # so that each call takes 0.2 s
+        for _ in range(together):
+            entrance.release()
+            clock.now += 0.000_01
+        if together == 16:  # the service is idle, for however long
+            clock.now += pause
+        for _ in range(together):
+            assert entrance.reserve_nowait()
+    assert entrance.statistics().calls_per_second == pytest.approx(16 / 0.2, rel=0.01)
+
+
+async def test_the_rate_of_a_service_whose_callers_take_a_moment_to_come_back_is_near_what_it_does() -> None:
+    entrance, clock = admission(4)
+    while entrance.reserve_nowait():
+        pass
+    for _ in range(100):  # a caller comes back after the next call has ended
+        clock.now += 0.01
+        entrance.release()
+        clock.now += 0.01
+        entrance.release()
+        assert entrance.reserve_nowait()
+        clock.now += 0.01
+        assert entrance.reserve_nowait()
+    # It does 67, and would do more if its places were never free.
+    assert entrance.statistics().calls_per_second == pytest.approx(80, rel=0.05)
+
+
+async def test_calls_that_begin_in_a_service_with_free_places_say_nothing_about_the_rate() -> None:
     entrance, clock = admission(2)
     for _ in range(10):
         assert entrance.reserve_nowait()
@@ -240,9 +287,12 @@ async def test_time_in_which_a_place_was_free_says_nothing_about_the_rate() -> N
         assert entrance.reserve_nowait()
         clock.now += 1
         entrance.release()
-        clock.now += 100
         entrance.release()
-    assert entrance.statistics().calls_per_second == pytest.approx(1)
+        for _ in range(100):
+            assert entrance.reserve_nowait()
+            clock.now += 0.001
+            entrance.release()
+    assert entrance.statistics().calls_per_second == pytest.approx(2)
 
 
 async def test_who_gives_up_on_being_admitted_passes_the_place_on_and_is_no_call_that_ended() -> None:
@@ -281,3 +331,27 @@ async def test_overloaded_says_when_those_that_wait_will_be_in() -> None:
     assert measured.value.retry_after_seconds == pytest.approx(6)
     entrance.release()
     await waiting
+
+
+@pytest.mark.parametrize(("places", "batch"), [(2, 1), (16, 16)])
+def test_a_deployment_whose_callers_come_back_by_themselves_shows_what_it_does(places: int, batch: int) -> None:
+    @ps.node(batch=ps.Batch(batch), concurrency=2)
+    async def double(numbers: list[int]) -> list[int]:
+        await asyncio.sleep(0.2)
+        return [2 * number for number in numbers]
+
+    @ps.graph
+    async def doubled(number: int) -> int:
+        return await double(number)
+
+    async def main() -> None:
+        async def caller() -> None:
+            for number in range(20):
+                await service(number)
+                await asyncio.sleep(0.01)
+
+        async with engine.deploy(doubled, max_in_flight=places) as service:
+            await asyncio.gather(*(caller() for _ in range(places)))
+            assert service.statistics().admission.calls_per_second == pytest.approx(places / 0.2, rel=0.05)
+
+    run_virtual(main)

@@ -125,9 +125,9 @@ async def test_an_unknown_option_lists_the_valid_ones() -> None:
             use(**misspelt)
 
 
-@pytest.mark.parametrize("name", ["max_in_flight", "max_queue", "ordered", "on_error", "priority", "max_workers"])
+@pytest.mark.parametrize("name", ["max_in_flight", "max_queue", "ordered", "on_error", "priority", "trace_items"])
 async def test_an_option_that_does_not_apply_to_a_verb_is_refused_there_and_not_in_a_context(name: str) -> None:
-    value: Any = {"ordered": False, "on_error": "skip"}.get(name, 2)
+    value: Any = {"ordered": False, "on_error": "skip", "trace_items": True}.get(name, 2)
     assert name not in APPLICABLE["run"]
     with pytest.raises(ps.OptionsError, match=name):
         await engine.run(remaining(), **{name: value})

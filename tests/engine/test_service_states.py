@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -214,3 +214,76 @@ async def test_every_stream_of_one_call_is_counted_once_by_how_it_ended() -> Non
         assert await waiting[1] == [0]
         seen = service.statistics()
     assert (seen.completed, seen.failed, seen.cancelled, seen.expired, seen.admission.refused) == (2, 0, 2, 1, 1)
+
+
+@pytest.mark.parametrize("of", ["run", "stream", "stream of one call"])
+def test_what_expires_while_its_handler_unwinds_has_expired_and_not_failed(of: str) -> None:
+    @ps.node
+    async def slow_to_leave(x: int) -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)
+        return x
+
+    @ps.node
+    async def values_slow_to_leave(x: int) -> AsyncIterator[int]:
+        try:
+            yield await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await slow_to_leave(x)
+
+    @ps.graph
+    async def values(x: int) -> AsyncIterator[int]:
+        return values_slow_to_leave(x)
+
+    async def main() -> None:
+        async with engine.deploy(graph, values) as service:
+            calls: Any = values(1) if of == "stream of one call" else (graph(x) for x in range(3))
+            results: engine.Stream[int] = service.stream(calls, timeout_seconds=5)
+            with pytest.raises(ps.DeadlineExceeded):
+                await (service.run(graph(1), timeout_seconds=5) if of == "run" else anext(results))
+        seen = service.statistics()
+        assert (seen.completed, seen.failed, seen.cancelled) == (0, 0, 0)
+        assert seen.expired == (3 if of == "stream" else 1)
+        if of != "run":
+            items = results.statistics()
+            assert (items.failed, items.expired) == ((3, 3) if of == "stream" else (1, 1))
+            assert f"{items.failed} failed ({items.expired} expired)" in str(items)
+
+    testing.run_virtual(main)
+
+
+def test_an_item_whose_reader_has_its_error_while_others_of_its_nodes_unwind_is_counted_by_that() -> None:
+    @ps.node
+    async def slow_to_leave(x: int) -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)
+        return x
+
+    @ps.node
+    async def ask(x: int) -> int:
+        return await engine.run(waiting(x), timeout_seconds=5)
+
+    @ps.graph
+    async def waiting(x: int) -> int:
+        return await slow_to_leave(x)
+
+    @ps.graph
+    async def both(x: int) -> list[int]:
+        return [await ask(x), await slow_to_leave(x)]
+
+    async def main() -> None:
+        async with engine.deploy(both) as service:
+            with pytest.raises(ps.DeadlineExceeded):
+                await service(1)
+        seen = service.statistics()
+        assert (seen.completed, seen.failed, seen.cancelled, seen.expired) == (0, 0, 0, 1)
+
+    testing.run_virtual(main)

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 CTRL_C = "\x03"  # the terminal sends SIGINT to every process of the program, as a person does
+# What a shell starts in the background ignores SIGINT, and so would what it starts itself.
+HEAR_CTRL_C = "signal.signal(signal.SIGINT, signal.SIG_DFL)"
 PATIENCE_SECONDS = 40  # far below the test's timeout, so that a failure shows what was printed
 
 
@@ -27,7 +29,8 @@ def command(program: Path, arguments: tuple[str | Path, ...], before: str) -> li
     if not before:
         return [sys.executable, *words]
     launcher = (
-        f"import ctypes, fcntl, os, sys, termios; {before}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+        f"import ctypes, fcntl, os, signal, sys, termios; {before}; "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     )
     return [sys.executable, "-c", launcher, *words]
 
@@ -110,7 +113,7 @@ def terminal(program: Path, *arguments: str | Path, typing: bool) -> Iterator[Te
     master, slave = os.openpty()
     termios.tcsetwinsize(slave, (50, 100))
     process = subprocess.Popen(
-        command(program, arguments, "fcntl.ioctl(1, termios.TIOCSCTTY, 0)"),
+        command(program, arguments, f"fcntl.ioctl(1, termios.TIOCSCTTY, 0); {HEAR_CTRL_C}"),
         stdin=slave if typing else subprocess.DEVNULL,
         stdout=slave,
         stderr=slave,

@@ -89,8 +89,8 @@ def test_two_full_inboxes_behind_a_fork_of_which_one_drains_first(graph, effort:
 
 def test_the_options_of_a_run_that_have_no_effect_are_refused() -> None:
     async def main() -> None:
-        with pytest.raises(ps.OptionsError, match="max_workers"):
-            await engine.run(fork(1), max_workers=1)
+        with pytest.raises(ps.OptionsError, match="max_in_flight"):
+            await engine.run(fork(1), max_in_flight=1)
 
     asyncio.run(main())
 

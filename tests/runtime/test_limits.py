@@ -1,6 +1,11 @@
 """Limits of nodes hold exactly, per Engine, whoever uses the node."""
 
 import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
 
 import pytest
 
@@ -140,6 +145,205 @@ async def test_a_pool_of_threads_is_bounded_by_max_workers() -> None:
         assert pool is not None
         assert pool.threads <= 2
     assert gauge.peak <= 2
+
+
+class Gate:
+    """What threads wait at."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self._lock = threading.Lock()
+        self._opened = threading.Event()
+
+    def open(self) -> None:
+        self._opened.set()
+
+    def wait(self, x: int) -> int:
+        with self._lock:
+            self.now += 1
+            self.peak = max(self.peak, self.now)
+        assert self._opened.wait(30)
+        with self._lock:
+            self.now -= 1
+        return x
+
+
+@pytest.mark.parametrize("level", ["keyword", "context", "process"])
+@pytest.mark.parametrize("verb", ["run", "stream", "stream of values", "deploy", "service.stream"])
+async def test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_sites(verb: str, level: str) -> None:
+    gate = Gate()
+
+    @ps.node(runs_on="thread")
+    def first(x: int) -> int:
+        return gate.wait(x)
+
+    @ps.node(runs_on="thread", concurrency=5)
+    def second(x: int) -> int:
+        return gate.wait(x)
+
+    @ps.node(runs_on="thread", batch=ps.Batch(1), concurrency=5)
+    def in_batches(items: list[int]) -> list[int]:
+        return [gate.wait(x) for x in items]
+
+    @ps.node(runs_on="thread")
+    def mapped(x: int) -> int:
+        return gate.wait(x)
+
+    @ps.graph
+    async def all_four(x: int) -> list[Any]:
+        return [first(x), second(x), await in_batches(x), await ps.map_each(mapped, [x] * 3)]
+
+    @ps.graph
+    async def values(x: int) -> AsyncIterator[list[Any]]:
+        return ps.map_each(all_four, count(x))
+
+    async def busy_when_held(own: engine.Engine, work: Awaitable[object], *, users: int = 1) -> None:
+        task = asyncio.ensure_future(work)
+        try:
+            await testing.wait_quiescent()
+            pool = own.statistics().threads
+            assert pool is not None
+            assert pool.busy + pool.queued == 2 * users
+        finally:
+            gate.open()
+        await task
+
+    with contextlib.ExitStack() as stack:
+        async with engine.Engine() as own:
+            options: Any = {"max_workers": 2} if level == "keyword" else {}
+            if level == "context":
+                stack.enter_context(ps.execution_options(max_workers=2))
+            elif level == "process":
+                ps.set_execution_options(max_workers=2)
+                stack.callback(ps.set_execution_options)
+            if verb == "run":
+                work = asyncio.gather(*(own.run(all_four(x), **options) for x in range(3)))
+                await busy_when_held(own, work, users=3)
+            elif verb.startswith("stream"):
+                calls = values(5) if verb == "stream of values" else (all_four(x) for x in range(5))
+                await busy_when_held(own, own.stream(calls, **options)._collect())  # type: ignore[call-overload]
+            else:
+                async with own.deploy(all_four, **options) as service:
+                    if verb == "deploy":
+                        await busy_when_held(own, asyncio.gather(*(service(x) for x in range(5))))
+                    else:
+                        await busy_when_held(own, service.map(all_four(x) for x in range(5)))
+    assert gate.peak <= (6 if verb == "run" else 2)
+
+
+async def test_what_waits_for_the_threads_of_one_run_leaves_the_node_to_others() -> None:
+    gate = Gate()
+
+    @ps.node(runs_on="thread")
+    def held(x: int) -> int:
+        return gate.wait(x)
+
+    @ps.graph
+    async def many(x: int) -> list[int]:
+        return await ps.map_each(held, [x] * 50, concurrency=50)  # more than an Engine has threads
+
+    async with engine.Engine() as own:
+        runs = [asyncio.create_task(own.run(many(x), max_workers=2)) for x in range(3)]
+        await testing.wait_quiescent()
+        pool = own.statistics().threads
+        assert pool is not None
+        assert pool.busy + pool.queued == 6
+        gate.open()
+        await asyncio.gather(*runs)
+
+
+@ps.node
+async def count(x: int) -> AsyncIterator[int]:
+    for number in range(x):
+        yield number
+
+
+async def test_a_thread_that_nobody_waits_for_counts_until_it_has_returned() -> None:
+    gate, loop, started = Gate(), asyncio.get_running_loop(), asyncio.Event()
+    begun: list[int] = []
+
+    @ps.node(runs_on="thread")
+    def stuck(x: int) -> int:
+        loop.call_soon_threadsafe(started.set)
+        return gate.wait(x)
+
+    @ps.node(runs_on="thread")
+    def quick(x: int) -> int:
+        begun.append(x)
+        return x
+
+    @ps.graph
+    async def slow(x: int) -> int:
+        return stuck(x)
+
+    @ps.graph
+    async def fast(x: int) -> int:
+        return quick(x)
+
+    async with engine.Engine() as own, own.deploy(slow, fast, max_workers=1) as service:
+        left = asyncio.create_task(service(0))
+        await started.wait()
+        left.cancel()
+        calls = [asyncio.create_task(service.run(fast(x))) for x in (1, 2)]
+        await testing.wait_quiescent()
+        pool = own.statistics().threads
+        assert pool is not None
+        assert (left.cancelled(), pool.busy + pool.queued, begun) == (True, 1, [])
+        gate.open()
+        assert await asyncio.gather(*calls) == [1, 2]
+
+
+async def test_what_waits_for_a_thread_is_cancelled_and_leaves_none_behind() -> None:
+    gate = Gate()
+
+    @ps.node(runs_on="thread", concurrency=4)
+    def held(x: int) -> int:
+        return gate.wait(x)
+
+    @ps.graph
+    async def holding(x: int) -> int:
+        return held(x)
+
+    async with engine.Engine() as own, own.deploy(holding, max_workers=1) as service:
+        calls = [asyncio.create_task(service(x)) for x in range(4)]
+        await testing.wait_quiescent()
+        for call in calls[1:3]:
+            call.cancel()
+        await asyncio.gather(*calls[1:3], return_exceptions=True)
+        gate.open()
+        assert [await calls[0], await calls[3], await service(5)] == [0, 3, 5]
+
+
+async def test_an_engine_made_under_process_wide_options_has_as_many_threads() -> None:
+    ps.set_execution_options(max_workers=40)
+    try:
+        async with engine.Engine() as own, engine.Engine(max_workers=3) as narrow:
+            assert [own._runtime.pools.max_threads, narrow._runtime.pools.max_threads] == [40, 3]
+    finally:
+        ps.set_execution_options()
+
+
+@ps.node(runs_on="process")
+def process_id(x: int) -> int:
+    return os.getpid()
+
+
+@ps.graph
+async def process_ids(x: int) -> list[int]:
+    return await ps.map_each(process_id, [x] * 8)
+
+
+async def test_max_processes_bounds_the_worker_processes_of_an_engine() -> None:
+    async with engine.Engine(max_processes=1) as own:
+        assert len({*await own.run(process_ids(1))}) == 1
+    async with engine.Engine(max_processes=3) as own:
+        await own.run(process_ids(1))
+        pool = own.statistics().processes
+        assert pool is not None
+        assert pool.workers <= 3
+    for wrong in (0, 1.5, True):
+        with pytest.raises(ps.OptionsError, match=f"max_processes={wrong}: a whole number of at least 1"):
+            engine.Engine(max_processes=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("width", [1, 5])

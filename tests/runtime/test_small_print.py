@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -133,3 +134,46 @@ async def test_the_error_of_leaving_a_stateful_node_keeps_that_of_the_item() -> 
         async for _ in engine.stream([graph(1)]):
             pass
     assert isinstance(raised.value.__context__, ValueError)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_a_stateful_node_sees_calls_as_they_are_completed_and_values_in_their_order(ordered: bool) -> None:
+    completed = [asyncio.Event() for _ in range(4)]
+
+    @ps.node
+    async def prepare(x: int) -> int:
+        if x < 3:
+            await completed[x + 1].wait()  # the last one is completed first
+        completed[x].set()
+        return x
+
+    @ps.node
+    class Learner:
+        async def __call__(self, x: int) -> int:
+            learned.append(x)
+            return x
+
+    @ps.node
+    async def count(x: int) -> AsyncIterator[int]:
+        for number in range(x):
+            yield number
+
+    learner, learned = Learner(), list[int]()
+
+    @ps.graph
+    async def step(x: int) -> int:
+        return await learner(await prepare(x))
+
+    @ps.graph
+    async def steps(x: int) -> AsyncIterator[int]:
+        return ps.map_each(learner, ps.map_each(prepare, count(x), concurrency=4), concurrency=4)
+
+    async with engine.stream((step(x) for x in range(4)), ordered=ordered) as results:
+        assert [x async for x in results] == ([0, 1, 2, 3] if ordered else [3, 2, 1, 0])
+    assert learned == [3, 2, 1, 0]
+    learned.clear()
+    for event in completed:
+        event.clear()
+    async with engine.stream(steps(4)) as values:
+        assert [x async for x in values] == [0, 1, 2, 3]
+    assert learned == [0, 1, 2, 3]

@@ -1,7 +1,8 @@
-"""`telemetry.continue_trace`: a run belongs to the trace of the request that it answers."""
+"""`telemetry.continue_trace`, `continued`: a call belongs to the trace of the request or message that it answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
 
 import pytest
 import structlog
@@ -44,6 +45,16 @@ async def look(x: int) -> int:
 @ps.graph
 async def looking(x: int) -> int:
     return await look(x)
+
+
+@ps.node
+async def count(x: int) -> AsyncIterator[int]:
+    yield x
+
+
+@ps.graph
+async def counting(x: int) -> AsyncIterator[int]:
+    return count(x)
 
 
 def ids(span: trace.Span) -> tuple[str, str]:
@@ -148,3 +159,90 @@ async def test_a_generator_that_is_closed_elsewhere_logs_nothing(
     assert await first == 1
     await asyncio.create_task(parts.aclose())  # type: ignore[attr-defined]  # in another context
     assert caplog.text == ""
+
+
+MESSAGES: list[tuple[int, Any]] = [
+    (0, {"traceparent": f"00-{1:032x}-{1:016x}-01", "baggage": "tenant=blue"}),
+    (1, {}),
+    (2, [("traceparent", f"00-{3:032x}-{3:016x}-01".encode())]),  # as Kafka's clients have them
+    (3, {"traceparent": f"00-{4:032x}-{4:016x}-00"}),
+]
+
+
+def messages() -> Iterator[ps.Call[int]]:
+    for number, headers in MESSAGES:
+        yield telemetry.continued(looking(number), headers)
+
+
+@pytest.mark.parametrize("of", ["engine", "service"])
+async def test_an_item_goes_on_from_the_headers_of_its_message(spans: InMemorySpanExporter, of: str) -> None:
+    seen.clear()
+    with trace.get_tracer("test").start_as_current_span("consumer"):
+        if of == "engine":
+            async with engine.stream(messages(), trace_items=True) as results:
+                assert [result async for result in results] == [0, 1, 2, 3]
+        else:
+            async with engine.deploy(looking) as service:
+                assert await service.map(messages(), trace_items=True) == [0, 1, 2, 3]
+    found = {span.name: span for span in spans.get_finished_spans()}
+    runs = [span for span in spans.get_finished_spans() if span.name == "penstock.run looking"]
+    # One that says nothing begins a trace; one that its sender has not sampled is not recorded.
+    assert [span.parent and ids_of(span.parent) for span in runs] == [(1, 1), None, (3, 3)]
+    assert [[link.context for link in span.links] for span in runs] == [[found["penstock.stream"].context]] * 3
+    assert ids_of(runs[0].context)[0] == 1
+    assert seen == ["blue", None, None, None]
+
+
+def ids_of(context: object) -> tuple[int, int]:
+    assert isinstance(context, trace.SpanContext)
+    return context.trace_id, context.span_id
+
+
+async def test_a_call_of_its_own_goes_on_from_headers(spans: InMemorySpanExporter) -> None:
+    def call(number: int) -> ps.Call[int]:
+        return telemetry.continued(looking(number), {"traceparent": f"00-{TRACE}-{number:016x}-01"})
+
+    with trace.get_tracer("test").start_as_current_span("caller"):
+        await engine.run(call(1))
+        async with engine.deploy(looking) as service:
+            await service.run(call(2))
+        async with engine.stream(
+            telemetry.continued(counting(3), {"traceparent": f"00-{TRACE}-{3:016x}-01"})
+        ) as values:
+            assert [value async for value in values] == [3]
+        await engine.run(telemetry.continued(looking(4), {}))  # which says nothing
+    runs = [span for span in spans.get_finished_spans() if span.name.startswith("penstock.run")]
+    parents = [ids_of(span.parent) for span in runs]
+    caller = spans.get_finished_spans()[-1]
+    assert parents == [(int(TRACE, 16), 1), (int(TRACE, 16), 2), (int(TRACE, 16), 3), ids_of(caller.context)]
+
+
+@pytest.mark.parametrize("of", ["iterable", "async iterable"])
+async def test_a_stream_with_one_trace_refuses_what_goes_on_from_another(of: str) -> None:
+    async def received() -> AsyncIterator[ps.Call[int]]:
+        for call in messages():
+            yield call
+
+    with pytest.raises(ps.OptionsError, match=r"item 0 of a stream goes on .*: pass trace_items=True"):
+        async with engine.stream(received() if of == "async iterable" else messages()) as results:
+            await anext(results)
+
+
+@pytest.mark.parametrize("has_sdk", [True, False])
+async def test_without_spans_logs_carry_the_ids_of_the_message(spans: InMemorySpanExporter, has_sdk: bool) -> None:
+    @ps.node
+    async def note(x: int) -> str:
+        return trace.format_trace_id(trace.get_current_span().get_span_context().trace_id)
+
+    @ps.graph
+    async def noting(x: int) -> str:
+        return await note(x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not has_sdk:
+            patch.setattr(trace, "_TRACER_PROVIDER", None)
+        call = telemetry.continued(noting(1), {"traceparent": SAMPLED})
+        assert await engine.run(call, trace_execution=not has_sdk) == TRACE
+        async with engine.stream([call], trace_items=True, trace_execution=not has_sdk) as results:
+            assert [trace_id async for trace_id in results] == [TRACE]
+    assert spans.get_finished_spans() == ()

@@ -193,6 +193,8 @@ def test_a_stream_whose_time_is_over_has_expired(collected: Collected) -> None:
     with pytest.raises(TimeoutError):
         testing.run_virtual(main)
     assert collected.total(names.METRIC_STREAM_DURATION, outcome="expired", error="DeadlineExceeded") == 1
+    assert collected.total(names.METRIC_STREAM_ITEMS, outcome="expired") == 1
+    assert collected.total(names.METRIC_STREAM_ITEMS) == 1
 
 
 async def test_a_stream_of_one_call_is_a_run(collected: Collected) -> None:

@@ -1,6 +1,7 @@
 """`python -m penstock profile` and `python -m penstock simulate`."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -141,7 +142,11 @@ def test_a_timeout_of_the_program_itself_is_not_hidden(run: Run, name: str, limi
 
 
 def test_ctrl_c_shows_what_ran_until_then(run: Run, tmp_path: Path) -> None:
-    assert "decode" in run("profile", "shop:interrupted", "--html", str(tmp_path / "page.html"))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
+    try:
+        assert "decode" in run("profile", "shop:interrupted", "--html", str(tmp_path / "page.html"))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (tmp_path / "page.html").exists()
 
 

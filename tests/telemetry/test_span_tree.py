@@ -1,13 +1,14 @@
 """What spans say: how long an item waited, how it ended, what is inside of what; and how a trace travels."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 from opentelemetry import baggage, propagate, trace
 from opentelemetry import context as otel_context
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler, SamplingResult, TraceIdRatioBased
 from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, TraceFlags
 
 import penstock as ps
@@ -216,6 +217,36 @@ async def test_a_stream_says_how_it_ended_and_which_items_it_skipped(tracing: Tr
     assert outcomes(tracing.named("penstock.stream")) == ["expired"]
 
 
+def test_an_item_that_unwinds_after_its_reader_knows_says_how_it_ended(tracing: Tracing) -> None:
+    @ps.node
+    async def slow_to_leave(x: int) -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)
+        return x
+
+    @ps.graph
+    async def leaving(x: int) -> int:
+        return await slow_to_leave(x)
+
+    @ps.graph
+    async def failing_meanwhile(x: int) -> list[int]:
+        return [await slow_to_leave(x), await fail(await fetch(x))]
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await anext(engine.stream([leaving(1)], timeout_seconds=5))
+        with pytest.raises(LookupError):
+            await anext(engine.stream([failing_meanwhile(1)]))
+
+    testing.run_virtual(main)
+    expired, run = tracing.one("penstock.run leaving"), tracing.one("penstock.run failing_meanwhile")
+    assert outcomes([*tracing.named("slow_to_leave"), expired, run]) == ["expired", "cancelled", "expired", "failed"]
+    assert expired.status.description == "the stream did not end within 5 s"
+    assert run.status.description == "1"
+
+
 async def test_nodes_of_control_flow_are_inside_of_their_step(tracing: Tracing) -> None:
     @ps.graph
     async def body(x: int) -> int:
@@ -342,6 +373,98 @@ async def test_without_trace_execution_there_are_no_spans(tracing: Tracing) -> N
     assert len(tracing.spans()) == 3  # the caller, and the one call that asked for it
     with pytest.raises(ps.OptionsError, match="trace_execution"):
         await engine.run(line(1), trace_execution="no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def trace_of(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.trace_id
+
+
+@pytest.mark.parametrize("of", ["engine", "async source", "service", "engine with the option"])
+async def test_each_item_begins_a_trace_that_is_linked_to_the_stream(tracing: Tracing, of: str) -> None:
+    def calls() -> Iterator[ps.Call[int]]:
+        for x in range(3):
+            with tracing.provider.get_tracer("test").start_as_current_span("receive"):
+                yield line(x)
+
+    async def received() -> AsyncIterator[ps.Call[int]]:
+        for call in calls():
+            yield call
+
+    async def read(results: engine.Stream[int]) -> None:
+        async with results:
+            assert [x async for x in results] == [1, 2, 3]
+
+    if of == "service":
+        async with engine.deploy(line) as service:
+            await read(service.stream(calls(), trace_items=True))
+    elif of == "engine with the option":
+        async with engine.Engine(trace_items=True) as own, own.deploy(line) as service:
+            await read(service.stream(calls()))
+    else:
+        await read(engine.stream(received() if of == "async source" else calls(), trace_items=True))
+    stream, runs = tracing.one("penstock.stream"), tracing.named("penstock.run line")
+    assert [span.parent for span in (stream, *runs)] == [None] * 4
+    assert len({trace_of(span) for span in (stream, *runs)}) == 4
+    for run in runs:
+        assert [link.context for link in run.links] == [stream.context]
+        item = attributes_of(run)[names.ITEM]
+        below = [span for span in tracing.spans() if trace_of(span) == trace_of(run) and span is not run]
+        assert [(span.name, parent_of(span), attributes_of(span)[names.ITEM]) for span in below] == [
+            ("fetch", id_of(run), item),
+            ("plain", id_of(run), item),
+        ]
+    # What the source records does not gather in the trace of a stream that may never end.
+    assert trace_of(stream) not in {trace_of(span) for span in tracing.named("receive")}
+
+
+class OddItems(Sampler):
+    """Samples runs whose item is odd, and nothing else."""
+
+    def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:
+        attributes = kwargs["attributes"] or {}
+        return (ALWAYS_ON if attributes.get(names.ITEM, 0) % 2 else ALWAYS_OFF).should_sample(*args, **kwargs)
+
+    def get_description(self) -> str:
+        return "OddItems"
+
+
+async def test_each_item_that_begins_a_trace_is_sampled_by_itself(tracing: Tracing) -> None:
+    seen: dict[int, int] = {}
+
+    @ps.node
+    async def look(x: int) -> int:
+        seen[x] = trace.get_current_span().get_span_context().trace_id
+        return x
+
+    @ps.graph
+    async def looking(x: int) -> int:
+        return await look(x)
+
+    tracing.sampler.root = OddItems()
+    async with engine.stream((looking(x) for x in range(4)), trace_items=True) as results:
+        assert [x async for x in results] == [0, 1, 2, 3]
+    assert sorted(span.name for span in tracing.spans()) == ["look"] * 2 + ["penstock.run looking"] * 2
+    assert [trace_of(span) for span in tracing.named("look")] == [seen[1], seen[3]]
+    assert len({*seen.values()}) == 4  # so the logs of one that is not sampled are found by an id of its own
+    assert 0 not in seen.values()
+
+
+async def test_only_streams_of_calls_have_items_to_trace(tracing: Tracing) -> None:
+    @ps.node
+    async def numbers(x: int) -> AsyncIterator[int]:
+        yield x
+
+    @ps.graph
+    async def numbered(x: int) -> AsyncIterator[int]:
+        return numbers(x)
+
+    with pytest.raises(ps.OptionsError, match="'trace_items' does not apply to run"):
+        await engine.run(line(1), trace_items=True)
+    with pytest.raises(ps.OptionsError, match=r"'trace_items' does not apply to stream\(call\)"):
+        engine.stream(numbered(1), trace_items=True)
+    with pytest.raises(ps.OptionsError, match="trace_items='yes': True or False"):
+        engine.stream([line(1)], trace_items="yes")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 async def test_leaving_a_stream_of_generators_early_detaches_nothing(

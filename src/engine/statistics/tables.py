@@ -60,6 +60,8 @@ def stream_table(statistics: "StreamStatistics") -> Table:
     """Return the table of a stream."""
     numbers = ("submitted", "completed", "failed", "skipped", "yielded")
     items = [f"{count(getattr(statistics, name))} {name}" for name in numbers]
+    if statistics.expired:
+        items[2] += f" ({count(statistics.expired)} expired)"
     facts = (
         ("stream", f"{count(statistics.in_flight)} in flight"),
         ("items", ", ".join([*items, _mean_rate(statistics.completed, statistics.elapsed_seconds)])),

@@ -37,7 +37,9 @@ class StreamMap:
         self._span: Span | None = None
         self._empty = asyncio.Event()
         crew = parent.crew
-        self._crew = Crew(crew.loop, copy_context(), self._ended, traced=crew.traced, deadline=crew.deadline)
+        self._crew = Crew(
+            crew.loop, copy_context(), self._ended, traced=crew.traced, deadline=crew.deadline, threads=crew.threads
+        )
 
     async def results(self) -> AsyncGenerator[Any, None]:
         """Yield the results, in the order of the values; the first error ends it, in its turn."""

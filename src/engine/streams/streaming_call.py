@@ -90,6 +90,11 @@ class StreamingCall:
         return self._frame is not None and self._frame.state == "failed"
 
     @property
+    def has_expired(self) -> bool:
+        """Whether its time was over before it had ended."""
+        return self._frame is not None and self._frame.expired
+
+    @property
     def actors_uptime(self) -> Uptime | None:
         """How long the actors have been counting; None before there are any."""
         return None if self._scope is None else self._scope.uptime
@@ -238,9 +243,8 @@ class StreamingCall:
     def _launch(self, scope: Scope, wired: Wired, item: int) -> None:
         self._scope = scope
         context = self._context.copy()
-        traced = False
-        if self._options.trace_execution:
-            self._span, traced = spans.start_run(self._call.graph.name, context)
+        is_wanted, headers = self._options.trace_execution, self._call._trace_headers
+        self._span, traced = spans.start_run(self._call.graph.name, context, is_wanted=is_wanted, headers=headers)
         crew = scope.crew(context, traced=traced, deadline=self._deadline)
         crew.caller = self._caller
         frame = Frame(wired.program, self._call.arguments, crew, self, item, self._parent)

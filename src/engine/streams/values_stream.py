@@ -143,5 +143,5 @@ def _statistics_of(call: StreamingCall) -> StreamStatistics:
     counting = call.actors_uptime
     return StreamStatistics(
         given, given, int(call.has_failed), 0, position, held, actors,
-        call.uptime.seconds, None if counting is None else counting.seconds,
+        call.uptime.seconds, None if counting is None else counting.seconds, int(call.has_expired),
     )  # fmt: skip

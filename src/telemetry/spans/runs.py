@@ -1,12 +1,12 @@
 """Spans of calls and of streams, and what a sampled call knows for the spans below its own."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import Context
 from time import perf_counter
 
 from opentelemetry import context as otel_context
-from opentelemetry import trace
-from opentelemetry.trace import Span
+from opentelemetry import propagate, trace
+from opentelemetry.trace import INVALID_SPAN, Link, Span
 
 from .. import names
 from .tracer import Value, is_set_up, message_of, record_error, start
@@ -45,27 +45,49 @@ class FrameSpan:
 
 
 def start_run(
-    graph: str, context: Context, *, item: int | None = None, parent: Span | None = None
+    graph: str,
+    context: Context,
+    *,
+    is_wanted: bool = True,
+    headers: Mapping[str, str] | None = None,
+    item: int | None = None,
+    stream: Span | None = None,
+    begins_trace: bool = False,
 ) -> tuple[Span | None, bool]:
-    """Start the span of one call, as a child of `parent` or else of the caller's span.
+    """Start the span of one call: a child of what its headers name, of its stream, or else of the caller's span.
 
     Args:
         graph: name of the graph.
         context: that of the call, and of it alone: the span is made current there.
+        is_wanted: whether there is to be a span; without one, the call still carries the ids of its headers.
+        headers: those that the call goes on from, if it goes on from any.
         item: the index of the call in a stream.
-        parent: the span of that stream.
+        stream: the span of that stream.
+        begins_trace: whether the item is linked to its stream, and no child of it.
 
     Returns:
-        The span, None if the application has set up no tracing at all; and whether it is recorded.
+        The span, None if none is wanted or the application has set up no tracing; and whether it is recorded.
     """
-    if not is_set_up():
+    is_wanted = is_wanted and is_set_up()
+    if not is_wanted and headers is None:
         return None, False
-    outer = trace.set_span_in_context(parent) if parent is not None else None
+    outer, links = None, list[Link]()
+    if begins_trace:
+        outer = trace.set_span_in_context(INVALID_SPAN)
+        if stream is not None:
+            links.append(Link(stream.get_span_context()))
+    elif stream is not None:
+        outer = trace.set_span_in_context(stream)
+    if headers is not None:
+        outer = propagate.extract(headers, otel_context.get_current() if outer is None else outer)
+        if not is_wanted:
+            context.run(otel_context.attach, outer)
+            return None, False
     attributes: dict[str, Value] = {names.GRAPH: graph}
     if item is not None:
         attributes[names.ITEM] = item
-    span = start(f"{names.RUN} {graph}", outer, attributes)
-    _enter(span, context)
+    span = start(f"{names.RUN} {graph}", outer, attributes, links=links)
+    context.run(otel_context.attach, trace.set_span_in_context(span, outer))
     return span, span.is_recording()
 
 
@@ -92,12 +114,13 @@ def end_run(span: Span | None, outcome: str, error: BaseException | None = None)
     span.end()
 
 
-def start_stream(context: Context) -> Span | None:
-    """Start the span of a stream, the parent of those of its items, and make it current in `context`."""
+def start_stream(context: Context | None) -> Span | None:
+    """Start the span of a stream, and make it current in `context`, if there is one."""
     if not is_set_up():
         return None
     span = start(names.STREAM)
-    _enter(span, context)
+    if context is not None:
+        context.run(otel_context.attach, trace.set_span_in_context(span))
     return span
 
 
@@ -127,7 +150,3 @@ def end_stream(
     if span is not None and span.is_recording():
         span.set_attributes({names.STREAM_ITEMS: items, names.STREAM_FAILED: failed, names.STREAM_SKIPPED: skipped})
     end_run(span, outcome, error)
-
-
-def _enter(span: Span, context: Context) -> None:
-    context.run(otel_context.attach, trace.set_span_in_context(span))
