@@ -219,8 +219,8 @@ def graph() -> _Decorator: ...
 def graph(fn: Any = None, /) -> Any:
     """Make a graph of an `async def` that calls nodes.
 
-    A graph is a function of its own, not a method: it is traced once, and what an instance holds may change. Make it
-    inside a function that takes what it needs: `def build(config: Config) -> Graph[[str], Answer]`.
+    A graph is a function of its own, not a method. Make it inside a function, or a method, that takes what it needs:
+    `def build(config: Config) -> Graph[[str], Answer]`.
 
     Args:
         fn: the function, when used without parentheses.
@@ -251,13 +251,13 @@ def _decorated(fn: Any) -> Graph[..., Any]:
 
 
 def _refuse_method(fn: Callable[..., Any]) -> None:
-    """Refuse a method: what its instance holds may change, and a trace of it would go stale unnoticed."""
+    """Refuse a method: a graph is traced once, for all instances, and would need a trace for each."""
     around, _, name = getattr(fn, "__qualname__", "").rpartition(".")
     if around and not around.endswith("<locals>") and next(iter(signature_of(fn).parameters), "") in _RECEIVERS:
         raise GraphTraceError(
-            f"{definition_location(fn)}: graph {name!r} is a method of {around}; a graph is traced once, and what "
-            f"`self` holds may change: write `def build_{name}(...)` that takes what it needs, and define the graph "
-            "inside it. Methods may be nodes"
+            f"{definition_location(fn)}: graph {name!r} is a method of {around}; a graph is traced once, not for each "
+            f"instance: write `def build_{name}(...)` that takes what it needs, which may be a method, and define the "
+            "graph inside it. Methods may be nodes"
         )
 
 
