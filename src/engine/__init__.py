@@ -17,6 +17,7 @@ from .engine import Engine as Engine
 from .engine import EngineStatistics as EngineStatistics
 from .engine import default_engine as _default_engine
 from .graph import Call, Graph
+from .graph import as_graph as _as_graph
 from .options import CallOptions as CallOptions
 from .options import resolve as _resolve
 from .planning import Plan as Plan
@@ -116,8 +117,7 @@ def deploy(
 
     Raises:
         TypeError: an argument is no graph.
-        ValueError: `strategy`, `max_restarts` or `within_seconds` is out of its range.
-        OptionsError: an option is unknown or does not apply.
+        OptionsError: an option is unknown, does not apply, or does not accept its value.
         EngineLoopError: no event loop is running.
     """
     return _default_engine().deploy(
@@ -130,7 +130,8 @@ def plan(graph: Graph[..., object], /) -> Plan:
     """Return what a graph will do: its steps after the planning passes, and what each pass changed. Needs no loop.
 
     Raises:
+        TypeError: the argument is no graph.
         GraphTraceError: the graph does something that a trace cannot represent.
         PlanError: a value does not fit the parameter it is passed to.
     """
-    return graph._planned(is_cached=_resolve("Engine", {}, {}).enable_caching)
+    return _as_graph(graph, "engine.plan")._planned(is_cached=_resolve("Engine", {}, {}).enable_caching)

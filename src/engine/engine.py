@@ -13,7 +13,7 @@ from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.threads import ThreadPoolStatistics
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry.tables import Rendered
-from .graph import Call, Graph, as_call
+from .graph import Call, Graph, as_call, as_graph
 from .options import DEFAULTS, CallOptions, ExecutionOptions, checked, resolve
 from .planning import Plan
 from .progress import is_shown
@@ -138,7 +138,7 @@ class Engine:
 
     def plan(self, graph: Graph[..., Any], /) -> Plan:
         """Return what a graph will do; see `penstock.engine.plan`."""
-        return graph._planned(is_cached=resolve("Engine", {}, self._options).enable_caching)
+        return as_graph(graph, "engine.plan")._planned(is_cached=resolve("Engine", {}, self._options).enable_caching)
 
     def statistics(self) -> EngineStatistics:
         """Return a snapshot of the counters."""

@@ -335,6 +335,23 @@ def _refuse_variadic(made: Graph[..., Any]) -> None:
             )
 
 
+def as_graph(graph: Any, verb: str) -> Graph[..., Any]:
+    """Return the graph that was passed.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(graph, Graph):
+        return graph  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Graph[..., Any]
+    remedy = "make one with @ps.graph"
+    if isinstance(graph, Call):
+        called: Call[Any] = graph  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Call[Any]
+        remedy = f"pass the graph without calling it, {verb}({called.graph.name})"
+    elif isinstance(graph, Node):
+        remedy = f"make one that calls the node: an `async def` with @ps.graph and `await {graph.name}(...)`"
+    raise TypeError(f"{verb} takes a graph, got {graph!r}: {remedy}")
+
+
 def as_call(call: Any, verb: str) -> Call[Any]:
     """Return the call that was meant; a graph without parameters may be passed itself.
 

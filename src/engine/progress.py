@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from .._errors import MissingExtraError
+from ..actors.accepted import SWITCH, check
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry.progress.standing import Standing
 
@@ -23,8 +24,10 @@ def is_shown(wanted: bool) -> bool:
     """Return whether progress can be shown, if that is wanted: standard error is a terminal.
 
     Raises:
+        OptionsError: `progress=` is neither True nor False.
         MissingExtraError: it is, and rich is not installed.
     """
+    check("progress", wanted, SWITCH)
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         return False
     try:
