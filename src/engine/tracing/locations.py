@@ -19,7 +19,7 @@ def call_location() -> str:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = _owner(frame.f_code.co_filename)
-        if owner == "user":
+        if owner == "user" and not is_generated(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if owner == "installed":
             found = frame  # perhaps the graph itself: then it is the outermost of the frames inside the tracer's
@@ -38,6 +38,11 @@ def definition_location(fn: object) -> str:
 def is_users(filename: str) -> bool:
     """Whether a file is neither of this package nor of the standard library; what has no file may be a notebook."""
     return _owner(filename) in ("user", "installed")
+
+
+def is_generated(frame: types.FrameType) -> bool:
+    """Whether nobody wrote the code of a frame, such as the `__init__` of a dataclass: its line means nothing."""
+    return frame.f_code.co_filename.startswith(("<string>", "<attrs")) and "__file__" in frame.f_globals
 
 
 @lru_cache(maxsize=1024)
