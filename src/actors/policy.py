@@ -1,6 +1,5 @@
 """What may be asked of a node beside its function: limits, timeout, retry, fallback, where it runs."""
 
-import random
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal
@@ -54,6 +53,8 @@ class Retry:
 
     def pause_seconds(self, failed_attempt: int) -> float:
         """Return how long to wait after attempt number `failed_attempt`, counted from 1."""
+        import random  # which takes a while, and most programs have no retries
+
         # The exponent is bounded because a float overflows at 2**1024, long after any sensible pause.
         pause = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** min(failed_attempt - 1, 60))
         return pause * (1 - self.jitter * random.random())

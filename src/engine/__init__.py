@@ -1,18 +1,17 @@
 """Running graphs: `run` for one call, `stream` for many, `deploy` for servers, `plan` to look at what will happen."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
+from .._late import late as _late
 from ..actors.channel_statistics import ChannelStatistics as ChannelStatistics
 from ..actors.node_actor import ActorStatistics as ActorStatistics
 from ..actors.policy import RunsOn as RunsOn
-from ..actors.processes import ProcessPoolStatistics as ProcessPoolStatistics
 from ..actors.supervision import ActorState as ActorState
 from ..actors.supervision import RestartMode as RestartMode
 from ..actors.supervision import Strategy as Strategy
 from ..actors.threads import ThreadPoolStatistics as ThreadPoolStatistics
 from .admission import AdmissionStatistics as AdmissionStatistics
-from .deployment import ServiceState as ServiceState
 from .engine import Engine as Engine
 from .engine import EngineStatistics as EngineStatistics
 from .engine import default_engine as _default_engine
@@ -22,12 +21,26 @@ from .options import CallOptions as CallOptions
 from .options import resolve as _resolve
 from .planning import Plan as Plan
 from .planning import Scheduler as Scheduler
-from .service import Service as Service
-from .service import ServiceStatistics as ServiceStatistics
 from .statistics import Bottleneck as Bottleneck
 from .streaming import Outcome as Outcome
 from .streaming import Stream as Stream
 from .streaming import StreamStatistics as StreamStatistics
+
+if TYPE_CHECKING:
+    from ..actors.processes import ProcessPoolStatistics as ProcessPoolStatistics
+    from .deployment import ServiceState as ServiceState
+    from .service import Service as Service
+    from .service import ServiceStatistics as ServiceStatistics
+else:
+    __getattr__, __dir__ = _late(
+        __name__,
+        {
+            "ProcessPoolStatistics": "..actors.processes",
+            "Service": ".service",
+            "ServiceState": ".deployment",
+            "ServiceStatistics": ".service",
+        },
+    )
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,7 +110,7 @@ def deploy(
     within_seconds: float = 5.0,
     warmup: bool = False,
     **options: Unpack[CallOptions],
-) -> Service[P, R]:
+) -> "Service[P, R]":
     """Make graphs resident, so that many callers share their actors, limits and stateful nodes.
 
     Args:

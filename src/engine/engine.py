@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overloa
 from weakref import WeakKeyDictionary
 
 from ..actors.node_actor import ActorStatistics
-from ..actors.processes import ProcessPoolStatistics
 from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.threads import ThreadPoolStatistics
 from ..actors.uninterrupted import uninterrupted
-from ..telemetry.tables import Rendered
+from ..telemetry.tables.rendered import Rendered
 from .graph import Call, Graph, as_call, as_graph
 from .options import DEFAULTS, CallOptions, ExecutionOptions, checked, resolve
 from .planning import Plan
 from .progress import is_shown
 from .running import run_call
 from .runtime import Runtime, running_loop
-from .service import Service
 from .streaming import CallsStream, Stream
 from .streams.call_kinds import values
 from .streams.call_scope import OwnScope
@@ -27,7 +25,9 @@ from .streams.streaming_call import StreamingCall
 from .streams.values_stream import ValuesStream
 
 if TYPE_CHECKING:
-    from ..telemetry.tables import Table
+    from ..actors.processes import ProcessPoolStatistics
+    from ..telemetry.tables.table import Table
+    from .service import Service
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,7 +48,7 @@ class EngineStatistics(Rendered):
     runs_in_flight: int
     scopes: int
     threads: ThreadPoolStatistics | None
-    processes: ProcessPoolStatistics | None
+    processes: "ProcessPoolStatistics | None"
     actors: tuple[ActorStatistics, ...]
 
     def _table(self) -> "Table":
@@ -130,8 +130,10 @@ class Engine:
         within_seconds: float = 5.0,
         warmup: bool = False,
         **options: Unpack[CallOptions],
-    ) -> Service[P, R]:
+    ) -> "Service[P, R]":
         """Make graphs resident, for servers; see `penstock.engine.deploy`."""
+        from .service import Service
+
         flags = SupervisorFlags(strategy, max_restarts, within_seconds)
         graphs: tuple[Graph[..., Any], ...] = (graph, *more)
         return Service(self._runtime, graphs, resolve("deploy", options, self._options), flags, warms_up=warmup)

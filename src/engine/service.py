@@ -15,7 +15,7 @@ from ..actors.frame import Frame
 from ..actors.node_actor import ActorStatistics
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import metrics, spans
-from ..telemetry.tables import Rendered
+from ..telemetry.tables.rendered import Rendered
 from .admission import AdmissionStatistics
 from .deployment import Deployment, Flight, ServiceState
 from .graph import Call, Graph, as_call, as_graph
@@ -36,7 +36,7 @@ from .streams.values_stream import ValuesStream
 from .wiring import Wired
 
 if TYPE_CHECKING:
-    from ..telemetry.tables import Table
+    from ..telemetry.tables.table import Table
     from .runtime import Runtime
 
 P = ParamSpec("P")

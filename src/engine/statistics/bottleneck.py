@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...actors.node_actor import ActorStatistics
-from ...telemetry.profiling.verdicts.limits.limit import LEAST_USED
-from ...telemetry.tables.quantities import significant
 
 # Items that waited for room, on average: with fewer, the inbox was full now and then, which limits nothing.
 LEAST_WAITING: Final = 0.5
@@ -37,6 +35,8 @@ class Bottleneck:
     concurrency: int | None
 
     def __str__(self) -> str:
+        from ...telemetry.tables.quantities import significant
+
         sentence = f"{self.node} limits it: on average {significant(self.waiting)} items waited for room in its inbox"
         if self.busy_share is None:
             return sentence
@@ -54,6 +54,8 @@ def find_bottleneck(actors: Sequence[ActorStatistics], elapsed_seconds: float | 
         actors: the nodes; those of one graph in topological order.
         elapsed_seconds: the time that the counters cover; None if unknown, and then nothing can be said.
     """
+    from ...telemetry.profiling.verdicts.limits.limit import LEAST_USED
+
     if not elapsed_seconds:
         return None
     found: dict[str, Bottleneck] = {}

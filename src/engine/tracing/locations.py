@@ -2,15 +2,11 @@
 
 import os
 import sys
-import sysconfig
 import types
-from functools import lru_cache
-from pathlib import Path
+from functools import cache, lru_cache
 from typing import Literal
 
-_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
-_LIBRARY = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib"))
-_INSTALLED = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib"))
+_PACKAGE = os.path.realpath(__file__).rsplit(os.sep, 3)[0] + os.sep
 
 
 def call_location() -> str:
@@ -45,6 +41,13 @@ def is_generated(frame: types.FrameType) -> bool:
     return frame.f_code.co_filename.startswith(("<string>", "<attrs")) and "__file__" in frame.f_globals
 
 
+@cache
+def _paths(*names: str) -> tuple[str, ...]:
+    import sysconfig  # which takes a while to load
+
+    return tuple([os.path.realpath(sysconfig.get_path(name)) + os.sep for name in names])
+
+
 @lru_cache(maxsize=1024)
 def _owner(filename: str) -> Literal["user", "installed", "library", "penstock"]:
     if filename.startswith("<"):
@@ -52,6 +55,6 @@ def _owner(filename: str) -> Literal["user", "installed", "library", "penstock"]
     path = os.path.realpath(filename)
     if path.startswith(_PACKAGE):
         return "penstock"
-    if path.startswith(_INSTALLED):
+    if path.startswith(_paths("purelib", "platlib")):
         return "installed"
-    return "library" if path.startswith(_LIBRARY) else "user"
+    return "library" if path.startswith(_paths("stdlib", "platstdlib")) else "user"
