@@ -8,6 +8,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
 from .._errors import GraphTraceError
+from ..telemetry.tables.characters import printable
 from .control import Control
 from .node import Node
 from .passes import merge_equal_calls
@@ -56,7 +57,7 @@ class Call(Unawaited, Generic[R_co]):
 
     def __repr__(self) -> str:
         # What asyncio.run(search("x")) shows before Python 3.14: it takes coroutines only, and says what it got.
-        return f"<Call of graph {self.graph.name}, which `await engine.run(call)` runs>"
+        return f"<Call of graph {printable(self.graph.name)}, which `await engine.run(call)` runs>"
 
 
 class Graph(Generic[P, R_co]):
@@ -199,7 +200,7 @@ class Graph(Generic[P, R_co]):
         return to_text(drawing_of(self._present_trace()))
 
     def __repr__(self) -> str:
-        return f"<Graph {self.name}>"
+        return f"<Graph {printable(self.name)}>"
 
     def _repr_svg_(self) -> str:
         from .drawing import to_svg

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 from .._errors import GraphTraceError
 from ..actors.accepted import NAME, check, refuse_unknown
 from ..actors.policy import Policy, Retry
+from ..telemetry.tables.characters import printable
 from .tracing.annotations import hints_of, signature_of
 from .tracing.locations import call_location
 from .tracing.ref import PendingRef, Ref, refuse_leak
@@ -298,7 +299,7 @@ class Node(Generic[P, Ret_co]):
             )
 
     def __repr__(self) -> str:
-        return f"<Node {self.name}>"
+        return f"<Node {printable(self.name)}>"
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...actors.node_actor import ActorStatistics
+from ...telemetry.tables.characters import printable
 
 # Items that waited for room, on average: with fewer, the inbox was full now and then, which limits nothing.
 LEAST_WAITING: Final = 0.5
@@ -37,7 +38,8 @@ class Bottleneck:
     def __str__(self) -> str:
         from ...telemetry.tables.quantities import significant
 
-        sentence = f"{self.node} limits it: on average {significant(self.waiting)} items waited for room in its inbox"
+        waiting = f"on average {significant(self.waiting)} items waited for room in its inbox"
+        sentence = f"{printable(self.node)} limits it: {waiting}"
         if self.busy_share is None:
             return sentence
         places = "its only place was" if self.concurrency == 1 else f"its {self.concurrency:,} places were"
