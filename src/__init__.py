@@ -3,7 +3,8 @@
 The map of the house, in the order in which its floors may know each other:
 
     _errors      every exception, one flat hierarchy; knows no one
-    telemetry    spans and logs through the API of OpenTelemetry, profiles, tables; knows no one
+    _late        names that a package imports when they are first used; knows no one
+    telemetry    spans and logs through the API of OpenTelemetry, profiles, tables; knows none but _late
     actors       one actor: channel, places, frame, crew of workers, policy, supervision, threads, processes
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
@@ -11,10 +12,10 @@ The map of the house, in the order in which its floors may know each other:
     _cli         the command line, a module for each command
 """
 
-from . import devices as devices
+from typing import TYPE_CHECKING
+
 from . import engine as engine
 from . import telemetry as telemetry
-from . import testing as testing
 from ._errors import ActorRestarted as ActorRestarted
 from ._errors import ActorStopped as ActorStopped
 from ._errors import ChannelClosed as ChannelClosed
@@ -39,6 +40,7 @@ from ._errors import ResourceError as ResourceError
 from ._errors import UnknownItemError as UnknownItemError
 from ._errors import WorkerDied as WorkerDied
 from ._errors import WorkSettledError as WorkSettledError
+from ._late import late as _late
 from .actors.batch import Batch as Batch
 from .actors.current import FrameInfo as FrameInfo
 from .actors.current import current as current
@@ -48,8 +50,6 @@ from .actors.own_loop import StreamActor as StreamActor
 from .actors.policy import Retry as Retry
 from .actors.work import StreamWork as StreamWork
 from .actors.work import Work as Work
-from .devices.device_node import DeviceNode as DeviceNode
-from .devices.device_node import device_node as device_node
 from .engine.control import cond as cond
 from .engine.control import map_each as map_each
 from .engine.control import switch as switch
@@ -66,6 +66,25 @@ from .engine.rate_limit import RateLimit as RateLimit
 from .engine.resources.resource import Resource as Resource
 from .engine.resources.resource import resource as resource
 from .engine.tracing.ref import Ref as Ref
+
+# Written here, too: to ask importlib.metadata takes as long as a quarter of all else. A test compares it.
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from . import devices as devices
+    from . import testing as testing
+    from .devices.device_node import DeviceNode as DeviceNode
+    from .devices.device_node import device_node as device_node
+else:
+    __getattr__, __dir__ = _late(
+        __name__,
+        {
+            "devices": ".devices",
+            "testing": ".testing",
+            "DeviceNode": ".devices.device_node",
+            "device_node": ".devices.device_node",
+        },
+    )
 
 for _public in [value for value in globals().values() if getattr(value, "__module__", "") == "penstock._errors"]:
     _public.__module__ = "penstock"  # tracebacks show the name that one imports

@@ -1,4 +1,4 @@
-"""The command line: `python -m penstock`."""
+"""The command line: `python -m penstock`, and the script `penstock`."""
 
 import sys
 

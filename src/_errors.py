@@ -1,7 +1,7 @@
 """Every exception that Penstock raises, in one flat hierarchy.
 
-All derive from `PenstockError`; those that mean "too late" are also the built-in `TimeoutError`,
-so that `except TimeoutError` works without knowing this module.
+All derive from `PenstockError`; those that mean "too late" are also the built-in `TimeoutError`, and that of a wrong
+option a `ValueError` and a `TypeError`, so that `except TimeoutError` works without knowing this module.
 """
 
 
@@ -21,8 +21,8 @@ class PlanError(PenstockError):
     """
 
 
-class OptionsError(PenstockError):
-    """An execution option is unknown, contradictory, or does not apply here; the message lists those that do."""
+class OptionsError(PenstockError, ValueError, TypeError):
+    """An option is unknown, does not apply here, or does not accept its value; the message says what it accepts."""
 
 
 class EngineLoopError(PenstockError):

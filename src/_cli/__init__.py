@@ -1,3 +1,3 @@
-"""The command line, `python -m penstock`: one module for each command."""
+"""The command line, `penstock` or `python -m penstock`: one module for each command."""
 
 from .main import main as main

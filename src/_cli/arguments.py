@@ -1,7 +1,14 @@
 """Kinds of arguments that commands share."""
 
 import argparse
+import sys
+from pathlib import Path
 from typing import NoReturn
+
+
+def program() -> str:
+    """Return how the command line was called: as the script, or as a module."""
+    return "penstock" if Path(sys.argv[0]).name == "penstock" else "python -m penstock"
 
 
 def seconds(text: str) -> float:

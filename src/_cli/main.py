@@ -8,8 +8,10 @@ import sys
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from .. import __version__
 from .._errors import PenstockError
 from . import devices, profile, simulate, top
+from .arguments import program
 
 
 class Command(Protocol):
@@ -46,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 if it went well, 1 if not. Wrong arguments exit with 2.
     """
-    parser = argparse.ArgumentParser(prog="python -m penstock", description="Graphs of async actors.")
+    parser = argparse.ArgumentParser(prog=program(), description="Graphs of async actors.")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS:
         subparser = commands.add_parser(name, help=command.SUMMARY)
@@ -56,6 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options)
     except PenstockError as error:
-        print(f"python -m penstock: {error}", file=sys.stderr)
+        print(f"{program()}: {error}", file=sys.stderr)
         return 1
     return status

@@ -14,7 +14,7 @@ from ..telemetry.live.client import Client
 from ..telemetry.live.look import Look
 from ..telemetry.live.tables import look_table
 from ..telemetry.tables.as_text import to_text
-from .arguments import seconds
+from .arguments import program, seconds
 
 SUMMARY: Final = "show what a running process does, and which node limits it"
 
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         # Who read the output has seen enough. What is left in the buffer would complain at the end of the interpreter.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        print(f"python -m penstock top: {error}", file=sys.stderr)
+        print(f"{program()} top: {error}", file=sys.stderr)
         return 1
     return 0
 

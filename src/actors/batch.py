@@ -1,12 +1,12 @@
 """`Batch`: how many items of many requests are handled together, and when."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
-from .whole_numbers import is_whole
+from .._errors import OptionsError
+from .accepted import NOT_NEGATIVE, Accepted, check_fields, instance, is_whole, optional, whole
 
 Buckets: TypeAlias = Literal["powers_of_two"] | tuple[int, ...]
 
@@ -37,8 +37,7 @@ class Batch:
             two begin at 8.
 
     Raises:
-        ValueError: a number is out of its range.
-        TypeError: an argument is of the wrong kind.
+        OptionsError: an argument has a value that it does not accept.
     """
 
     max_size: int
@@ -51,39 +50,47 @@ class Batch:
     length_buckets: Buckets = "powers_of_two"
 
     def __post_init__(self) -> None:
-        for name, value, least in (("max_size", self.max_size, 1), ("max_queue", self.max_queue, 0)):
-            if value is not None and not is_whole(value, least):
-                raise ValueError(f"Batch({name}={value!r}): a whole number of at least {least}")
-        if not 0 <= self.max_wait_seconds < math.inf:
-            raise ValueError(f"Batch(max_wait_seconds={self.max_wait_seconds!r}): 0 or more, and finite")
-        _check_buckets("buckets", self.buckets)
+        check_fields(self, _BATCH, "Batch(")
         if isinstance(self.buckets, tuple) and self.buckets[-1] > self.max_size:
-            raise ValueError(f"Batch(buckets={self.buckets!r}): none of them above max_size={self.max_size}")
-        _check_buckets("length_buckets", self.length_buckets)
-        _check_pad_axes(self.pad_axes)
+            raise OptionsError(f"Batch(buckets={self.buckets!r}): none of them above max_size={self.max_size}")
+        for name, axes in self.pad_axes.items():
+            if not _are_axes(axes):
+                raise OptionsError(
+                    f"Batch(pad_axes={{{name!r}: {axes!r}}}): an axis, counted from 0, or a tuple of them"
+                )
         if self.length_buckets != "powers_of_two" and not self.pad_axes:
-            raise ValueError(
+            raise OptionsError(
                 f"Batch(length_buckets={self.length_buckets!r}): pad_axes= says of which axes, and is missing"
             )
         object.__setattr__(self, "pad_axes", MappingProxyType(dict(self.pad_axes)))  # nobody changes it later
 
 
-def _check_buckets(name: str, buckets: object) -> None:
-    if buckets == "powers_of_two":
-        return
-    if not isinstance(buckets, tuple):
-        raise TypeError(f'Batch({name}={buckets!r}): "powers_of_two" or a tuple of whole numbers')
-    sizes = cast("tuple[int, ...]", buckets)
-    if not sizes or not all(is_whole(size, 1) for size in sizes) or list(sizes) != sorted(set(sizes)):
-        raise ValueError(f"Batch({name}={sizes!r}): whole numbers of at least 1, in ascending order")
+def _are_buckets(value: object) -> bool:
+    if isinstance(value, str):
+        return value == "powers_of_two"
+    sizes = cast("tuple[int, ...]", value) if isinstance(value, tuple) else ()
+    return bool(sizes) and all(is_whole(size, 1) for size in sizes) and list(sizes) == sorted(set(sizes))
 
 
-def _check_pad_axes(pad_axes: object) -> None:
-    if not isinstance(pad_axes, Mapping):
-        raise TypeError(f"Batch(pad_axes={pad_axes!r}): a mapping of names of parameters to axes")
-    for name, axes in cast("Mapping[object, object]", pad_axes).items():
-        if not isinstance(name, str):
-            raise TypeError(f"Batch(pad_axes=...): {name!r} is not the name of a parameter")
-        each = cast("tuple[object, ...]", axes) if isinstance(axes, tuple) else (axes,)
-        if not each or not all(is_whole(axis, 0) for axis in each) or len(set(each)) < len(each):
-            raise ValueError(f"Batch(pad_axes={{{name!r}: {axes!r}}}): an axis, counted from 0, or a tuple of them")
+def _are_parameters(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in cast("Mapping[object, object]", value))
+
+
+def _are_axes(value: object) -> bool:
+    axes = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+    return bool(axes) and all(is_whole(axis, 0) for axis in axes) and len(set(axes)) == len(axes)
+
+
+_BUCKETS: Final = Accepted(
+    '"powers_of_two" or a tuple of whole numbers of at least 1, in ascending order', _are_buckets
+)
+_BATCH: Final = {
+    "max_size": whole(1),
+    "max_wait_seconds": NOT_NEGATIVE,
+    "max_queue": optional(whole(0)),
+    "buckets": _BUCKETS,
+    "pad_axes": Accepted("a mapping of names of parameters to axes", _are_parameters),
+    "length_buckets": _BUCKETS,
+}
+# What `batch=` of a node accepts.
+BATCH: Final = optional(instance(Batch, "a Batch, such as penstock.Batch(max_size=32)"))

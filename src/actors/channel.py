@@ -10,14 +10,16 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
 from .._errors import ChannelClosed
-from ..telemetry.profiling.depth import DepthWatch
 from .channel_statistics import ChannelStatistics
 from .lanes import Lanes
+
+if TYPE_CHECKING:
+    from ..telemetry.profiling.depth import DepthWatch
 
 T = TypeVar("T")
 
@@ -279,7 +281,7 @@ class Channel(Generic[T]):
         """Allow puts again."""
         self._closed = False
 
-    def watch(self, watch: DepthWatch | None) -> None:
+    def watch(self, watch: "DepthWatch | None") -> None:
         """Tell a watch of every change of the depth from now on; None: nobody any more."""
         self._watch = watch
 

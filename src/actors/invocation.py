@@ -11,7 +11,6 @@ from .._errors import NodeCancelledError, NodeTimeoutError
 from ..telemetry import spans
 from .chain import run_linkwise
 from .loop_host import LoopHost
-from .processes import ProcessPool
 from .threads import ThreadPool
 from .traced import TracedExecution
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from .frame import Frame
     from .node_actor import Body, NodeActor
     from .parts import Reader
+    from .processes import ProcessPool
     from .worker import Worker
 
 
@@ -292,7 +292,7 @@ def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
     return run_in_thread
 
 
-def in_process(pool_of: Callable[[], ProcessPool], target: str) -> "Body":
+def in_process(pool_of: "Callable[[], ProcessPool]", target: str) -> "Body":
     """Return a body that runs `target` ("module:qualname") in a worker process."""
 
     async def run_in_process(

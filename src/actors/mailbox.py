@@ -1,16 +1,18 @@
 """Mailbox: an inbox, seen from who gives the actor its work."""
 
 import asyncio
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
 from .._errors import ChannelClosed, InboxClosed
-from ..telemetry.profiling.depth import DepthWatch
 from .channel import Channel
 from .channel_statistics import ChannelStatistics
 from .inbox import Inbox
 from .requests import AnyRequest
+
+if TYPE_CHECKING:
+    from ..telemetry.profiling.depth import DepthWatch
 
 W = TypeVar("W", bound=AnyRequest[Any])
 
@@ -106,7 +108,7 @@ class Mailbox(Inbox[W]):
         if self._channel.closed:
             self._channel.reopen()
 
-    def watch(self, watch: DepthWatch | None) -> None:
+    def watch(self, watch: "DepthWatch | None") -> None:
         """Tell a watch of every change of the depth from now on; None: nobody any more."""
         self._channel.watch(watch)
 

@@ -15,13 +15,13 @@ from .invocation import invoke, timed
 from .mailbox import Mailbox
 from .places import Places
 from .policy import Policy
-from .recorder import Recorder, Sampling
 from .reentrancy import refuse_if_endless
 from .supervision import ActorState
 
 if TYPE_CHECKING:
     from .errand import Carrier
     from .frame import Frame
+    from .recorder import Recorder, Sampling
     from .worker import Worker
 
 # How a worker runs the handler. The first two are the hot path; everything with a policy takes the third.
@@ -235,19 +235,21 @@ class NodeActor:
         """Whether no attempt can succeed any more: its instance, or its loop, has ended and is not restarted."""
         return (self.gate is not None and self.gate.is_stopped) or (self.work is not None and self.work.closed)
 
-    def measure(self, sampling: Sampling | None) -> None:
+    def measure(self, sampling: "Sampling | None") -> None:
         """Time the executions from now on, all or a sample; with None, do not any more."""
         if sampling is not None:
+            from .recorder import Recorder  # with the records of a profile
+
             switch = {ASYNC: self._time_async, INLINE: self._time_inline}.get(self.mode)
             self.recorder = Recorder(self, switch, sampling)
         elif self.recorder is not None:
             self.recorder.end()
             self.recorder = None
 
-    def _time_async(self, recorder: Recorder | None) -> None:
+    def _time_async(self, recorder: "Recorder | None") -> None:
         self.mode, self.invoke = (ASYNC, invoke) if recorder is None else (GENERAL, timed)
 
-    def _time_inline(self, recorder: Recorder | None) -> None:
+    def _time_inline(self, recorder: "Recorder | None") -> None:
         self.run = compose(self.links, self, recorder)
 
     def thread_returned(self) -> None:

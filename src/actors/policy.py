@@ -1,13 +1,26 @@
 """What may be asked of a node beside its function: limits, timeout, retry, fallback, where it runs."""
 
-import math
-import random
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Final, Literal
 
+from .._errors import OptionsError
+from .accepted import (
+    FUNCTION,
+    NAME,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    SWITCH,
+    Accepted,
+    are_exceptions,
+    check_fields,
+    instance,
+    one_of,
+    optional,
+    whole,
+)
 from .supervision import RestartMode
-from .whole_numbers import is_whole
 
 RunsOn = Literal["loop", "thread", "process"]
 """The values of `runs_on=`: where a plain `def` is called."""
@@ -25,7 +38,7 @@ class Retry:
         retry_on: the exceptions that are worth another attempt.
 
     Raises:
-        ValueError: a number is out of its range.
+        OptionsError: an argument has a value that it does not accept.
     """
 
     attempts: int
@@ -36,15 +49,12 @@ class Retry:
     retry_on: type[Exception] | tuple[type[Exception], ...] = Exception
 
     def __post_init__(self) -> None:
-        if not is_whole(self.attempts, 1):
-            raise ValueError(f"Retry(attempts={self.attempts!r}): a whole number of at least 1, with the first time")
-        if not (0 <= self.backoff_seconds < math.inf and 0 <= self.max_backoff_seconds < math.inf):
-            raise ValueError("Retry: backoff_seconds and max_backoff_seconds must be finite and not negative")
-        if not 0 <= self.jitter <= 1:
-            raise ValueError(f"Retry(jitter={self.jitter}): a share between 0 and 1")
+        check_fields(self, _RETRY, "Retry(")
 
     def pause_seconds(self, failed_attempt: int) -> float:
         """Return how long to wait after attempt number `failed_attempt`, counted from 1."""
+        import random  # which takes a while, and most programs have no retries
+
         # The exponent is bounded because a float overflows at 2**1024, long after any sensible pause.
         pause = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** min(failed_attempt - 1, 60))
         return pause * (1 - self.jitter * random.random())
@@ -69,26 +79,9 @@ class Policy:
     model: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "capacity", "max_bytes"):
-            value = getattr(self, name)
-            if value is not None and not is_whole(value, 1):
-                raise ValueError(f"{name}={value!r}: a whole number of at least 1")
-        if self.timeout_seconds is not None and not 0 < self.timeout_seconds < math.inf:
-            raise ValueError(
-                f"timeout_seconds={self.timeout_seconds!r}: more than 0 and finite; leave it out for no limit"
-            )
-        if self.shutdown_seconds is not None and not 0 <= self.shutdown_seconds < math.inf:
-            raise ValueError(f"shutdown_seconds={self.shutdown_seconds!r}: 0 or more, and finite")
-        if self.model is not None and not _is_name(self.model):
-            raise ValueError(f"model={self.model!r}: the name of the model that it calls, such as 'gpt-5'")
-        if self.runs_on not in ("loop", "thread", "process"):
-            raise ValueError(f"runs_on={self.runs_on!r}: one of 'loop', 'thread', 'process'")
-        if self.restart not in get_args(RestartMode):
-            raise ValueError(f"restart={self.restart!r}: one of {', '.join(map(repr, get_args(RestartMode)))}")
-        if not _are_exceptions(self.restart_on):
-            raise ValueError(f"restart_on={self.restart_on!r}: a tuple of exception classes")
+        check_fields(self, _POLICY)
         if self.pure and self.effectful:
-            raise ValueError("a node is either pure or effectful, not both")
+            raise OptionsError("pure=True, effectful=True: a node is either pure or effectful, not both")
 
     @property
     def is_plain(self) -> bool:
@@ -101,10 +94,25 @@ class Policy:
         return self.timeout_seconds is None and self.retry is None and self.fallback is None
 
 
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _are_exceptions(value: object) -> bool:
-    classes = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (None,)
-    return all(isinstance(one, type) and issubclass(one, Exception) for one in classes)
+_RETRY: Final = {
+    "attempts": Accepted(f"{whole(1).text}, with the first time", whole(1).fits),
+    "backoff_seconds": NOT_NEGATIVE,
+    "max_backoff_seconds": NOT_NEGATIVE,
+    "jitter": SHARE,
+    "retry_on": Accepted(
+        "an exception class, or a tuple of them", lambda value: are_exceptions((value,)) or are_exceptions(value)
+    ),
+}
+_POLICY: Final = {
+    **dict.fromkeys(("concurrency", "capacity", "max_bytes"), optional(whole(1))),
+    "runs_on": one_of(RunsOn),
+    "timeout_seconds": optional(POSITIVE),
+    "retry": optional(instance(Retry, "a Retry, such as penstock.Retry(3)")),
+    "fallback": optional(Accepted("a function of the exception", FUNCTION.fits)),
+    "pure": SWITCH,
+    "effectful": SWITCH,
+    "restart": one_of(RestartMode),
+    "restart_on": Accepted("a tuple of exception classes", are_exceptions),
+    "shutdown_seconds": optional(NOT_NEGATIVE),
+    "model": optional(Accepted("the name of the model that it calls, such as 'gpt-5'", NAME.fits)),
+}

@@ -11,13 +11,15 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._errors import EngineClosedError, WorkerDied
 from ..telemetry import spans
 from . import pickling
 from .threads import ThreadPool, before_interpreter_exit
-from .worker_process import WorkerProcess
+
+if TYPE_CHECKING:
+    from .worker_process import WorkerProcess
 
 # An idle worker has nothing to do but run its exit handlers; one that takes longer is killed.
 _EXIT_GRACE_SECONDS = 0.5
@@ -53,7 +55,7 @@ class _Call:
     kwargs: dict[str, Any]
     headers: dict[str, str]  # of the trace that it belongs to
     cancelled: bool = False
-    worker: WorkerProcess | None = field(default=None)
+    worker: "WorkerProcess | None" = field(default=None)
 
 
 class ProcessPool:
@@ -205,12 +207,14 @@ class ProcessPool:
             self._remove(worker, _EXIT_GRACE_SECONDS)
         return _unpack(call.target, *reply)
 
-    def _assign(self, call: _Call) -> WorkerProcess:
+    def _assign(self, call: _Call) -> "WorkerProcess":
         """Give the call a worker that lives, from the idle ones or new."""
         while idle := self._take_for(call):
             if idle.alive():
                 return idle
             self._remove(idle, 0, call)
+        from .worker_process import WorkerProcess  # which loads multiprocessing
+
         worker = WorkerProcess()
         with self._lock:
             self._workers.add(worker)
@@ -225,14 +229,14 @@ class ProcessPool:
             )
         return worker
 
-    def _take_for(self, call: _Call) -> WorkerProcess | None:
+    def _take_for(self, call: _Call) -> "WorkerProcess | None":
         with self._lock:
             if call.cancelled or not self._idle:
                 return None
             call.worker = self._idle.pop()  # the last used: its caches are warm
             return call.worker
 
-    def _remove(self, worker: WorkerProcess, grace_seconds: float, call: _Call | None = None) -> str:
+    def _remove(self, worker: "WorkerProcess", grace_seconds: float, call: _Call | None = None) -> str:
         """Wait for a process that is ending and say how it ended."""
         with self._lock:  # from here on nobody kills it
             self._workers.discard(worker)

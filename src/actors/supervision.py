@@ -5,12 +5,11 @@ does what it decides. The rules are those of OTP's `supervisor` (stdlib): the st
 children, and the restart intensity. The pause before a restart is not OTP's.
 """
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Final, Literal
 
-from .whole_numbers import is_whole
+from .accepted import POSITIVE, check_fields, one_of, whole
 
 Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
 """The values of `strategy=`: which others are restarted with a stateful node that has crashed."""
@@ -29,6 +28,9 @@ FIRST_PAUSE_SECONDS = 0.05
 MAX_PAUSES_SECONDS = 1.0
 
 
+_FLAGS: Final = {"strategy": one_of(Strategy), "max_restarts": whole(0), "within_seconds": POSITIVE}
+
+
 @dataclass(frozen=True)
 class SupervisorFlags:
     """How a supervisor restarts; OTP's words, with the defaults of the design.
@@ -40,7 +42,7 @@ class SupervisorFlags:
         within_seconds: the window, in seconds.
 
     Raises:
-        ValueError: a value is out of its range.
+        OptionsError: a value is out of its range.
     """
 
     strategy: Strategy = "one_for_one"
@@ -48,12 +50,7 @@ class SupervisorFlags:
     within_seconds: float = 5.0
 
     def __post_init__(self) -> None:
-        if self.strategy not in get_args(Strategy):
-            raise ValueError(f"strategy={self.strategy!r}: one of {', '.join(map(repr, get_args(Strategy)))}")
-        if not is_whole(self.max_restarts, 0):
-            raise ValueError(f"max_restarts={self.max_restarts!r}: a whole number of at least 0")
-        if not 0 < self.within_seconds < math.inf:
-            raise ValueError(f"within_seconds={self.within_seconds!r}: more than 0 and finite")
+        check_fields(self, _FLAGS)
 
     def pause_seconds(self, restart: int) -> float:
         """Return how long to wait before restart number `restart` of the window, counted from 1.

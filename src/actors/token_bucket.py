@@ -2,7 +2,7 @@
 
 import math
 
-from .whole_numbers import is_whole
+from .accepted import POSITIVE, check, whole
 
 
 class TokenBucket:
@@ -17,14 +17,12 @@ class TokenBucket:
         burst: tokens that it holds, and begins with.
 
     Raises:
-        ValueError: a number is out of its range.
+        OptionsError: a number is out of its range.
     """
 
     def __init__(self, per_second: float, burst: int) -> None:
-        if not 0 < per_second < math.inf:
-            raise ValueError(f"per_second={per_second!r}: more than 0 and finite")
-        if not is_whole(burst, 1):
-            raise ValueError(f"burst={burst!r}: a whole number of at least 1")
+        check("per_second", per_second, POSITIVE)
+        check("burst", burst, whole(1))
         self._seconds_per_token = 1 / per_second
         self._slack = (burst - 1) / per_second
         self._full_at = -math.inf

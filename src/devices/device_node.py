@@ -4,10 +4,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
-from ..actors.batch import Batch
+from ..actors.accepted import NAME, SWITCH, check, optional, refuse_unknown, whole
+from ..actors.batch import BATCH, Batch
 from ..actors.policy import Policy, Retry
-from ..actors.whole_numbers import is_whole
 from ..engine.engine import default_engine
+from ..engine.graph import Graph
 from ..engine.node import Node, is_async, is_generator
 from ..engine.options import resolve
 from .batches.batch_statistics import BatchStatistics
@@ -62,6 +63,7 @@ def device_node(
     timeout_seconds: float | None = None,
     retry: Retry | None = None,
     fallback: Callable[[Exception], Any] | None = None,
+    **unknown: Any,
 ) -> Any:
     """Make a node of a JAX function: it is compiled off the event loop, and runs on a device.
 
@@ -93,6 +95,7 @@ def device_node(
         timeout_seconds: seconds that one attempt may take.
         retry: which failures are worth another attempt.
         fallback: function of the exception, run once after the last attempt; its result is the node's.
+        **unknown: what is no option; it is refused.
 
     Returns:
         A `Node`.
@@ -100,22 +103,24 @@ def device_node(
     Raises:
         MissingExtraError: JAX is not installed.
         TypeError: the function cannot run on a device, or an option does not fit it.
-        ValueError: a number is out of its range.
+        OptionsError: an option is unknown, or does not accept its value.
     """
+    refuse_unknown(unknown, device_node, "@ps.device_node")
 
     def decorate(target: Callable[..., Any]) -> Node[..., Any]:
         require_jax()
         from .device_executor import DeviceExecutor
         from .device_programs import DeviceOptions, DevicePrograms
 
-        policy = Policy(
-            concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure
-        )  # fmt: skip
+        check("name", name, optional(NAME))
         label = name or str(getattr(target, "__name__", type(target).__name__))
         _check_function(target, label)
         _check_place(label, device, batch)
         _check_switches(label, donate, pure)
         _check_numbers(label, device, replicas, prefetch)
+        policy = Policy(
+            concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure
+        )  # fmt: skip
         options = DeviceOptions(
             device, batch, _names(label, static), donate, pure, in_specs, out_specs, replicas, prefetch,
             _samples(label, sample_input),
@@ -165,8 +170,7 @@ def _check_place(label: str, device: object, batch: object) -> None:
             f"device node {label!r} has device={device!r}: the name of a device, a jax.Device, a jax.sharding.Mesh or "
             "a DeviceMesh"
         )
-    if batch is not None and not isinstance(batch, Batch):
-        raise TypeError(f"device node {label!r} has batch={batch!r}: a Batch, such as penstock.Batch(max_size=32)")
+    check("batch", batch, BATCH, f"device node {label!r} has ")
 
 
 def _check_switches(label: str, donate: object, pure: object) -> None:
@@ -176,8 +180,7 @@ def _check_switches(label: str, donate: object, pure: object) -> None:
             "out from the graph. Code that keeps its own arrays names them: penstock.devices.actor(...).run has "
             "donate_argnums="
         )
-    if not isinstance(pure, bool):
-        raise TypeError(f"device node {label!r} has pure={pure!r}: True or False")
+    check("pure", pure, SWITCH, f"device node {label!r} has ")
 
 
 def _names(label: str, static: object) -> tuple[str, ...]:
@@ -203,8 +206,7 @@ def _samples(label: str, given: tuple[Any, ...] | list[tuple[Any, ...]]) -> tupl
 
 def _check_numbers(label: str, device: Any, replicas: int, prefetch: int) -> None:
     for option, value in (("replicas", replicas), ("prefetch", prefetch)):
-        if not is_whole(value, 1):
-            raise ValueError(f"device node {label!r} has {option}={value!r}: a whole number of at least 1")
+        check(option, value, whole(1), f"device node {label!r} has ")
     if replicas > 1 and not (isinstance(device, str) or is_device(device)):
         raise TypeError(
             f"device node {label!r} has replicas={replicas}, and runs on a mesh, whose devices compute together: name "
@@ -213,12 +215,13 @@ def _check_numbers(label: str, device: Any, replicas: int, prefetch: int) -> Non
 
 
 def _check_function(target: object, label: str) -> None:
-    if isinstance(target, Node):
-        raise TypeError(f"{label!r} is a node already; @device_node goes on a plain function")
+    if isinstance(target, Node | Graph):
+        kind = "node" if isinstance(target, Node) else "graph"
+        raise TypeError(f"{target.name!r} is a {kind} already; @device_node goes on a plain function")
     if isinstance(target, type) or not callable(target):
         raise TypeError(
-            f"@device_node goes on a function, and {label!r} is none: state on a device belongs into a class that is a "
-            "@node and uses penstock.devices.actor"
+            f"@device_node goes on a function, and {target!r} is none: state on a device belongs into a class that is "
+            "a @node and uses penstock.devices.actor"
         )
     if is_async(target) or is_generator(target) or inspect.isgeneratorfunction(target):
         raise TypeError(

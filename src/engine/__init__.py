@@ -1,32 +1,46 @@
 """Running graphs: `run` for one call, `stream` for many, `deploy` for servers, `plan` to look at what will happen."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
+from .._late import late as _late
 from ..actors.channel_statistics import ChannelStatistics as ChannelStatistics
 from ..actors.node_actor import ActorStatistics as ActorStatistics
 from ..actors.policy import RunsOn as RunsOn
-from ..actors.processes import ProcessPoolStatistics as ProcessPoolStatistics
 from ..actors.supervision import ActorState as ActorState
 from ..actors.supervision import RestartMode as RestartMode
 from ..actors.supervision import Strategy as Strategy
 from ..actors.threads import ThreadPoolStatistics as ThreadPoolStatistics
 from .admission import AdmissionStatistics as AdmissionStatistics
-from .deployment import ServiceState as ServiceState
 from .engine import Engine as Engine
 from .engine import EngineStatistics as EngineStatistics
 from .engine import default_engine as _default_engine
 from .graph import Call, Graph
+from .graph import as_graph as _as_graph
 from .options import CallOptions as CallOptions
 from .options import resolve as _resolve
 from .planning import Plan as Plan
 from .planning import Scheduler as Scheduler
-from .service import Service as Service
-from .service import ServiceStatistics as ServiceStatistics
 from .statistics import Bottleneck as Bottleneck
 from .streaming import Outcome as Outcome
 from .streaming import Stream as Stream
 from .streaming import StreamStatistics as StreamStatistics
+
+if TYPE_CHECKING:
+    from ..actors.processes import ProcessPoolStatistics as ProcessPoolStatistics
+    from .deployment import ServiceState as ServiceState
+    from .service import Service as Service
+    from .service import ServiceStatistics as ServiceStatistics
+else:
+    __getattr__, __dir__ = _late(
+        __name__,
+        {
+            "ProcessPoolStatistics": "..actors.processes",
+            "Service": ".service",
+            "ServiceState": ".deployment",
+            "ServiceStatistics": ".service",
+        },
+    )
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,7 +111,7 @@ def deploy(
     within_seconds: float = 5.0,
     warmup: bool = False,
     **options: Unpack[CallOptions],
-) -> Service[P, R]:
+) -> "Service[P, R]":
     """Make graphs resident, so that many callers share their actors, limits and stateful nodes.
 
     Args:
@@ -117,8 +131,7 @@ def deploy(
 
     Raises:
         TypeError: an argument is no graph.
-        ValueError: `strategy`, `max_restarts` or `within_seconds` is out of its range.
-        OptionsError: an option is unknown or does not apply.
+        OptionsError: an option is unknown, does not apply, or does not accept its value.
         EngineLoopError: no event loop is running.
     """
     return _default_engine().deploy(
@@ -131,7 +144,8 @@ def plan(graph: Graph[..., object], /) -> Plan:
     """Return what a graph will do: its steps after the planning passes, and what each pass changed. Needs no loop.
 
     Raises:
+        TypeError: the argument is no graph.
         GraphTraceError: the graph does something that a trace cannot represent.
         PlanError: a value does not fit the parameter it is passed to.
     """
-    return graph._planned(is_cached=_resolve("Engine", {}, {}).enable_caching)
+    return _as_graph(graph, "engine.plan")._planned(is_cached=_resolve("Engine", {}, {}).enable_caching)

@@ -16,7 +16,7 @@ from ..actors.node_actor import Body, NodeActor
 from ..actors.uninterrupted import until
 from ..actors.worker import Worker
 from ..telemetry import spans
-from .control import Control, checked_branch, iteration_limit
+from .control import Control, check_items, checked_branch, iteration_limit
 
 if TYPE_CHECKING:
     from .wiring import Wired
@@ -57,6 +57,7 @@ def body_of(control: Control, bodies: "tuple[Wired, ...]") -> Body:
         return value
 
     async def map_each(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+        check_items(args[0])
         return await _BodyRuns(worker, bodies[0], frame, captured(args, 0, 1)).run(args[0], control.limit)
 
     return {"cond": cond, "switch": switch, "while_loop": while_loop, "map_each": map_each}[control.kind]

@@ -4,14 +4,17 @@ Called outside a trace they are plain Python. While a graph is traced, each beco
 graphs of their own: an iteration never enters an inbox of the outer graph.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any, Literal, TypeVar, cast, overload
 
-from .._errors import IterationLimitError
+from .._errors import GraphTraceError, IterationLimitError
+from ..actors.accepted import check, whole
 from ..actors.parts import close_stream
-from ..actors.whole_numbers import is_whole
 from .tracing.annotations import result_hint
+from .tracing.locations import call_location
+from .tracing.ref import Ref, Unawaited
 from .tracing.tracer import Trace, active
 
 T = TypeVar("T")
@@ -83,7 +86,11 @@ def cond(
 
     Returns:
         The result of the body that ran.
+
+    Raises:
+        TypeError: a body is no function, but e.g. a call of one.
     """
+    _check_bodies("cond(predicate, then, otherwise, operand)", then=then, otherwise=otherwise)
     tracer = active()
     if tracer is None:
         return _await(then if predicate else otherwise, operand)
@@ -106,9 +113,14 @@ def switch(index: int, branches: tuple[Callable[[T], Awaitable[U]], ...], operan
 
     Raises:
         IndexError: there is no branch with that number.
+        TypeError: `branches` is no tuple of functions.
     """
+    if not isinstance(cast("object", branches), tuple | list):
+        raise _misuse(f"ps.switch takes a tuple of branches, then the operand, got {_shown(branches)}")
     if not branches:
         raise ValueError("ps.switch needs at least one branch")
+    for number, branch in enumerate(branches):
+        _check_bodies("switch(index, branches, operand)", **{f"branches[{number}]": branch})
     tracer = active()
     if tracer is None:
         return _await(branches[checked_branch(index, len(branches))], operand)
@@ -137,10 +149,11 @@ def while_loop(
 
     Raises:
         IterationLimitError: the predicate is still true after `max_iterations`.
-        ValueError: `max_iterations` is no whole number of at least 0.
+        OptionsError: `max_iterations` is no whole number of at least 0.
+        TypeError: `predicate` or `body` is no function, but e.g. a call of one.
     """
-    if not is_whole(max_iterations, 0):
-        raise ValueError(f"while_loop(max_iterations={max_iterations!r}): a whole number of at least 0")
+    check("max_iterations", max_iterations, whole(0), "while_loop(")
+    _check_bodies("while_loop(predicate, body, initial)", predicate=predicate, body=body)
     tracer = active()
     if tracer is None:
         return _loop(predicate, body, initial, max_iterations)
@@ -178,15 +191,40 @@ def map_each(
         The results, in the order of the items: for a list a list, to be awaited; for a stream a stream.
 
     Raises:
-        ValueError: `concurrency` is no whole number of at least 1.
+        OptionsError: `concurrency` is no whole number of at least 1.
+        TypeError: `fn` is no function, but e.g. a call of one; `items` are none, or a dict.
     """
-    if not is_whole(concurrency, 1):
-        raise ValueError(f"map_each(concurrency={concurrency!r}): a whole number of at least 1")
+    check("concurrency", concurrency, whole(1), "map_each(")
+    _check_bodies("map_each(fn, items)", fn=fn)
+    if not isinstance(items, Ref | AsyncIterable):
+        check_items(items)
     tracer = active()
     if tracer is None:
         return _map_stream(fn, items) if isinstance(items, AsyncIterable) else _map(fn, items)
     control = Control("map_each", concurrency, over_stream=tracer.is_stream(items))
     return cast("Awaitable[list[Any]] | AsyncIterator[Any]", _record(control, (items,), (("each", fn),)))
+
+
+def check_items(items: Any) -> None:
+    """Refuse what `map_each` could not take one by one, and a dict.
+
+    Raises:
+        TypeError: the items are none; a GraphTraceError while a graph is traced.
+    """
+    if isinstance(items, Iterable) and not isinstance(items, Mapping | Unawaited):
+        return
+    remedy = "it takes a list, another iterable, or a stream"
+    if isinstance(items, Mapping):
+        remedy = "of a dict it could mean keys, values or both: pass list(d) or list(d.items())"
+    elif isinstance(items, Unawaited):
+        remedy = "write `await` before its call"
+    elif isinstance(items, AsyncIterable):
+        remedy = "it is a stream, and the graph does not know: annotate its parameter as AsyncIterator"
+    elif hasattr(items, "__getitem__"):
+        return  # the older way to be iterable
+    elif callable(items):
+        remedy = "the function comes first, ps.map_each(fn, items)"
+    raise _misuse(f"ps.map_each cannot take the items of {_shown(items)}: {remedy}")
 
 
 def checked_branch(index: int, count: int) -> int:
@@ -202,6 +240,29 @@ def iteration_limit(limit: int) -> IterationLimitError:
         f"ps.while_loop ran its body {limit} times and the predicate is still true; raise max_iterations= if it is "
         "meant to run longer"
     )
+
+
+def _check_bodies(construct: str, **bodies: Any) -> None:
+    for name, body in bodies.items():
+        if callable(body) and not isinstance(body, Ref | Unawaited | Awaitable):
+            continue
+        remedy = "it takes a node, a graph or a function of one value, known while the graph is traced"
+        if isinstance(body, Unawaited | CoroutineType):
+            remedy = "pass the function itself, without calling it"
+        elif construct.startswith("map_each"):
+            remedy = "the function comes first, then the items"
+        if isinstance(body, CoroutineType):
+            body.close()
+        raise _misuse(f"ps.{construct} got {name}={_shown(body)}: {remedy}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _misuse(message: str) -> Exception:
+    return TypeError(message) if active() is None else GraphTraceError(f"{call_location()}: {message}")
 
 
 def _record(control: Control, args: tuple[Any, ...], bodies: tuple[tuple[str, Callable[..., Any]], ...]) -> Any:

@@ -3,13 +3,15 @@
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
-from ..actors.batch import Batch
+from ..actors.accepted import NAME, check, optional, refuse_unknown
+from ..actors.batch import BATCH, Batch
 from ..actors.own_loop import owns_loop
 from ..actors.policy import Policy, Retry, RunsOn
 from ..actors.supervision import RestartMode
 from .batched import batched_node
+from .graph import Graph
 from .node import Node
-from .stateful import make_stateful
+from .stateful import is_stateful, make_stateful
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -100,6 +102,7 @@ def node(
     restart_on: tuple[type[Exception], ...] = (),
     shutdown_seconds: float | None = None,
     model: str | None = None,
+    **unknown: Any,
 ) -> Any:
     """Make a node of a function, an async function, or a class whose instances are called.
 
@@ -127,14 +130,18 @@ def node(
             more work comes; it is cancelled then. 5 by default; 0 cancels it at once.
         model: it calls this model, and does nothing else that takes long: its spans get the names that OpenTelemetry
             has for model calls, with the tokens that `usage` of its result says.
+        **unknown: what is no option; it is refused.
 
     Returns:
         A `Node`; a class stays a class, and calls of its instances become steps.
 
     Raises:
-        ValueError: a number is out of its range.
+        OptionsError: an option is unknown, or does not accept its value.
         TypeError: the function cannot be a node as asked, e.g. an `async def` with runs_on="thread".
     """
+    refuse_unknown(unknown, node, "@ps.node")
+    check("name", name, optional(NAME))
+    check("batch", batch, BATCH)
     policy = Policy(
         concurrency, capacity, max_bytes, runs_on, timeout_seconds, retry, fallback,
         pure=pure, effectful=effectful, restart=restart, restart_on=restart_on,
@@ -142,13 +149,20 @@ def node(
     )  # fmt: skip
 
     def decorate(target: Any) -> Any:
+        if isinstance(target, Node):
+            raise TypeError(f"{target.name!r} is a node already; use {target.name}.with_policy(...) for a copy")
+        if isinstance(target, Graph):
+            raise TypeError(
+                f"{target.name!r} is a graph already; another graph calls it as it is, and the policies are those of "
+                "its nodes"
+            )
+        if is_stateful(target) and not isinstance(target, type):
+            raise TypeError(f"{target!r} is an instance of a node already: @ps.node goes on its class")
         if shutdown_seconds is not None and not (isinstance(target, type) and owns_loop(cast("type[Any]", target))):
             raise TypeError(
                 f"node {name or getattr(target, '__name__', target)!r} has no loop that could take shutdown_seconds= "
                 "to end; it is for classes derived from ps.Actor or ps.StreamActor"
             )
-        if isinstance(target, Node):
-            raise TypeError(f"{target.name!r} is a node already; use {target.name}.with_policy(...) for a copy")
         if batch is not None and callable(target):
             return batched_node(target, batch, policy, name)
         if isinstance(target, type):

@@ -6,21 +6,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
-from .._errors import OptionsError
+from ..actors.accepted import check, optional, whole
 from ..actors.node_actor import ActorStatistics
-from ..actors.processes import ProcessPoolStatistics
 from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.threads import ThreadPoolStatistics
 from ..actors.uninterrupted import uninterrupted
-from ..actors.whole_numbers import is_whole
-from ..telemetry.tables import Rendered
-from .graph import Call, Graph, as_call
+from ..telemetry.tables.rendered import Rendered
+from .graph import Call, Graph, as_call, as_graph
 from .options import CallOptions, ExecutionOptions, checked, of_engine, resolve
 from .planning import Plan
 from .progress import is_shown
 from .running import run_call
 from .runtime import Runtime, running_loop
-from .service import Service
 from .streaming import CallsStream, Stream
 from .streams.call_kinds import values
 from .streams.call_scope import OwnScope
@@ -28,7 +25,9 @@ from .streams.streaming_call import StreamingCall
 from .streams.values_stream import ValuesStream
 
 if TYPE_CHECKING:
-    from ..telemetry.tables import Table
+    from ..actors.processes import ProcessPoolStatistics
+    from ..telemetry.tables.table import Table
+    from .service import Service
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,7 +48,7 @@ class EngineStatistics(Rendered):
     runs_in_flight: int
     scopes: int
     threads: ThreadPoolStatistics | None
-    processes: ProcessPoolStatistics | None
+    processes: "ProcessPoolStatistics | None"
     actors: tuple[ActorStatistics, ...]
 
     def _table(self) -> "Table":
@@ -76,8 +75,7 @@ class Engine:
 
     def __init__(self, *, max_processes: int | None = None, **options: Unpack[CallOptions]) -> None:
         checked(options, "Engine")
-        if max_processes is not None and not is_whole(max_processes, 1):
-            raise OptionsError(f"max_processes={max_processes!r}: a whole number of at least 1, or None")
+        check("max_processes", max_processes, optional(whole(1)))
         self._options: dict[str, Any] = dict(options)
         # Those of `with execution_options(...)` count for what is called there, and not for what an Engine owns.
         self._runtime = Runtime(of_engine(options).max_workers, max_processes, is_default=self._is_default)
@@ -134,15 +132,17 @@ class Engine:
         within_seconds: float = 5.0,
         warmup: bool = False,
         **options: Unpack[CallOptions],
-    ) -> Service[P, R]:
+    ) -> "Service[P, R]":
         """Make graphs resident, for servers; see `penstock.engine.deploy`."""
+        from .service import Service
+
         flags = SupervisorFlags(strategy, max_restarts, within_seconds)
         graphs: tuple[Graph[..., Any], ...] = (graph, *more)
         return Service(self._runtime, graphs, resolve("deploy", options, self._options), flags, warms_up=warmup)
 
     def plan(self, graph: Graph[..., Any], /) -> Plan:
         """Return what a graph will do; see `penstock.engine.plan`."""
-        return graph._planned(is_cached=resolve("Engine", {}, self._options).enable_caching)
+        return as_graph(graph, "engine.plan")._planned(is_cached=resolve("Engine", {}, self._options).enable_caching)
 
     def statistics(self) -> EngineStatistics:
         """Return a snapshot of the counters."""

@@ -8,6 +8,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
 from .._errors import GraphTraceError
+from ..telemetry.tables.characters import printable
 from .control import Control
 from .node import Node
 from .passes import merge_equal_calls
@@ -63,7 +64,7 @@ class Call(Unawaited, Generic[R_co]):
 
     def __repr__(self) -> str:
         # What asyncio.run(search("x")) shows before Python 3.14: it takes coroutines only, and says what it got.
-        return f"<Call of graph {self.graph.name}, which `await engine.run(call)` runs>"
+        return f"<Call of graph {printable(self.graph.name)}, which `await engine.run(call)` runs>"
 
 
 class _ContinuedCall(Call[R_co]):
@@ -214,7 +215,7 @@ class Graph(Generic[P, R_co]):
         return to_text(drawing_of(self._present_trace()))
 
     def __repr__(self) -> str:
-        return f"<Graph {self.name}>"
+        return f"<Graph {printable(self.name)}>"
 
     def _repr_svg_(self) -> str:
         from .drawing import to_svg
@@ -234,8 +235,8 @@ def graph() -> _Decorator: ...
 def graph(fn: Any = None, /) -> Any:
     """Make a graph of an `async def` that calls nodes.
 
-    A graph is a function of its own, not a method: it is traced once, and what an instance holds may change. Make it
-    inside a function that takes what it needs: `def build(config: Config) -> Graph[[str], Answer]`.
+    A graph is a function of its own, not a method. Make it inside a function, or a method, that takes what it needs:
+    `def build(config: Config) -> Graph[[str], Answer]`.
 
     Args:
         fn: the function, when used without parentheses.
@@ -266,13 +267,13 @@ def _decorated(fn: Any) -> Graph[..., Any]:
 
 
 def _refuse_method(fn: Callable[..., Any]) -> None:
-    """Refuse a method: what its instance holds may change, and a trace of it would go stale unnoticed."""
+    """Refuse a method: a graph is traced once, for all instances, and would need a trace for each."""
     around, _, name = getattr(fn, "__qualname__", "").rpartition(".")
     if around and not around.endswith("<locals>") and next(iter(signature_of(fn).parameters), "") in _RECEIVERS:
         raise GraphTraceError(
-            f"{definition_location(fn)}: graph {name!r} is a method of {around}; a graph is traced once, and what "
-            f"`self` holds may change: write `def build_{name}(...)` that takes what it needs, and define the graph "
-            "inside it. Methods may be nodes"
+            f"{definition_location(fn)}: graph {name!r} is a method of {around}; a graph is traced once, not for each "
+            f"instance: write `def build_{name}(...)` that takes what it needs, which may be a method, and define the "
+            "graph inside it. Methods may be nodes"
         )
 
 
@@ -348,6 +349,23 @@ def _refuse_variadic(made: Graph[..., Any]) -> None:
                 f"{definition_location(made.fn)}: parameter {parameter} of graph {made.name!r}: the number of values "
                 "must be known when the graph is traced; take a list"
             )
+
+
+def as_graph(graph: Any, verb: str) -> Graph[..., Any]:
+    """Return the graph that was passed.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(graph, Graph):
+        return graph  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Graph[..., Any]
+    remedy = "make one with @ps.graph"
+    if isinstance(graph, Call):
+        called: Call[Any] = graph  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Call[Any]
+        remedy = f"pass the graph without calling it, {verb}({called.graph.name})"
+    elif isinstance(graph, Node):
+        remedy = f"make one that calls the node: an `async def` with @ps.graph and `await {graph.name}(...)`"
+    raise TypeError(f"{verb} takes a graph, got {graph!r}: {remedy}")
 
 
 def as_call(call: Any, verb: str) -> Call[Any]:

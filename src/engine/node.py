@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, cast, overload
 
 from .._errors import GraphTraceError
+from ..actors.accepted import NAME, check, refuse_unknown
 from ..actors.policy import Policy, Retry
+from ..telemetry.tables.characters import printable
 from .tracing.annotations import hints_of, signature_of
 from .tracing.locations import call_location
 from .tracing.ref import PendingRef, Ref, refuse_leak
@@ -195,6 +197,7 @@ class Node(Generic[P, Ret_co]):
         timeout_seconds: float | None = _UNCHANGED,
         retry: Retry | None = _UNCHANGED,
         fallback: Any = _UNCHANGED,
+        **unknown: Any,
     ) -> "Node[P, Any]":
         """Return a copy with another policy for some call sites; it shares the limits of this node.
 
@@ -203,7 +206,14 @@ class Node(Generic[P, Ret_co]):
             timeout_seconds: seconds that one attempt may take; None for no limit.
             retry: which failures are worth another attempt; None for none.
             fallback: function of the exception, run once after the last attempt; its result is the node's.
+            **unknown: what is no option; it is refused.
+
+        Raises:
+            OptionsError: an option is unknown, or does not accept its value.
         """
+        refuse_unknown(unknown, cast("Any", self).with_policy, f"{self.name}.with_policy")
+        if name is not _UNCHANGED:
+            check("name", name, NAME)
         changes = {"timeout_seconds": timeout_seconds, "retry": retry, "fallback": fallback}
         given = {key: value for key, value in changes.items() if value is not _UNCHANGED}
         return Node(
@@ -299,7 +309,7 @@ class Node(Generic[P, Ret_co]):
             )
 
     def __repr__(self) -> str:
-        return f"<Node {self.name}>"
+        return f"<Node {printable(self.name)}>"
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

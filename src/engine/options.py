@@ -6,10 +6,10 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 from .._errors import OptionsError
-from ..actors.whole_numbers import is_whole
+from ..actors.accepted import SWITCH, TIMEOUT, Accepted, check, check_fields, is_whole, one_of, optional, whole
 from .planning import Scheduler
 
 
@@ -83,28 +83,7 @@ class ExecutionOptions:
     collect_metrics: bool = True
 
     def __post_init__(self) -> None:
-        if self.scheduler not in ("auto", "actors", "parallel", "wave", "sequential"):
-            raise OptionsError(
-                f"scheduler={self.scheduler!r}: one of 'auto', 'actors', 'parallel', 'wave', 'sequential'"
-            )
-        if self.on_error not in ("raise", "skip"):
-            raise OptionsError(f"on_error={self.on_error!r}: one of 'raise', 'skip'")
-        for name, least in (("max_workers", 1), ("max_in_flight", 1), ("max_queue", 0)):
-            value = getattr(self, name)
-            if value is not None and not is_whole(value, least):
-                raise OptionsError(f"{name}={value!r}: a whole number of at least {least}")
-        if not is_whole(self.priority):
-            raise OptionsError(f"priority={self.priority!r}: a whole number, higher first")
-        for name in ("ordered", "enable_caching", "trace_execution", "trace_items", "collect_metrics"):
-            if not isinstance(getattr(self, name), bool):
-                raise OptionsError(f"{name}={getattr(self, name)!r}: True or False")
-        if not _is_device_name(self.device_strategy):
-            raise OptionsError(
-                f"device_strategy={self.device_strategy!r}: 'auto', or the name of a platform, 'cpu', 'gpu', 'cuda', "
-                "'rocm' or 'tpu', which a number may follow, as in 'gpu:1'"
-            )
-        if self.timeout_seconds is not None and not self.timeout_seconds >= 0:
-            raise OptionsError(f"timeout_seconds={self.timeout_seconds!r}: a number of seconds, 0 or more, or None")
+        check_fields(self, _ACCEPTED)
 
 
 def _is_device_name(value: object) -> bool:
@@ -112,6 +91,21 @@ def _is_device_name(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*(:\d+)?", value) is not None
 
 
+_ACCEPTED: Final = {
+    "scheduler": one_of(Scheduler),
+    "timeout_seconds": TIMEOUT,
+    "priority": Accepted("a whole number, higher first", is_whole),
+    "max_workers": whole(1),
+    "max_in_flight": whole(1),
+    "max_queue": optional(whole(0)),
+    "on_error": one_of(Literal["raise", "skip"]),
+    "device_strategy": Accepted(
+        "'auto', or the name of a platform, 'cpu', 'gpu', 'cuda', 'rocm' or 'tpu', which a number may follow, as in "
+        "'gpu:1'",
+        _is_device_name,
+    ),
+    **dict.fromkeys(("ordered", "enable_caching", "trace_execution", "trace_items", "collect_metrics"), SWITCH),
+}
 DEFAULTS = ExecutionOptions()
 NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
 
@@ -196,8 +190,8 @@ def of_engine(engine: Mapping[str, Any]) -> ExecutionOptions:
 def checked(options: Mapping[str, Any], verb: str) -> None:
     """Check names against what applies to a verb, and values against their ranges."""
     applicable = APPLICABLE[verb]
-    for name in options:
+    for name, value in options.items():
         if name not in applicable:
             why = f"does not apply to {verb}" if name in NAMES else "is no execution option"
             raise OptionsError(f"{name!r} {why}; {verb} takes {', '.join(sorted(applicable))}")
-    ExecutionOptions(**options)
+        check(name, value, _ACCEPTED[name])

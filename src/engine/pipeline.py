@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextvars import Context, copy_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import Span
 
@@ -18,7 +18,6 @@ from ..actors.traced import Outcome, outcome_of
 from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs, metrics, spans
 from ..telemetry.metrics import Reading
-from ..telemetry.profiling.readings import WindowLook
 from .admission import Admission
 from .graph import Graph
 from .inside import refuse_to_close_from_inside
@@ -26,12 +25,14 @@ from .metering import stream_counters, stream_levels
 from .options import ExecutionOptions
 from .progress import StreamProgress
 from .reader_wait import ReaderWait
-from .readings import window_look
 from .scope import Scope
 from .source import Calls, Prepare, PulledSource, checked_call, enter, feed
 from .uptime import Uptime
 from .window import Window
 from .wiring import Wired
+
+if TYPE_CHECKING:
+    from ..telemetry.profiling.readings import WindowLook
 
 
 class Pipeline:
@@ -150,8 +151,10 @@ class Pipeline:
         """How long its reader has waited for items."""
         return self._reader_wait.seconds
 
-    def look(self) -> WindowLook:
+    def look(self) -> "WindowLook":
         """Return what its items do now, for a profile."""
+        from .readings import window_look
+
         return window_look(self.window)
 
     @property

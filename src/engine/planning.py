@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 from ..telemetry import logs
+from ..telemetry.tables.characters import printable
 from . import passes
 from .node import Node
 from .passes import Draft, PassReport
@@ -122,14 +123,14 @@ class Plan:
         from .drawing import to_text
         from .picture import drawing_of
 
-        lines = [to_text(drawing_of(self.trace)), "", f"plan of {self.name}: {len(self.steps)} actors"]
+        lines = [to_text(drawing_of(self.trace)), "", f"plan of {printable(self.name)}: {len(self.steps)} actors"]
         for report in self.reports:
             changed = "nothing to change" if not report.changes else f"{report.before} → {report.after}"
             if report.name == "validate":
                 changed = f"{report.before} argument types checked"
             lines.append(f"  {report.name}: {changed}")
             for told in (report.changes, report.notes):
-                lines.extend(f"    {line}" for line in told[:20])
+                lines.extend(f"    {printable(line)}" for line in told[:20])
                 if len(told) > 20:
                     lines.append(f"    and {len(told) - 20} more")
         lines.append(f"  {self.scheduler_reason}")

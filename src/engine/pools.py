@@ -2,14 +2,16 @@
 
 import os
 from collections.abc import AsyncGenerator, Callable
-from typing import Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from .._errors import EngineClosedError
 from ..actors.places import Places
-from ..actors.processes import ProcessPool, ProcessPoolStatistics
 from ..actors.threads import ThreadPool, ThreadPoolStatistics, ThreadShare
 from .node import Node
+
+if TYPE_CHECKING:
+    from ..actors.processes import ProcessPool, ProcessPoolStatistics
 
 
 class Pool(Protocol):
@@ -56,9 +58,11 @@ class Pools:
         """Return what bounds the threads that a run, stream or deployment has busy; None if it may have all of them."""
         return None if limit >= self.max_threads else ThreadShare(limit)
 
-    def processes(self) -> ProcessPool:
+    def processes(self) -> "ProcessPool":
         """Return the pool of worker processes."""
         if self._processes is None:
+            from ..actors.processes import ProcessPool  # which few need
+
             self._processes = ProcessPool(self.max_processes)
         return self._processes
 
@@ -88,7 +92,7 @@ class Pools:
         """Whether worker processes were started and not ended."""
         return self._processes is not None
 
-    def statistics(self) -> tuple[ThreadPoolStatistics | None, ProcessPoolStatistics | None]:
+    def statistics(self) -> "tuple[ThreadPoolStatistics | None, ProcessPoolStatistics | None]":
         """Return snapshots of the pools; None for one that was not used yet."""
         return (
             None if self._threads is None else self._threads.statistics(),

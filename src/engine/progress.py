@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from .._errors import MissingExtraError
+from ..actors.accepted import SWITCH, check
 from ..actors.uninterrupted import uninterrupted
-from ..telemetry.progress.standing import Standing
 
 if TYPE_CHECKING:
+    from ..telemetry.progress.standing import Standing
     from .streaming import StreamStatistics
 
 # Rate and bottleneck are those of this time: long enough for a calm number, short enough to follow a change.
@@ -23,8 +24,10 @@ def is_shown(wanted: bool) -> bool:
     """Return whether progress can be shown, if that is wanted: standard error is a terminal.
 
     Raises:
+        OptionsError: `progress=` is neither True nor False.
         MissingExtraError: it is, and rich is not installed.
     """
+    check("progress", wanted, SWITCH)
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         return False
     try:
@@ -81,7 +84,9 @@ class StreamProgress:
         self.end()
         await uninterrupted(self._bar.drawn())
 
-    def _look(self) -> Standing:
+    def _look(self) -> "Standing":
+        from ..telemetry.progress.standing import Standing
+
         now, past = self._statistics(), self._past
         while past and (now.elapsed_seconds or 0.0) - (past[0].elapsed_seconds or 0.0) > _MEMORY_SECONDS:
             past.popleft()

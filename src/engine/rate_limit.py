@@ -25,7 +25,7 @@ class RateLimit(Actor[Any, Any]):
         burst: items that may pass at once after a pause.
 
     Raises:
-        ValueError: a number is out of its range.
+        OptionsError: a number is out of its range.
     """
 
     def __init__(self, *, per_second: float, burst: int = 1) -> None:

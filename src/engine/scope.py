@@ -15,12 +15,12 @@ from ..telemetry import metrics
 from ..telemetry.profiling import registry
 from .instance_registry import InstanceRegistry
 from .planning import ChosenScheduler, Plan
-from .readings import Room
 from .uptime import Uptime
 from .wiring import Wired, Wiring
 
 if TYPE_CHECKING:
     from .options import ExecutionOptions
+    from .readings import Room
     from .runtime import Runtime
 
 

@@ -9,15 +9,16 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from .._errors import DeploymentFailed
+from ..actors.accepted import SWITCH, TIMEOUT, check
 from ..actors.current import enclosing_frame, is_detached
 from ..actors.frame import Frame
 from ..actors.node_actor import ActorStatistics
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import metrics, spans
-from ..telemetry.tables import Rendered
+from ..telemetry.tables.rendered import Rendered
 from .admission import AdmissionStatistics
 from .deployment import Deployment, Flight, ServiceState
-from .graph import Call, Graph, as_call
+from .graph import Call, Graph, as_call, as_graph
 from .metering import RunMeter, end_call
 from .node import Node
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
@@ -35,7 +36,7 @@ from .streams.values_stream import ValuesStream
 from .wiring import Wired
 
 if TYPE_CHECKING:
-    from ..telemetry.tables import Table
+    from ..telemetry.tables.table import Table
     from .runtime import Runtime
 
 P = ParamSpec("P")
@@ -109,7 +110,9 @@ class Service(Generic[P, R]):
         *,
         warms_up: bool = False,
     ) -> None:
-        checked_graphs(graphs)
+        for graph in graphs:
+            as_graph(graph, "engine.deploy")
+        check("warmup", warms_up, SWITCH)
         self._runtime = runtime
         self._graphs = graphs
         self._options = options
@@ -243,9 +246,11 @@ class Service(Generic[P, R]):
             timeout_seconds: how long to wait for accepted calls; None for as long as they take.
 
         Raises:
+            OptionsError: `timeout_seconds` is no such number.
             ReentrantCallError: called from inside one of its own nodes.
             DeploymentFailed: its stateful nodes crashed more often than it restarts them.
         """
+        check("timeout_seconds", timeout_seconds, TIMEOUT)
         await self._deployment.drain(timeout_seconds)
 
     async def abort(self) -> None:
@@ -362,10 +367,3 @@ class Service(Generic[P, R]):
             "trace_items": options.trace_items,
             "collect_metrics": options.collect_metrics,
         }
-
-
-def checked_graphs(graphs: tuple[object, ...]) -> None:
-    """Raise TypeError for what is no graph."""
-    for graph in graphs:
-        if not isinstance(graph, Graph):
-            raise TypeError(f"engine.deploy takes graphs, not calls or functions: got {graph!r}")

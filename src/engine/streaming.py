@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from .._errors import EngineClosedError
 from ..actors.frame import Frame
 from ..actors.node_actor import ActorStatistics
-from ..telemetry.tables import Rendered
+from ..telemetry.tables.rendered import Rendered
 from .options import ExecutionOptions
 from .pipeline import Pipeline
 from .progress import StreamProgress, length_of
@@ -23,7 +23,7 @@ from .streams.call_kinds import one_value
 from .window import Window
 
 if TYPE_CHECKING:
-    from ..telemetry.tables import Table
+    from ..telemetry.tables.table import Table
     from .runtime import Runtime
 
 T_co = TypeVar("T_co", covariant=True)

@@ -15,12 +15,9 @@ from ..actors.node_actor import ASYNC, INLINE, Body, NodeActor
 from ..actors.parts import DEFAULT_PARTS
 from ..actors.places import UNLIMITED, Places
 from ..actors.policy import Policy
-from ..actors.process_target import process_target
-from ..actors.recorder import sampling_of
 from ..actors.started_tasks import starts_tasks
 from ..actors.threads import ThreadShare
 from ..telemetry.metrics import Reading
-from ..telemetry.profiling.readings import NodeReading
 from .bodies import body_of
 from .call_site import call_site_of
 from .control import Control
@@ -29,12 +26,13 @@ from .node import Node
 from .node_metrics import node_counters, node_levels
 from .planning import Plan, PlannedStep
 from .program import Program, Unit
-from .readings import Room, node_readings
 from .streams.steps import hand_over, input_of, mapping, opening, opening_in_loop
 from .tracing.template import Read
 
 if TYPE_CHECKING:
+    from ..telemetry.profiling.readings import NodeReading
     from .pools import Pools
+    from .readings import Room
 
 # Frames that an inbox holds. 16 hides the gap between two turns of the loop (a burst is rarely longer) and is small
 # enough that a slow node is seen at once; larger ones made no measurable difference (benchmarks, "chain").
@@ -91,7 +89,7 @@ class Wiring:
         pools: "Pools",
         instances: InstanceRegistry | None,
         max_workers: int | None,
-        room: Room = None,
+        room: "Room" = None,
         *,
         device_strategy: str,
         threads: ThreadShare | None = None,
@@ -144,8 +142,10 @@ class Wiring:
         ]
         return own if self._bodies is None else own + self._bodies.actors()
 
-    def node_readings(self) -> Iterator[NodeReading]:
+    def node_readings(self) -> "Iterator[NodeReading]":
         """Yield what the counters of all nodes say, also of those in bodies of control flow."""
+        from .readings import node_readings
+
         return node_readings(self._all_wired(), self._room, self._pools, self._threads)
 
     def counters(self) -> Iterator[Reading]:
@@ -245,6 +245,8 @@ class Wiring:
         """Return what runs the handler of a node where it belongs."""
         fake = node.origin.replacement is not None
         if node.policy.runs_on == "process" and not fake:
+            from ..actors.process_target import process_target
+
             return invocation.in_process(self._pools.processes, process_target(node.fn))
         if node.policy.runs_on != "loop":  # a fake of a process node need not be importable: it runs in a thread
             return invocation.in_thread(self._pools.threads)
@@ -297,7 +299,11 @@ class Wiring:
 
 
 def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:
-    sampling = sampling_of(len(actors)) if on else None
+    sampling = None
+    if on:
+        from ..actors.recorder import sampling_of
+
+        sampling = sampling_of(len(actors))
     for actor in actors:
         actor.measure(sampling)
 

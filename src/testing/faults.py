@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args, overload
 
-from ..actors.whole_numbers import is_whole
+from ..actors.accepted import SHARE, check, whole
 from ..engine.node import Node
 from ..engine.stateful import is_stateful, node_of
 from ._fault_points import InjectedCancel, Point, install, remove
@@ -215,12 +215,10 @@ def _choice(
     if sum(given is not None for given in (at, every, probability)) > 1:
         raise ValueError("at=, every= and probability= say when a fault happens; give one of them, or none for always")
     if every is not None:
-        if not is_whole(every, 1):
-            raise ValueError(f"every={every!r}: a whole number of at least 1")
+        check("every", every, whole(1))
         return lambda number: number % every == 0
     if probability is not None:
-        if not 0 <= probability <= 1:
-            raise ValueError(f"probability={probability}: from 0 to 1")
+        check("probability", probability, SHARE)
         draw = random.Random(seed)
         return lambda number: draw.random() < probability
     if at is None:

@@ -34,7 +34,7 @@ def test_a_batch_is_a_value_that_nobody_changes() -> None:
         ({"buckets": (1, "2")}, ValueError, "whole numbers"),
         ({"buckets": (1, 16)}, ValueError, "none of them above max_size=8"),
         ({"pad_axes": "tokens"}, TypeError, "a mapping"),
-        ({"pad_axes": {1: 0}}, TypeError, "1 is not the name"),
+        ({"pad_axes": {1: 0}}, TypeError, "{1: 0}"),
         ({"pad_axes": {"x": -1}}, ValueError, "'x': -1"),
         ({"pad_axes": {"x": True}}, ValueError, "'x': True"),
         ({"pad_axes": {"x": ()}}, ValueError, "an axis"),

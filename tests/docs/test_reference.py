@@ -27,7 +27,9 @@ def public_names() -> list[str]:
     """Returns what the public modules export with `X as X`, and what they define themselves."""
     names: list[str] = []
     for module, folder in MODULES.items():
-        for statement in ast.parse((folder / "__init__.py").read_text()).body:
+        body = ast.parse((folder / "__init__.py").read_text()).body
+        late = [statement for block in body if isinstance(block, ast.If) for statement in block.body]
+        for statement in (*body, *late):
             if isinstance(statement, ast.ImportFrom):
                 found = [alias.name for alias in statement.names if alias.asname == alias.name]
             elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -2,14 +2,14 @@
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine
-from tests.engine.tracing import add, collect, define, double, refusal
+from tests.engine.tracing import add, assert_names_line_and_remedy, collect, define, double, refusal
 
 SCHEDULERS: list[Any] = ["actors", "parallel", "wave", "sequential"]
 
@@ -284,3 +284,74 @@ def test_bodies_are_traced_like_graphs(statement: str, line: int) -> None:
     """
     message = refusal(lambda: define(source))
     assert message.startswith("<graph>:5: " if "later" in statement else f"<graph>:{line}: ")
+
+
+async def plain(x: int) -> int:
+    return x
+
+
+# With what stands in the error.
+MISUSES = [
+    ("ps.cond(True, total(1), total, x)", "ps.cond(predicate, then, otherwise, operand) got then=<Call of graph total",
+     "without calling it"),
+    ("ps.cond(True, total, plain(1), x)", "got otherwise=<coroutine object plain", "without calling it"),
+    ("ps.cond(True, total, 3, x)", "got otherwise=3", "a node, a graph or a function"),
+    ("ps.switch(0, (total, total(1)), x)", "got branches[1]=<Call of graph total", "without calling it"),
+    ("ps.switch(0, total, x)", "a tuple of branches, then the operand, got <Graph total>", ""),
+    ("ps.while_loop(is_even(1), halve, x)", "got predicate=<", "without calling it"),
+    ("ps.while_loop(is_even, total(1), x)", "got body=<Call of graph total", "without calling it"),
+    ("ps.map_each(total(1), [1])", "ps.map_each(fn, items) got fn=<Call of graph total", "without calling it"),
+    ("ps.map_each([1, 2], total)", "got fn=[1, 2]", "the function comes first, then the items"),
+    ("ps.map_each(total, total)", "items of <Graph total>", "the function comes first"),
+    ("ps.map_each(total, {'a': 1})", "items of {'a': 1}", "list(d) or list(d.items())"),
+    ("ps.map_each(total, 3)", "items of 3", "a list, another iterable, or a stream"),
+    ("ps.map_each(total, total(1))", "items of <Call of graph total", "write `await`"),
+    ("ps.map_each(list(range(1000)), total)", "got fn=[0, 1, 2,", "the function comes first"),
+]  # fmt: skip
+NAMES = {"halve": halve, "is_even": is_even, "plain": plain}
+TOTAL = "@ps.graph\nasync def total(x): return await double(x)\n"
+
+
+@pytest.mark.parametrize(("call", "what", "remedy"), MISUSES)
+async def test_a_misuse_is_refused_with_the_remedy(call: str, what: str, remedy: str) -> None:
+    graph = define(f"{TOTAL}@ps.graph\nasync def g(x): return await {call}", **NAMES)
+    message = refusal(lambda: graph)
+    assert_names_line_and_remedy(message, 4, what, [remedy])
+    assert len(message) < 400
+    with pytest.raises(TypeError) as caught:
+        await graph(1)
+    assert what in str(caught.value)
+    assert remedy in str(caught.value)
+
+
+def test_a_value_that_is_not_known_yet_is_no_body() -> None:
+    graph = define("@ps.graph\nasync def g(x, f): return await ps.map_each(x, double)")
+    assert_names_line_and_remedy(refusal(lambda: graph), 2, "got fn=<Ref x>", ["the function comes first"])
+    graph = define("@ps.graph\nasync def g(x, f): return await ps.cond(True, double, f, x)")
+    assert_names_line_and_remedy(
+        refusal(lambda: graph), 2, "got otherwise=<Ref f>", ["known while the graph is traced"]
+    )
+
+
+@pytest.mark.parametrize("items", [{"a": 1}, 3, len])
+async def test_items_that_are_none_are_refused_also_when_they_are_known_only_later(items: Any) -> None:
+    @ps.graph
+    async def graph(items: list[int]) -> list[int]:
+        return await ps.map_each(double, items)
+
+    for run in (graph(items), engine.run(graph(items))):
+        with pytest.raises(TypeError, match=r"ps\.map_each cannot take the items of"):
+            await run
+
+
+async def test_a_stream_whose_parameter_lacks_its_annotation_is_refused_with_the_remedy() -> None:
+    @ps.node
+    async def count() -> AsyncIterator[int]:
+        yield 1
+
+    @ps.graph
+    async def graph(items: Any) -> list[int]:
+        return await ps.map_each(double, items)
+
+    with pytest.raises(TypeError, match="annotate its parameter as AsyncIterator"):
+        await engine.run(graph(count()))

@@ -168,6 +168,21 @@ def test_what_a_plan_says() -> None:
         engine.plan(report_on).name = "other"  # type: ignore[misc]
 
 
+def test_a_name_that_would_drive_the_terminal_is_shown_escaped() -> None:
+    evil = ps.node(pure=True, name="\x1b[2Jevil\r\n")(lambda x: x)
+
+    async def graph(x: int) -> object:
+        return collect(evil(x), evil(x), evil(evil(x)))
+
+    graph.__name__ = "\x1b]0;title\x07"
+    made = ps.graph(graph)
+    plan = engine.plan(made)
+    assert "merged" in str(plan)
+    for shown in (str(plan), str(made), repr(made), repr(made(1)), repr(evil)):
+        assert all(c.isprintable() or c == "\n" for c in shown), ascii(shown)
+    assert repr(evil) == "<Node \\x1b[2Jevil>"
+
+
 class Base: ...
 
 

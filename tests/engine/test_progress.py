@@ -98,6 +98,17 @@ async def test_the_bar_ends_with_what_was_done(screen: Screen) -> None:
     assert re.fullmatch(r"checked ━+ 20/20  [\d,.]+/s  4 failed", screen.last())
 
 
+async def test_a_name_that_would_drive_the_terminal_is_shown_escaped(screen: Screen) -> None:
+    async def evil(number: int) -> int:
+        return await check(number)
+
+    evil.__name__ = "a\x1b]0;title\x07\nb"
+    graph = ps.graph(evil)
+    screen.attach()
+    await numbers([graph(number) for number in range(3)])
+    assert screen.last().startswith("a\\x1b]0;title\\x07 b ━")
+
+
 async def test_without_a_length_it_counts(screen: Screen) -> None:
     screen.attach()
     await numbers((checked(number) for number in range(3)), ordered=False)

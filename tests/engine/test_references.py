@@ -54,8 +54,22 @@ class Holder:
     def fresh(self):
         return FakeNode()
     @property
+    def doubled(self):
+        return 1000 * self.setting
+    @property
+    def snapshot(self):
+        return SimpleNamespace(setting=self.setting, rows=[])
+    @property
     def broken(self):
         raise LookupError
+class Limits:
+    __slots__ = ("setting", "holder", "ticks")
+    def __init__(self):
+        self.setting, self.holder, self.ticks = 3, Holder(), 0
+    @property
+    def clock(self):
+        self.ticks += 1
+        return self.ticks
 class Child(Holder): ...
 class Slotted:
     __slots__ = ("fetch",)
@@ -72,6 +86,7 @@ class Lazy:
 """
 
 BODY = "async def graph(query):\n    return await {}(query)\n"
+READING = "async def graph(query):\n    return {}\n"
 
 # What the body calls, what the globals hold, and a statement after which the trace would be stale.
 CHANGES = [
@@ -112,14 +127,43 @@ CHANGES = [
     ("linecache.getline", "pass", "linecache = SimpleNamespace(getline=FakeNode())"),
 ]
 
+# Plain values that the body reads.
+VALUES = [
+    ("limit", "limit = 3", "limit = 4"),
+    ("limit", "limit = 1", "limit = True"),
+    ("limit", "limit = 0.0", "limit = -0.0"),
+    ("limit", "limit = 3", "del limit"),
+    ("f'{title}'", 'title = "a"', "title = 'b'"),
+    ("sizes[0]", "sizes = (1, 2)", "sizes = (1, 3)"),
+    ("config['limit']", 'config = {"limit": 3}', "config = {'limit': 4}"),
+    ("config.get('limit')", 'config = {"limit": 3}', "config = {'limit': 4}"),
+    ("config.limit", "config = SimpleNamespace(limit=3)", "config.limit = 4"),
+    ("config.limit", "config = SimpleNamespace(limit=3)", "config = SimpleNamespace(limit=4)"),
+    ("a.b.limit", "a = SimpleNamespace(b=SimpleNamespace(limit=3))", "a.b.limit = 4"),
+    ("Holder.setting", "pass", "Holder = SimpleNamespace(setting=4)"),
+    ("Holder.setting", "pass", "Holder.setting = 4"),
+    ("holder.setting", "holder = Holder()", "holder.setting = 4"),
+    ("holder.setting", "holder = Child()", "Holder.setting = 4"),
+    ("holder.doubled", "holder = Holder()", "holder.setting = 4"),
+    ("holder.snapshot.setting", "holder = Holder()", "holder.setting = 4"),
+    ("limits.setting", "limits = Limits()", "limits.setting = 4"),
+    ("limits.holder.setting", "limits = Limits()", "limits.holder.setting = 4"),
+    ("limits.holder.doubled", "limits = Limits()", "limits.holder.setting = 4"),
+    ("helper()", "helper = lambda: limit\nlimit = 3", "limit = 4"),
+]
+
 
 def define_among_places(source: str, setup: str) -> tuple[Callable[..., object], dict[str, Any]]:
     return define(f"{PLACES}\n{setup}\n{source}", FakeNode=FakeNode, SimpleNamespace=SimpleNamespace)
 
 
-@pytest.mark.parametrize(("called", "setup", "statement"), CHANGES)
-def test_rebinding_what_a_graph_calls_is_a_change(called: str, setup: str, statement: str) -> None:
-    graph, namespace = define_among_places(BODY.format(called), setup)
+@pytest.mark.parametrize(
+    ("body", "setup", "statement"),
+    [(BODY.format(called), setup, statement) for called, setup, statement in CHANGES]
+    + [(READING.format(value), setup, statement) for value, setup, statement in VALUES],
+)
+def test_what_a_name_means_has_changed(body: str, setup: str, statement: str) -> None:
+    graph, namespace = define_among_places(body, setup)
     found = references(graph)
     assert not found.changed()
     exec(statement, namespace)
@@ -130,12 +174,15 @@ def test_rebinding_what_a_graph_calls_is_a_change(called: str, setup: str, state
 @pytest.mark.parametrize(
     ("expression", "setup", "statement"),
     [
-        ("limit", "limit = 3", "limit = 4"),
-        ("f'{title}'", 'title = "a"', "title = 'b'"),
-        ("config['limit']", 'config = {"limit": 3}', "config = {'limit': 4}"),
-        ("config.get('limit')", 'config = {"limit": 3}', "config = {'limit': 4}"),
-        ("config.limit", "config = SimpleNamespace(limit=3)", "config = SimpleNamespace(limit=4)"),
-        ("Holder.setting", "pass", "Holder = SimpleNamespace(setting=4)"),
+        ("limit", "limit = 3000", "limit = 3 * 1000"),
+        ("title", "title = 'a b'", "title = ' '.join('ab')"),
+        ("sizes", "sizes = (1000, ('a',))", "sizes = (1000, ('a',)) + ()"),
+        ("limit", "limit = float('nan')", "limit = float('nan')"),
+        ("names", "names = ['a']", "names.append('b')"),
+        ("holder.doubled", "holder = Holder()", "holder.other = 4"),
+        ("holder.snapshot.rows", "holder = Holder()", "holder.setting = 4"),
+        ("limits.clock", "limits = Limits()", "pass"),
+        ("limits.holder.method(query)", "limits = Limits()", "limits.setting = 4"),
         ("fetch(query)", "fetch = FakeNode()", "other = FakeNode()"),
         ("fetch(query)", "fetch = FakeNode()", "fetch.attribute = FakeNode()"),
         ("query.other(query)", "other = FakeNode()", "other = FakeNode()"),
@@ -145,8 +192,8 @@ def test_rebinding_what_a_graph_calls_is_a_change(called: str, setup: str, state
         ("fetch.with_policy(name='x')(query)", "fetch = Policed()", "Policed.with_policy = None"),
     ],
 )
-def test_configuration_and_other_names_are_no_change(expression: str, setup: str, statement: str) -> None:
-    graph, namespace = define_among_places(f"async def graph(query):\n    return {expression}\n", setup)
+def test_equal_values_and_other_names_are_no_change(expression: str, setup: str, statement: str) -> None:
+    graph, namespace = define_among_places(READING.format(expression), setup)
     found = references(graph)
     exec(statement, namespace)
     assert not found.changed()
@@ -162,7 +209,8 @@ def test_a_closure_is_watched() -> None:
     found = references(graph)
     assert found.tracked == (fetch,)
     limit = 4
-    assert not found.changed()
+    assert found.changed()
+    found = references(graph)
     fetch = FakeNode()
     assert found.changed()
     found = references(graph)

@@ -137,6 +137,47 @@ async def test_a_closure_that_changes() -> None:
     assert await engine.run(graph("a")) == "real a"
 
 
+class Pricing:
+    rate = 2
+
+    def __init__(self) -> None:
+        self.offset, self.traced = 1, 0
+
+    def build(self) -> ps.Graph[[int], int]:
+        @ps.graph
+        async def graph(x: int) -> int:
+            self.traced += 1
+            return add(x, self.offset, z=self.rate) if self.offset else x
+
+        return graph
+
+
+async def test_a_plain_value_that_a_trace_has_read_changes() -> None:
+    pricing = Pricing()
+    graph = pricing.build()
+    assert [await engine.run(graph(10)) for _ in range(3)] == [13] * 3
+    assert pricing.traced == 1
+    pricing.offset = 5
+    assert [await engine.run(graph(10)) for _ in range(3)] == [17] * 3
+    pricing.rate = 0  # hides the attribute of the class
+    assert await engine.run(graph(10)) == await graph(10) == 15
+    pricing.offset = 0
+    assert await engine.run(graph(10)) == 10
+    async with engine.stream(graph(x) for x in range(2)) as results:
+        assert [value async for value in results] == [0, 1]
+
+
+async def test_a_plain_global_of_a_body_changes() -> None:
+    names: dict[str, Any] = {"ps": ps, "add": add, "settings": types.SimpleNamespace(width=1), "SCALE": 1}
+    exec("async def each(x): return add(x, SCALE, z=settings.width)", names)
+    graph = define("@ps.graph\nasync def g(xs): return await ps.map_each(each, xs)", each=names["each"])
+    assert await engine.run(graph([0])) == [2]
+    names["SCALE"] = 10
+    assert await engine.run(graph([0])) == [11]
+    names["settings"].width = 20
+    assert await engine.run(graph([0])) == [30]
+
+
 async def test_replacing_a_node_for_a_time() -> None:
     patient = fetch.with_policy(name="patient", timeout_seconds=5)
 

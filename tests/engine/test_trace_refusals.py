@@ -4,11 +4,13 @@ import asyncio
 import copy
 import dataclasses
 import functools
+import json
 import math
 import operator
 import os
 import pickle
-from collections.abc import Callable
+import re
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -20,6 +22,12 @@ from tests.engine.tracing import assert_names_line_and_remedy, body, collect, de
 CONTROL_FLOW = ["ps.cond", "ps.switch"]
 NODE = ["inside a node"]
 ARITHMETIC = ["+", "-", "*", "@", "/", "//", "%", "**", "<<", ">>", "&", "^", "|"]
+
+
+@dataclasses.dataclass
+class Box:
+    value: object
+
 
 # expression of the Ref `v`, what the message says, words of the remedy
 OPERATIONS: list[tuple[str, str, list[str]]] = [
@@ -136,6 +144,70 @@ def test_a_call_that_is_not_awaited_refuses(expression: str) -> None:
 def test_a_call_that_is_not_awaited_refuses_statements(statement: str) -> None:
     message = refusal(lambda: body("v = double(x)", statement, "return 1"))
     assert message.startswith("<graph>:4: "), message
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "cause"),
+    [
+        (["return add(' '.join([x, y]))"], 3, TypeError),
+        (["return add(json.loads(x))"], 3, TypeError),
+        (["text = re.sub('a', 'b', x)", "return add(text)"], 3, TypeError),
+        (["return add(sum([1, 2]) + {}['missing'])"], 3, KeyError),
+        (["if limit > 2:", "    raise LookupError('too many')", "return add(x)"], 4, LookupError),
+        (["return add(x) if double.with_policy(retry=3) else x"], 3, ps.OptionsError),
+        (["return add(1 / (limit - 3))"], 3, ZeroDivisionError),
+        (["return Broken(x)"], 2, RuntimeError),
+    ],
+)
+async def test_what_else_is_raised_while_tracing_says_where(
+    lines: list[str], line: int, cause: type[Exception]
+) -> None:
+    @dataclasses.dataclass
+    class Broken:
+        value: object
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "value":
+                raise RuntimeError("of a property")
+            return super().__getattribute__(name)
+
+    graph = body(*lines, json=json, re=re, limit=3, Broken=Broken)
+    message = refusal(lambda: graph)
+    if cause is not RuntimeError:  # raised when the result is taken apart, in this file
+        assert_names_line_and_remedy(message, line, f"tracing graph 'g' raised {cause.__name__}: ", ["into a node"])
+    for run in (engine.run(graph(1, 2)), engine.stream([graph(1, 2)]).__anext__()):
+        with pytest.raises(ps.GraphTraceError, match=r"\.\w+:\d+: |<graph>:\d+: ") as caught:
+            await run
+        assert type(caught.value.__cause__) is cause
+
+
+def test_code_that_nobody_wrote_is_no_location() -> None:
+    graph = body("return add(1 if Box(x) == Box(y) else 2)", Box=Box)
+    assert_names_line_and_remedy(refusal(lambda: graph), 3, "comparing it", ["ps.cond"])
+
+
+def test_what_a_graph_inside_of_a_graph_raises_is_located_there() -> None:
+    inner = define("@ps.graph\nasync def inner(x):\n    return add(json.loads(x))", name="inner", json=json)
+    message = refusal(lambda: body("return await inner(x)", inner=inner))
+    assert_names_line_and_remedy(message, 3, "tracing graph 'inner' raised TypeError", ["into a node"])
+    message = refusal(lambda: body("return await ps.cond(x, each, each, y)", each=inner.fn))
+    assert_names_line_and_remedy(message, 3, "tracing graph 'inner' raised TypeError", ["into a node"])
+
+
+@pytest.mark.parametrize(
+    ("signature", "result", "remedies"),
+    [
+        ("xs", "ps.map_each(double, xs)", ["annotate the parameter, `xs: AsyncIterator[...]`"]),
+        ("xs: list", "ps.map_each(double, xs)", ["annotate the parameter, `xs: AsyncIterator[...]`"]),
+        ("request", "ps.map_each(double, request.xs)", ["only for a stream, such as a parameter annotated as"]),
+        ("xs", "ps.map_each(double, [1, 2])", ["only for a stream, such as a parameter annotated as"]),
+        ("x", "double(x)", ["`async def` with `yield`"]),
+    ],
+)
+def test_what_is_annotated_as_a_stream_and_is_none_says_why(signature: str, result: str, remedies: list[str]) -> None:
+    source = f"@ps.graph\nasync def g({signature}) -> AsyncIterator[int]:\n    return {result}"
+    graph = define(source, AsyncIterator=AsyncIterator)
+    assert_names_line_and_remedy(refusal(lambda: graph), 3, "'g' is annotated as a stream", remedies)
 
 
 def test_numpy_cannot_swallow_a_value() -> None:

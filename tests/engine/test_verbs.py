@@ -2,6 +2,8 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -60,6 +62,33 @@ def test_asyncio_run_of_a_call_says_what_runs_it() -> None:
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="asyncio.run takes coroutines only before 3.14")
 def test_asyncio_run_of_a_call_runs_it_as_plain_python() -> None:
     assert asyncio.run(waited(1)) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("verb", [engine.plan, engine.Engine().plan, engine.Engine().deploy])
+def test_verbs_that_take_a_graph_say_what_to_pass_instead_of_another_thing(verb: Callable[..., Any]) -> None:
+    name = f"engine.{verb.__name__}"
+    for wrong, remedy in (
+        (waited(1), rf"without calling it, {name}\(waited\)"),
+        (wait, r"an `async def` with @ps.graph and `await wait\(...\)`"),
+        (waited.fn, "make one with @ps.graph"),
+    ):
+        with pytest.raises(TypeError, match=f"{name} takes a graph, got .*: .*{remedy}"):
+            verb(wrong)
+
+
+@pytest.mark.parametrize("decorator", [ps.node, ps.node(concurrency=2), ps.device_node, ps.node(batch=ps.Batch(2))])
+def test_what_is_a_step_already_is_not_made_a_node(decorator: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="'waited' is a graph already"):
+        decorator(waited)
+    with pytest.raises(TypeError, match="'wait' is a node already"):
+        decorator(wait)
+    with pytest.raises(TypeError, match="Call of graph waited"):
+        decorator(waited(1))
+
+
+def test_an_instance_of_a_node_is_not_made_a_node() -> None:
+    with pytest.raises(TypeError, match="an instance of a node already"):
+        ps.node(ps.RateLimit(per_second=1))  # type: ignore[type-var]
 
 
 async def test_a_graph_that_is_not_deployed_is_no_closed_deployment() -> None:

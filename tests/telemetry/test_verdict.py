@@ -57,6 +57,31 @@ def test_a_slow_node(virtual: VirtualTime) -> None:
     )
 
 
+def test_a_name_that_would_drive_the_terminal_is_shown_escaped(virtual: VirtualTime) -> None:
+    evil = waits("\x1b[2J\rdecode\n\x9b31m", 0.01, concurrency=1)
+
+    async def pipeline(number: int) -> float:
+        return half(await evil(number))
+
+    pipeline.__name__ = "\x1b]0;title\x07"
+    graph = ps.graph(pipeline)
+
+    async def main() -> tuple[telemetry.Profile, object]:
+        with telemetry.profile() as profile:
+            async with engine.stream(graph(number) for number in range(200)) as results:
+                async for _ in results:
+                    pass
+                return profile, results.statistics().bottleneck
+        raise AssertionError
+
+    profile, bottleneck = virtual.run(main)
+    assert profile.verdict.node == evil.name
+    for said in (profile.verdict, profile.critical_path, profile.what_if(evil.name, speedup=2), profile, bottleneck):
+        assert all(c.isprintable() or c == "\n" for c in str(said)), ascii(str(said))
+    assert "\\x1b[2J decode \\x9b31m" in str(profile.verdict)
+    assert "\\x1b]0;title\\x07" in str(profile.critical_path)
+
+
 @pytest.mark.parametrize("declared", ["def", "async def"])
 def test_a_node_that_blocks_the_loop(virtual: VirtualTime, declared: str) -> None:
     fetch = waits("fetch", 0.01, concurrency=8)

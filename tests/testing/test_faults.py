@@ -419,7 +419,8 @@ async def test_faults_in_threads_are_counted_exactly() -> None:
     [
         ({"at": 1, "every": 2}, "give one of them"),
         ({"every": 0}, "at least 1"),
-        ({"probability": 2}, "from 0 to 1"),
+        ({"probability": 2}, "between 0 and 1"),
+        ({"probability": "often"}, "between 0 and 1"),
     ],
 )
 def test_contradictions_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from ...actors.accepted import POSITIVE, check
 from ..jax_types import Device, jit, put
 from .inventory import AUTO
 from .measurements import Benchmark, Operation, Timed, Unit, summarise
@@ -59,10 +60,9 @@ def benchmark(device: str | Device = AUTO, *, seconds: float = 5.0) -> Benchmark
     Raises:
         DeviceError: there is no such device, or it computes wrong values.
         MissingExtraError: JAX is not installed.
-        ValueError: `seconds` is not a positive number.
+        OptionsError: `seconds` is not a positive number.
     """
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"benchmark(seconds={seconds!r}): more than 0, and finite")
+    check("seconds", seconds, POSITIVE, "benchmark(")
     chosen = select(device)
     self_check().verify(chosen)
     import jax

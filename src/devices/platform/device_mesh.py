@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..._errors import DeviceError
-from ...actors.whole_numbers import is_whole
+from ...actors.accepted import is_whole
 from .inventory import AUTO, available, devices_of
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Literal, TypeAlias
 
-from ...telemetry.tables import Column, Rendered, Table
 from ...telemetry.tables.quantities import milliseconds, scaled
+from ...telemetry.tables.rendered import Rendered
+from ...telemetry.tables.table import Column, Table
 
 Operation: TypeAlias = Literal["matmul", "elementwise", "reduction", "host to device", "device to host"]
 Unit: TypeAlias = Literal["FLOP", "B"]

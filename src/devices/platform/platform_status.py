@@ -7,8 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from ..._errors import DeviceError, MissingExtraError
-from ...telemetry.tables import Column, Rendered, Table
 from ...telemetry.tables.quantities import UNKNOWN, scaled
+from ...telemetry.tables.rendered import Rendered
+from ...telemetry.tables.table import Column, Table
 from ..jax_import import start_backends
 from ..jax_types import Device, all_devices, local_devices, platforms
 from .cgroups import CgroupLimits, read_cgroup_limits

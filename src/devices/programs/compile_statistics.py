@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...telemetry.tables.characters import printable
+
 
 @dataclass(frozen=True, slots=True)
 class Recompilation:
@@ -28,7 +30,7 @@ class Recompilation:
 
     def __str__(self) -> str:
         subject = f"{self.cause} of {self.argument}" if self.argument else self.cause
-        return f"program {self.program}: {subject}: {self.before} -> {self.after}"
+        return printable(f"program {self.program}: {subject}: {self.before} -> {self.after}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Transfer:
     count: int
 
     def __str__(self) -> str:
-        return f"{self.argument}: {self.source} -> {self.destination}, {self.count} times"
+        return printable(f"{self.argument}: {self.source} -> {self.destination}, {self.count} times")
 
 
 @dataclass(frozen=True, slots=True)

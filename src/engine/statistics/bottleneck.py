@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...actors.node_actor import ActorStatistics
-from ...telemetry.profiling.verdicts.limits.limit import LEAST_USED
-from ...telemetry.tables.quantities import significant
+from ...telemetry.tables.characters import printable
 
 # Items that waited for room, on average: with fewer, the inbox was full now and then, which limits nothing.
 LEAST_WAITING: Final = 0.5
@@ -37,7 +36,10 @@ class Bottleneck:
     concurrency: int | None
 
     def __str__(self) -> str:
-        sentence = f"{self.node} limits it: on average {significant(self.waiting)} items waited for room in its inbox"
+        from ...telemetry.tables.quantities import significant
+
+        waiting = f"on average {significant(self.waiting)} items waited for room in its inbox"
+        sentence = f"{printable(self.node)} limits it: {waiting}"
         if self.busy_share is None:
             return sentence
         places = "its only place was" if self.concurrency == 1 else f"its {self.concurrency:,} places were"
@@ -54,6 +56,8 @@ def find_bottleneck(actors: Sequence[ActorStatistics], elapsed_seconds: float | 
         actors: the nodes; those of one graph in topological order.
         elapsed_seconds: the time that the counters cover; None if unknown, and then nothing can be said.
     """
+    from ...telemetry.profiling.verdicts.limits.limit import LEAST_USED
+
     if not elapsed_seconds:
         return None
     found: dict[str, Bottleneck] = {}

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...actors.node_actor import ActorStatistics
-from ...telemetry.tables import Column, Table
 from ...telemetry.tables.quantities import UNKNOWN, count, duration, milliseconds, of, rate, seconds
+from ...telemetry.tables.table import Column, Table
 
 if TYPE_CHECKING:
     from ...actors.processes import ProcessPoolStatistics

@@ -2,11 +2,12 @@
 
 import asyncio
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
 from ..._errors import GraphTraceError
-from .locations import call_location, is_users
+from .locations import call_location, definition_location, is_generated, is_users
 from .ref import Ref
 
 
@@ -30,7 +31,7 @@ def drive(value: Any, fn: Callable[..., Any]) -> Any:
     except StopIteration as stop:
         return stop.value
     except Exception as error:
-        location, module = _raised_at(error)
+        location, module = _raised_at(error, call_location())
         if module.partition(".")[0] != "asyncio" or asyncio._get_running_loop() is not None:
             raise
         raise _foreign(location, fn, "something of asyncio") from error
@@ -41,9 +42,37 @@ def drive(value: Any, fn: Callable[..., Any]) -> Any:
     raise _foreign(location, fn, awaited)
 
 
+@contextmanager
+def located_errors(fn: Callable[..., Any]) -> Generator[None, None, None]:
+    """Have what is raised inside say where in a graph that was, and why: a library that got a `Ref` does not know.
+
+    Args:
+        fn: the function that is traced.
+
+    Raises:
+        GraphTraceError: anything else was raised, which is its cause.
+    """
+    try:
+        yield
+    except (GraphTraceError, RecursionError):  # a graph that calls itself without end is told where it begins
+        raise
+    except Exception as error:
+        location, _ = _raised_at(error, definition_location(fn))
+        raise GraphTraceError(
+            f"{location}: tracing graph {name_of(fn)!r} raised {type(error).__name__}: {error}; its body runs once, "
+            "with a Ref for each value that is not known yet: put what needs the value itself, or may fail, into a "
+            "node (`@ps.node`)"
+        ) from error
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """Return the name of a traced function."""
+    return str(getattr(fn, "__name__", repr(fn)))
+
+
 def _foreign(location: str, fn: Callable[..., Any], awaited: str) -> GraphTraceError:
     return GraphTraceError(
-        f"{location}: graph {getattr(fn, '__name__', repr(fn))!r} awaits {awaited}, which is neither a node nor a "
+        f"{location}: graph {name_of(fn)!r} awaits {awaited}, which is neither a node nor a "
         "graph; put it into a node (`@ps.node`) and await that"
     )
 
@@ -74,12 +103,12 @@ def _name_of(running: object) -> str:
     return f"{name}()" if isinstance(running, types.CoroutineType | types.GeneratorType) else str(name)
 
 
-def _raised_at(error: BaseException) -> tuple[str, str]:
-    """Return the user's line that led to an exception, and the name of the module that raised it."""
-    location, module, traceback = call_location(), "", error.__traceback__
+def _raised_at(error: BaseException, location: str) -> tuple[str, str]:
+    """Return the user's line that led to an exception, or else `location`, and the module that raised it."""
+    module, traceback = "", error.__traceback__
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
-        if is_users(filename):
+        if is_users(filename) and not is_generated(traceback.tb_frame):
             location = f"{filename}:{traceback.tb_lineno}"
         module = str(traceback.tb_frame.f_globals.get("__name__"))
         traceback = traceback.tb_next

@@ -2,15 +2,11 @@
 
 import os
 import sys
-import sysconfig
 import types
-from functools import lru_cache
-from pathlib import Path
+from functools import cache, lru_cache
 from typing import Literal
 
-_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
-_LIBRARY = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib"))
-_INSTALLED = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib"))
+_PACKAGE = os.path.realpath(__file__).rsplit(os.sep, 3)[0] + os.sep
 
 
 def call_location() -> str:
@@ -19,7 +15,7 @@ def call_location() -> str:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = _owner(frame.f_code.co_filename)
-        if owner == "user":
+        if owner == "user" and not is_generated(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if owner == "installed":
             found = frame  # perhaps the graph itself: then it is the outermost of the frames inside the tracer's
@@ -40,6 +36,18 @@ def is_users(filename: str) -> bool:
     return _owner(filename) in ("user", "installed")
 
 
+def is_generated(frame: types.FrameType) -> bool:
+    """Whether nobody wrote the code of a frame, such as the `__init__` of a dataclass: its line means nothing."""
+    return frame.f_code.co_filename.startswith(("<string>", "<attrs")) and "__file__" in frame.f_globals
+
+
+@cache
+def _paths(*names: str) -> tuple[str, ...]:
+    import sysconfig  # which takes a while to load
+
+    return tuple([os.path.realpath(sysconfig.get_path(name)) + os.sep for name in names])
+
+
 @lru_cache(maxsize=1024)
 def _owner(filename: str) -> Literal["user", "installed", "library", "penstock"]:
     if filename.startswith("<"):
@@ -47,6 +55,6 @@ def _owner(filename: str) -> Literal["user", "installed", "library", "penstock"]
     path = os.path.realpath(filename)
     if path.startswith(_PACKAGE):
         return "penstock"
-    if path.startswith(_INSTALLED):
+    if path.startswith(_paths("purelib", "platlib")):
         return "installed"
-    return "library" if path.startswith(_LIBRARY) else "user"
+    return "library" if path.startswith(_paths("stdlib", "platstdlib")) else "user"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ..._errors import GraphTraceError
+from ...telemetry.tables.characters import printable
 from .annotations import Hint, hint_inside, members_of
 from .locations import call_location
 from .template import Access, Read
@@ -65,7 +66,7 @@ class Ref:
         refuse(self, "awaiting it", "it is the value of a plain `def` or was awaited already: remove the await")
 
     def __repr__(self) -> str:
-        return self._penstock_tracer.shown(f"<Ref {self._penstock_label}>")
+        return self._penstock_tracer.shown(f"<Ref {printable(self._penstock_label)}>")
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         refuse(self, f"assigning to its attribute .{name}", "values are not changed in a graph; " + _NODE)
@@ -120,7 +121,7 @@ class PendingRef(Unawaited):
 
     def __repr__(self) -> str:
         ref = self._penstock_ref
-        return ref._penstock_tracer.shown(f"<Ref {ref._penstock_label}, not awaited>")
+        return ref._penstock_tracer.shown(f"<Ref {printable(ref._penstock_label)}, not awaited>")
 
 
 def _parts_of_key(key: object) -> Iterator[object]:

@@ -1,21 +1,22 @@
-"""What a trace depends on: the nodes and functions that a graph's names resolve to.
+"""What a trace depends on: what the names in the body of a graph meant when it was traced.
 
-A graph is traced once, so a name that is rebound afterwards (a notebook cell, `monkeypatch`) must lead to a new
-trace. `References` remembers what the names meant and answers `changed()` before every call, hence its shape: one
-identity comparison per name.
+A graph is traced once, so a name that means something else afterwards (a notebook cell, `monkeypatch`, `self.k = 4`)
+must lead to a new trace. `References` remembers what the names meant and answers `changed()` before every call, hence
+its shape: one identity comparison per name.
 
-Tracked is every global, closure and attribute name in the bytecode that meant a node or graph, any other callable
-(it may be replaced by a node), None or nothing at all (it may become one). The plain functions of the same module
-that a graph reaches are read as well: their bodies run while tracing. Plain configuration is not tracked, nor is
-what a container holds: configuration is a factory.
+Compared is every global, closure and attribute name in the bytecode, also one that meant nothing (it may come to).
+The plain functions of the same module that a graph reaches are read as well: their bodies run while tracing. What a
+container holds is not compared, nor is an object that an attribute makes anew each time it is asked for.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dis import opmap
 from functools import partial
-from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Final, NamedTuple, cast
+
+from .template import SCALARS, exact
 
 _MISSING: Final = object()
 
@@ -64,7 +65,7 @@ class _Chain(NamedTuple):
                 value = getattr(value, name, _MISSING)
         except Exception:  # noqa: BLE001 - a property of the user's may raise anything; then it is not what it was
             return True
-        return value is not self.expected
+        return not _is_same(value, self.expected)
 
 
 class References:
@@ -101,11 +102,12 @@ class References:
         """Whether any name now means another object than when it was resolved, or nothing any more."""
         missing = _MISSING
         for namespace, name, expected in self._lookups:
-            if namespace.get(name, missing) is not expected:
+            value = namespace.get(name, missing)
+            if value is not expected and not _is_same(value, expected):
                 return True
         try:
             for cell, expected in self._cells:
-                if cell.cell_contents is not expected:
+                if cell.cell_contents is not expected and not _is_same(cell.cell_contents, expected):
                     return True
         except ValueError:  # the cell was emptied
             return True
@@ -171,8 +173,9 @@ class _Resolver:
         value = read()
         if value is _MISSING:
             self.chains.append(_Chain(read, (), value))
-        elif self.add(read, [], value, attributes, function):
+        else:
             self.cells.append((cell, value))
+            self.add(read, [], value, attributes, function)
 
     def add(
         self,
@@ -181,34 +184,37 @@ class _Resolver:
         value: object,
         attributes: list[str],
         function: FunctionType,
-    ) -> bool:
-        """Track what a path means, unless that is plain configuration; says whether it is tracked."""
-        opaque, walked = False, 0
-        for name in attributes:
+    ) -> None:
+        """Remember what a path means; `lookups` tell what its first name does."""
+        chain: _Chain | None = None
+        is_made_anew = False
+        for count, name in enumerate(attributes, 1):
             if value is _MISSING or self.is_tracked(value):
                 break
+            owner = value
             try:
-                owner, value = value, getattr(value, name, _MISSING)
-                fresh = getattr(owner, name, _MISSING) is not value  # a bound method is made anew by each access
+                value, again = getattr(owner, name, _MISSING), getattr(owner, name, _MISSING)
             except Exception:  # noqa: BLE001 - a property of the user's may raise anything; the graph meets it itself
-                return False
+                value = owner
+                break
             found = _lookups(owner, name)
             stored = found[-1].expected if found else _MISSING
-            computed = stored is _MISSING or (stored is not value and hasattr(stored, "__set__") and not fresh)
-            opaque |= computed and value is not _MISSING
-            lookups += found
-            walked += 1
+            is_computed = stored is not value and (stored is _MISSING or hasattr(stored, "__set__"))
+            if _is_plain(value):
+                is_computed = stored is not value or is_made_anew
+            # A bound method is another object at each access: where it is stored tells more.
+            if is_computed and _is_same(value, again):
+                chain, lookups = _Chain(root, tuple(attributes[:count]), value), []
+            else:
+                lookups += found
+                is_made_anew |= not _is_same(value, again)
         if self.is_tracked(value):
             self.tracked.append(value)
-        elif not (value is None or value is _MISSING or callable(value)) or _is_method_of_data(value):
-            return False
         elif _is_at_home(value, function):
             self.waiting.append(value)
-        if opaque:
-            self.chains.append(_Chain(root, tuple(attributes[:walked]), value))
-        else:
-            self.lookups += lookups
-        return True
+        self.lookups += lookups
+        if chain is not None:
+            self.chains.append(chain)
 
 
 def _paths(code: CodeType, closure: frozenset[str], receiver: str | None) -> Iterator[_Path]:
@@ -262,9 +268,13 @@ def _lookups(owner: object, name: str) -> list[_Lookup]:
     return found
 
 
-def _is_method_of_data(value: object) -> bool:
-    """Whether this is e.g. `settings.get`: a method of a built-in container, i.e. of plain configuration."""
-    return isinstance(value, BuiltinMethodType) and not isinstance(value.__self__, ModuleType | None)
+def _is_plain(value: object) -> bool:
+    return type(value) in SCALARS or type(value) is tuple
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Whether two values mean the same to a trace: one object, or equal numbers, texts and tuples of these."""
+    return value is other or exact(value) == exact(other)
 
 
 def _is_at_home(value: object, function: FunctionType) -> bool:

@@ -65,7 +65,7 @@ def capture(value: Any, leaf: Callable[[Any], Template], outside: Collection[Any
             the graph's body is a new one for each frame, as in plain Python.
     """
     kind: type[Any] = type(cast("object", value))
-    if kind in _SCALARS:
+    if kind in SCALARS:
         return Constant(value) if kind is not str else leaf(value)
     parts = _take_apart(value, kind)
     if parts is None or (kind is not tuple and value in outside):
@@ -78,7 +78,7 @@ def capture(value: Any, leaf: Callable[[Any], Template], outside: Collection[Any
 
 
 _Parts: TypeAlias = tuple[Iterable[Any], Callable[[list[Any]], Any], Hashable]
-_SCALARS: frozenset[type[Any]] = frozenset([int, float, complex, str, bytes, bool, type(None)])
+SCALARS: frozenset[type[Any]] = frozenset([int, float, complex, str, bytes, bool, type(None)])
 _DICTS: frozenset[type[Any]] = frozenset([dict, OrderedDict, defaultdict])
 _MUTABLE: frozenset[type[Any]] = frozenset([list, set, *_DICTS])
 
@@ -91,7 +91,7 @@ def _take_apart(value: Any, kind: type[Any]) -> _Parts | None:
         return value, tuple, None
     if kind in _DICTS:
         keys = tuple(value)
-        shape = tuple([_exact(key) for key in keys])
+        shape = tuple([exact(key) for key in keys])
         make = cast("Callable[..., Any]", partial(defaultdict, value.default_factory) if kind is defaultdict else kind)
         return value.values(), lambda children: make(zip(keys, children, strict=True)), shape
     if tuple in kind.__mro__ and hasattr(kind, "_make"):
@@ -158,21 +158,21 @@ def key(template: Template) -> Hashable:
     It may turn out unhashable, as a pytree's structure can be: such templates have nothing in common with others.
     """
     if isinstance(template, Constant):
-        return ("constant", _exact(template.value))
+        return ("constant", exact(template.value))
     if isinstance(template, Read):
-        return ("read", template.source, tuple([(how, _exact(what)) for how, what in template.path]))
+        return ("read", template.source, tuple([(how, exact(what)) for how, what in template.path]))
     return ("container", template.kind, template.shape, tuple([key(child) for child in template.children]))
 
 
-def _exact(value: Any) -> Hashable:
+def exact(value: Any) -> Hashable:
     """Return what tells values apart that are equal and yet not the same: 1, 1.0 and True, or 0.0 and -0.0."""
     kind: type[Any] = type(cast("object", value))
-    if kind in _SCALARS:
+    if kind in SCALARS:
         return kind, repr(value)
     if kind is tuple:
-        return kind, tuple([_exact(member) for member in value])
+        return kind, tuple([exact(member) for member in value])
     if kind is slice:
-        return kind, _exact((value.start, value.stop, value.step))
+        return kind, exact((value.start, value.stop, value.step))
     return kind, id(value)  # the trace keeps it, so nothing else takes its id
 
 

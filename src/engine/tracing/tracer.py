@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 from ..._errors import GraphTraceError
 from ..streams.one_reader import StreamValues
-from .annotations import Hint, parameter_of_body
-from .driving import drive
+from .annotations import Hint, is_stream_parameter, parameter_of_body
+from .driving import drive, located_errors
 from .hidden import hidden_ref
 from .locations import call_location, definition_location
 from .outside import Outside
@@ -246,7 +246,7 @@ class Tracer:
         try:
             if self._depth > _MAX_INLINE_DEPTH:
                 raise endless_recursion(call_location(), self.name)
-            with _activated(self):
+            with located_errors(fn), _activated(self):
                 return drive(start(args), fn)
         finally:
             self._depth -= 1
@@ -254,7 +254,10 @@ class Tracer:
     def finish(self, result: Any, fn: Callable[..., Any], annotations: tuple[Any, ...] = ()) -> Trace:
         """Close the trace of `fn`, which returned `result`."""
         location = definition_location(fn)
-        template = self.template(result, location, f"the result of {self.name}")
+        if isinstance(result, PendingRef) and is_stream_parameter(fn, "return"):
+            self._refuse_no_stream(result, location)
+        with located_errors(fn):
+            template = self.template(result, location, f"the result of {self.name}")
         gives_stream = self.streams.result(template, location)
         for where in self.pending.values():
             raise GraphTraceError(
@@ -326,6 +329,22 @@ class Tracer:
                 "argument of its own, or in a list, tuple, dict or dataclass made in the graph"
             )
         return Constant(value)
+
+    def _refuse_no_stream(self, result: PendingRef, location: str) -> NoReturn:
+        """Refuse a result that is annotated as a stream, and is to be awaited: a `map_each` over what is no stream."""
+        ref = result._penstock_ref
+        step = next((step for step in self._steps if step.source == ref._penstock_source), None)
+        remedy = "return the call of an `async def` with `yield`, which gives a stream, or correct the annotation"
+        if step is not None and step.callee.name == "map_each":
+            items, parameters = step.args[0], dict(zip(self._parameter_sources, self._parameters, strict=True))
+            remedy = "ps.map_each gives a stream only for a stream, such as a parameter annotated as AsyncIterator"
+            if isinstance(items, Read) and items.source in parameters and not items.path:
+                name = parameters[items.source]
+                remedy = f"annotate the parameter, `{name}: AsyncIterator[...]`, and ps.map_each over it gives a stream"
+        where = self.pending.get(result._penstock_key, location)
+        raise GraphTraceError(
+            f"{where}: the result of graph {self.name!r} is annotated as a stream, and {result!r} is none; {remedy}"
+        )
 
     def _refuse_shown(self, value: str, location: str, reader: str) -> None:
         for text in self._shown:

@@ -1,3 +1,1 @@
 """Looking at a process from another one: a Unix socket that tells what nodes do, and who asks there."""
-
-from .exposing import expose as expose

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from ..tables import Column, Table
 from ..tables.quantities import UNKNOWN, count, duration, of, significant
+from ..tables.table import Column, Table
 from .look import Look, NodeLook
 
 _COLUMNS: Final = (

@@ -9,8 +9,9 @@ from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import NamedTuple
 
-from ..tables import Column, Rendered, Table
 from ..tables.quantities import UNKNOWN, count, duration, milliseconds, seconds
+from ..tables.rendered import Rendered
+from ..tables.table import Column, Table
 from . import registry
 from .execution import Execution
 from .loop_watch import LoopWatch

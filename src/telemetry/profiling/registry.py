@@ -4,38 +4,39 @@ While nobody does, whatever opens or closes a scope looks at one empty list, and
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
-from .execution import Execution
-from .readings import Host, Reader, Scope
-from .timelines.device_work import DeviceWork
+if TYPE_CHECKING:  # the records that a profile is made of are loaded when one is taken
+    from .execution import Execution
+    from .readings import Host, Reader, Scope
+    from .timelines.device_work import DeviceWork
 
 
 class Collector(Protocol):
     """A profile that is being taken."""
 
-    def scope_opened(self, scope: Scope) -> None:
+    def scope_opened(self, scope: "Scope") -> None:
         """Count what it does, from zero."""
         ...
 
-    def scope_closed(self, scope: Scope) -> None:
+    def scope_closed(self, scope: "Scope") -> None:
         """Take its last numbers."""
         ...
 
-    def scope_vanished(self, scope: Scope) -> None:
+    def scope_vanished(self, scope: "Scope") -> None:
         """Take the last numbers of one that is being collected as garbage; in any thread, and wait for nothing."""
         ...
 
-    def reader_opened(self, reader: Reader) -> None:
+    def reader_opened(self, reader: "Reader") -> None:
         """Count how long it waits, from zero."""
         ...
 
-    def reader_closed(self, reader: Reader) -> None:
+    def reader_closed(self, reader: "Reader") -> None:
         """Take its last number."""
         ...
 
-    def executed(self, graph: str, node: str, executions: Sequence[Execution]) -> None:
+    def executed(self, graph: str, node: str, executions: "Sequence[Execution]") -> None:
         """Take executions of a node that were timed."""
         ...
 
@@ -43,12 +44,12 @@ class Collector(Protocol):
         """Take how many items were in the inbox of a node, and when, in seconds of `time.perf_counter`."""
         ...
 
-    def device_worked(self, work: DeviceWork) -> None:
+    def device_worked(self, work: "DeviceWork") -> None:
         """Take what a device did; on any thread."""
         ...
 
 
-hosts: WeakSet[Host] = WeakSet()
+hosts: "WeakSet[Host]" = WeakSet()
 _collectors: list[Collector] = []
 
 
@@ -67,37 +68,37 @@ def end(collector: Collector) -> None:
     _collectors.remove(collector)
 
 
-def scope_opened(scope: Scope) -> None:
+def scope_opened(scope: "Scope") -> None:
     """Tell the profiles that are being taken of a new scope, whose counters are zero."""
     for collector in tuple(_collectors):
         collector.scope_opened(scope)
 
 
-def scope_closed(scope: Scope) -> None:
+def scope_closed(scope: "Scope") -> None:
     """Tell them that a scope counts nothing more."""
     for collector in tuple(_collectors):
         collector.scope_closed(scope)
 
 
-def scope_vanished(scope: Scope) -> None:
+def scope_vanished(scope: "Scope") -> None:
     """Tell them of a scope that nobody closes: it is being collected as garbage."""
     for collector in tuple(_collectors):
         collector.scope_vanished(scope)
 
 
-def reader_opened(reader: Reader) -> None:
+def reader_opened(reader: "Reader") -> None:
     """Tell them of a new stream."""
     for collector in tuple(_collectors):
         collector.reader_opened(reader)
 
 
-def reader_closed(reader: Reader) -> None:
+def reader_closed(reader: "Reader") -> None:
     """Tell them that a stream has ended."""
     for collector in tuple(_collectors):
         collector.reader_closed(reader)
 
 
-def executed(graph: str, node: str, executions: Sequence[Execution]) -> None:
+def executed(graph: str, node: str, executions: "Sequence[Execution]") -> None:
     """Tell them of executions of a node that were timed."""
     for collector in tuple(_collectors):
         collector.executed(graph, node, executions)
@@ -109,7 +110,7 @@ def depth_changed(graph: str, node: str, points: Sequence[tuple[float, int]]) ->
         collector.depth_changed(graph, node, points)
 
 
-def device_worked(work: DeviceWork) -> None:
+def device_worked(work: "DeviceWork") -> None:
     """Tell them what a device did; callable from any thread."""
     for collector in tuple(_collectors):
         collector.device_worked(work)

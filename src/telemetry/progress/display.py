@@ -13,6 +13,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from ..tables.characters import printable
 from .standing import Standing
 
 _REFRESH_SECONDS: Final = 0.25
@@ -152,10 +153,10 @@ class _Display:
 def _update(progress: Progress, tasks: dict[Bar, TaskID], bar: Bar) -> None:
     standing = bar.standing
     if bar not in tasks:
-        tasks[bar] = progress.add_task(standing.name, total=standing.total, words="")
+        tasks[bar] = progress.add_task("", total=standing.total, words="")
     progress.update(
         tasks[bar],
-        description=standing.name,
+        description=printable(standing.name),
         completed=standing.done,
         total=standing.done if bar.has_ended and standing.total is None else standing.total,
         words=standing.words(),

@@ -1,7 +1,5 @@
 """Characters that are safe to show, and the columns that they take."""
 
-from unicodedata import combining, east_asian_width
-
 
 def printable(text: str) -> str:
     """Return `text` on one line: runs of white space become one space, unprintable characters their escapes.
@@ -15,6 +13,8 @@ def width(text: str) -> int:
     """Return the number of terminal columns that `text` takes."""
     if text.isascii():
         return len(text)
+    from unicodedata import combining, east_asian_width  # which few texts need
+
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 

@@ -3,17 +3,17 @@
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from .table import Table
-
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from .table import Table
 
 
 class Rendered(ABC):
     """A record that is shown as a table; its `repr` stays that of a record."""
 
     @abstractmethod
-    def _table(self) -> Table:
+    def _table(self) -> "Table":
         """Return what is shown."""
 
     def __str__(self) -> str:

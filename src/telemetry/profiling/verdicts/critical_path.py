@@ -7,6 +7,7 @@ method of project planning (Kelley and Walker, 1959), with the mean time of each
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ...tables.characters import printable
 from ...tables.quantities import milliseconds
 from ..sums import Name, NodeSum
 
@@ -26,7 +27,7 @@ class CriticalPath:
     seconds: float
 
     def __str__(self) -> str:
-        return f"{' → '.join(self.nodes)}: {milliseconds(self.seconds)} of each run of {self.graph}"
+        return printable(f"{' → '.join(self.nodes)}: {milliseconds(self.seconds)} of each run of {self.graph}")
 
 
 def critical_paths(nodes: dict[Name, NodeSum]) -> dict[str, CriticalPath]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ...tables.characters import printable
 from ...tables.quantities import rate, significant
 from ..sums import Name
 from .evidence import Evidence
@@ -37,7 +38,7 @@ class Prediction:
     def __str__(self) -> str:
         changes = [f"{significant(self.speedup)} times as fast"] if self.speedup != 1 else []
         changes += [f"with {self.concurrency:,} places"] if self.concurrency is not None else []
-        return (
+        return printable(
             f'"{self.node}" {" and ".join(changes) or "as it is"}: {rate(self.predicted_items_per_second, "items")} '
             f"instead of {rate(self.items_per_second, 'items')} ({significant(self.factor)} times as many); then "
             f"{self.verdict}"

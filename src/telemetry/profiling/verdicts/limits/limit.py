@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from ....tables.characters import printable
+
 # Places of a node; a pool of threads or processes; `max_in_flight`; what the order of a stream holds up; the inbox
 # after a node; the event loop; a device: what it computes, compiles or copies; who reads a stream; its source; the
 # longest path of calls that come one by one; those who call; and nothing, if nothing ran.
@@ -38,7 +40,7 @@ class Verdict:
 
     def __str__(self) -> str:
         subject = "" if self.node is None else f'"{self.node}" limits the pipeline: '
-        return "; ".join(filter(None, (f"{subject}{self.reason}", self.remedy, self.gain)))
+        return printable("; ".join(filter(None, (f"{subject}{self.reason}", self.remedy, self.gain))))
 
     @property
     def gain(self) -> str:

@@ -1,0 +1,133 @@
+"""What options accept: the one check of every option, where it is given, and the one error.
+
+Each class or function that takes options says what they accept, and `check` compares. So an option of a wrong type is
+refused where it is written, and not by an error of its own when something reads it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard, cast, get_args
+
+from .._errors import OptionsError
+
+_MISSING = object()
+
+
+class Accepted:
+    """What an option accepts.
+
+    Attributes:
+        text: that in words, as it stands in the error.
+        fits: whether a value is accepted.
+    """
+
+    __slots__ = ("fits", "text")
+
+    def __init__(self, text: str, fits: Callable[[object], bool]) -> None:
+        self.text = text
+        self.fits = fits
+
+
+def check(option: str, value: object, accepted: Accepted, before: str = "") -> None:
+    """Check the value of an option.
+
+    Args:
+        option: its name.
+        value: what was given.
+        accepted: what it accepts.
+        before: what stands before it in the error, such as "Retry(".
+
+    Raises:
+        OptionsError: it does not accept that.
+    """
+    if not accepted.fits(value):
+        after = ")" if before.endswith("(") else ""
+        raise OptionsError(f"{before}{option}={value!r}{after}: {accepted.text}")
+
+
+def check_fields(record: object, accepted: Mapping[str, Accepted], before: str = "") -> None:
+    """Check the fields of a record of options; those that have their default are right.
+
+    Raises:
+        OptionsError: one does not accept its value.
+    """
+    defaults = vars(type(record))
+    for option, value in vars(record).items():
+        if value is not defaults.get(option, _MISSING):
+            check(option, value, accepted[option], before)
+
+
+def refuse_unknown(given: Mapping[str, object], taker: Any, name: str) -> None:
+    """Refuse options that a function does not have.
+
+    Args:
+        given: the keyword arguments that it does not know.
+        taker: the function, all of whose options have defaults.
+        name: how it is called in the error.
+
+    Raises:
+        OptionsError: there are such options; the message lists those that there are.
+    """
+    for option in given:
+        raise OptionsError(f"{option!r} is no option of {name}; it takes {', '.join(sorted(taker.__kwdefaults__))}")
+
+
+def is_whole(value: object, least: int | None = None) -> TypeGuard[int]:
+    """Return whether a value is a whole number of at least `least`.
+
+    True and False are none, though Python counts them as numbers: whoever passes one has mistaken the option.
+    """
+    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+
+
+def whole(least: int) -> Accepted:
+    """Accept whole numbers from `least` on."""
+    return Accepted(f"a whole number of at least {least}", lambda value: is_whole(value, least))
+
+
+def number(text: str, fits: Callable[[float], bool]) -> Accepted:
+    """Accept numbers for which `fits` is true; not True and False."""
+
+    def is_number(value: object) -> bool:
+        # What has an order among numbers may be one of NumPy, a Fraction or a Decimal; text is none.
+        if isinstance(value, bool | str | bytes):
+            return False
+        try:
+            return bool(fits(cast("float", value)))
+        except (TypeError, ValueError, ArithmeticError):  # no number; many numbers; a Decimal that is none
+            return False
+
+    return Accepted(text, is_number)
+
+
+def one_of(literal: Any) -> Accepted:
+    """Accept the members of a `Literal`."""
+    members: tuple[str, ...] = get_args(literal)
+    return Accepted(
+        f"one of {', '.join(map(repr, members))}", lambda value: isinstance(value, str) and value in members
+    )
+
+
+def instance(kind: type[Any], text: str) -> Accepted:
+    """Accept the instances of a class."""
+    return Accepted(text, lambda value: isinstance(value, kind))
+
+
+def optional(accepted: Accepted) -> Accepted:
+    """Accept None as well."""
+    return Accepted(f"{accepted.text}, or None", lambda value: value is None or accepted.fits(value))
+
+
+def are_exceptions(value: object) -> bool:
+    """Return whether a value is a tuple of exception classes."""
+    classes = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (None,)
+    return all(isinstance(one, type) and issubclass(one, Exception) for one in classes)
+
+
+SWITCH = instance(bool, "True or False")
+NAME = Accepted("a text that is not empty", lambda value: isinstance(value, str) and bool(value))
+FUNCTION = Accepted("a function", callable)
+POSITIVE = number("a finite number above 0", lambda value: 0 < value < math.inf)
+NOT_NEGATIVE = number("a finite number that is not negative", lambda value: 0 <= value < math.inf)
+TIMEOUT = optional(number("a number of seconds, 0 or more", lambda value: value >= 0))
+SHARE = number("a share between 0 and 1", lambda value: 0 <= value <= 1)
