@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
+from .wrong_fusions import compiler_options
+
 if TYPE_CHECKING:
     import jax
 
@@ -60,11 +62,12 @@ def put(value: Any, device: Device) -> "jax.Array":
     return cast("jax.Array", jax.device_put(value, device))  # pyright: ignore[reportUnknownMemberType]
 
 
-def jit(function: "Callable[..., jax.Array]") -> "Callable[..., jax.Array]":
-    """Return a function that compiles at its first call."""
+def jit(function: "Callable[..., jax.Array]", platform: str) -> "Callable[..., jax.Array]":
+    """Return a function that compiles at its first call, as device nodes of that platform do."""
     import jax
 
-    return cast("Callable[..., jax.Array]", jax.jit(function))  # pyright: ignore[reportUnknownMemberType]
+    jitted = jax.jit(function, compiler_options=compiler_options(platform))  # pyright: ignore[reportUnknownMemberType]
+    return cast("Callable[..., jax.Array]", jitted)
 
 
 def are_ready(arrays: Iterable[Any]) -> bool:
