@@ -31,6 +31,7 @@ def device_node(
     device: Any = "auto",
     batch: Batch | None = None,
     static: tuple[str, ...] = (),
+    shared: tuple[str, ...] = (),
     donate: bool = False,
     pure: bool = True,
     in_specs: Any = None,
@@ -51,6 +52,7 @@ def device_node(
     device: Any = "auto",
     batch: Batch | None = None,
     static: tuple[str, ...] = (),
+    shared: tuple[str, ...] = (),
     donate: bool = False,
     pure: bool = True,
     in_specs: Any = None,
@@ -75,6 +77,10 @@ def device_node(
             `device_strategy`.
         batch: calls of any number of requests are stacked and run as one vectorised program.
         static: names of the parameters whose values the program is compiled for; they are hashable, and no arrays.
+        shared: names of the parameters that all calls of a batch pass the same arrays for, as a table that the body of
+            `map_each` takes from outside. They are passed once, and not stacked; calls with other arrays, told apart as
+            objects, run in other batches. Arrays that are written in the graph itself need no mention. Without effect
+            without `batch=`.
         donate: the result may take the memory of arguments that are results of device nodes, and that nobody else
             reads, not even another attempt. Without effect with `batch=`: what is stacked is new.
         pure: the function does nothing but compute its result: equal calls are merged, a batch that failed is tried
@@ -116,8 +122,8 @@ def device_node(
         _check_switches(label, donate, pure)
         _check_numbers(label, device, replicas, prefetch)
         options = DeviceOptions(
-            device, batch, _names(label, static), donate, pure, in_specs, out_specs, replicas, prefetch,
-            _samples(label, sample_input),
+            device, batch, _names(label, "static", static), _names(label, "shared", shared), donate, pure, in_specs,
+            out_specs, replicas, prefetch, _samples(label, sample_input),
         )  # fmt: skip
         return DeviceNode(target, policy, name=label, executor=DeviceExecutor(DevicePrograms(label, target, options)))
 
@@ -147,9 +153,11 @@ class DeviceNode(Node[P, R]):
             DeviceError: there is no such device.
             Exception: what the function raised while it was traced.
         """
-        shared = resources or {}
+        given = resources or {}
         pools, options = default_engine()._runtime.pools, resolve("Engine", {}, {})
-        await self._device_executor.compile(pools, options.device_strategy, frozenset(shared), sample, shared)
+        executor = self._device_executor
+        arguments = executor.programs.arguments(frozenset(given))
+        await executor.compile(pools, options.device_strategy, arguments, sample, given)
 
     @property
     def _device_executor(self) -> "DeviceExecutor":
@@ -179,11 +187,11 @@ def _check_switches(label: str, donate: object, pure: object) -> None:
         raise TypeError(f"device node {label!r} has pure={pure!r}: True or False")
 
 
-def _names(label: str, static: object) -> tuple[str, ...]:
-    names = cast("Sequence[object]", static) if isinstance(static, tuple | list) else ()
-    if not isinstance(static, tuple | list) or not all(isinstance(name, str) for name in names):
-        example = f", as in static=({static!r},)" if isinstance(static, str) else ""
-        raise TypeError(f"device node {label!r} has static={static!r}: a tuple of names of parameters{example}")
+def _names(label: str, option: str, value: object) -> tuple[str, ...]:
+    names = cast("Sequence[object]", value) if isinstance(value, tuple | list) else ()
+    if not isinstance(value, tuple | list) or not all(isinstance(name, str) for name in names):
+        example = f", as in {option}=({value!r},)" if isinstance(value, str) else ""
+        raise TypeError(f"device node {label!r} has {option}={value!r}: a tuple of names of parameters{example}")
     return cast("tuple[str, ...]", tuple(names))
 
 

@@ -70,11 +70,20 @@ def jit(function: "Callable[..., jax.Array]", platform: str) -> "Callable[..., j
     return cast("Callable[..., jax.Array]", jitted)
 
 
+def is_ready(array: Any) -> bool:
+    """Return whether a computation has ended, well or not."""
+    import jax
+
+    if not hasattr(array, "is_ready"):  # typed random keys have all methods of an array but this one
+        array = jax.random.key_data(array)
+    return bool(array.is_ready())
+
+
 def are_ready(arrays: Iterable[Any]) -> bool:
     """Return whether computations have ended, well or not; arrays that were donated meanwhile are somebody else's."""
     for array in arrays:
         try:
-            if not array.is_ready():
+            if not is_ready(array):
                 return False
         except (RuntimeError, ValueError):
             if not array.is_deleted():
