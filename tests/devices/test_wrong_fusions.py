@@ -57,6 +57,32 @@ def told():
 """
 
 
+EVERY_PROGRAM = """
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+mesh = jax.make_mesh((8,), ("rows",))
+split, on_one = jax.NamedSharding(mesh, jax.P("rows")), jax.sharding.SingleDeviceSharding(jax.devices()[3])
+compiled = {}
+jit, compile = jax.jit, jax.stages.Lowered.compile
+
+def seen_jit(fn, **options):
+    compiled[fn.__name__] = options.get("compiler_options")
+    return jit(fn, **options)
+
+def seen_compile(lowered, compiler_options=None):
+    compiled[lowered.as_text().split("@jit_")[1].split()[0]] = compiler_options
+    return compile(lowered, compiler_options)
+
+jax.jit, jax.stages.Lowered.compile = seen_jit, seen_compile
+from penstock.devices.programs.resharding import reshard
+reshard(jax.device_put(matrix, split), on_one)
+devices.benchmark("cpu", seconds=0.01)
+run_nodes()
+with_option = {name for name, options in compiled.items() if options == {wrong_fusions.XLA_OPTION: ""}}
+print(*sorted(with_option), "|", *sorted(compiled.keys() - with_option))
+"""
+
+
 def printed(program: str, *arguments: str, **variables: str) -> str:
     return run_program(COMMON + program, *arguments, **variables).strip()
 
@@ -82,6 +108,11 @@ def test_nodes_compute_right_values_where_backends_run_already() -> None:
 def test_the_flag_is_set_behind_those_of_the_user_while_backends_start(first: str, given: str) -> None:
     found = printed(f"{first}; print(told())", "counts-as-wrong", XLA_FLAGS=given)
     assert found == str((0, f"{given} {XLA_FLAG}".strip()))
+
+
+def test_every_program_of_penstock_is_compiled_with_the_option() -> None:
+    names = "_identity add_up multiply penstock_self_check product scale |"
+    assert printed(EVERY_PROGRAM, "counts-as-wrong") == names
 
 
 def test_the_flag_is_taken_back_where_backends_cannot_start() -> None:
