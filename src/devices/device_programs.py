@@ -99,14 +99,18 @@ class DevicePrograms:
         """Return the parameters of a batched node whose arguments at a call site are passed once, and not per row.
 
         Those are arrays, or hold some, and the same ones for all items. Numbers stay with the rows: calls at other
-        places with other numbers share their batches.
+        places with other numbers share their batches. So does what `in_specs` splits, whose first axis is the batch's.
         """
         batch = self.options.batch
         if batch is None:
             return frozenset()
         arguments = self.arguments(site.resources)
         names = {arguments.names[position] for position in arguments.stacked} - batch.pad_axes.keys()
-        found = {name for name in names if name in site.constants and holds_array(site.constants[name])}
+        found = {
+            name
+            for name in names & site.constants.keys()
+            if self._specs.of(name) is None and holds_array(site.constants[name])
+        }
         # Something has to have rows.
         return frozenset(found) if names - site.constants.keys() else frozenset()
 

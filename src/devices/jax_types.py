@@ -72,9 +72,9 @@ def jit(function: "Callable[..., jax.Array]", platform: str) -> "Callable[..., j
 
 def is_ready(array: Any) -> bool:
     """Return whether a computation has ended, well or not."""
-    import jax
-
     if not hasattr(array, "is_ready"):  # typed random keys have all methods of an array but this one
+        import jax
+
         array = jax.random.key_data(array)
     return bool(array.is_ready())
 

@@ -144,7 +144,14 @@ class Stacker:
             try:
                 leaves, structure = jax.tree.flatten(argument)
                 found = [leaf if type(leaf) is np.ndarray else _as_array(leaf, configuration) for leaf in leaves]
-                kinds = [_kind(leaf, array, configuration) for leaf, array in zip(leaves, found, strict=True)]
+                kinds = [
+                    (
+                        _dtype(array.dtype, configuration),
+                        array.shape,
+                        None if type(leaf) is np.ndarray else _besides(leaf),
+                    )
+                    for leaf, array in zip(leaves, found, strict=True)
+                ]
             except (TypeError, ValueError) as error:
                 raise self._refusal(parameter, argument, configuration, error) from error
             if axes:
@@ -255,7 +262,7 @@ class Stacker:
         with suppress(TypeError, ValueError):  # of the leaf that is refused, whose place this is; or of the whole
             for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
                 place = parameter + jax.tree_util.keystr(path)
-                _kind(leaf, _as_array(leaf, configuration), configuration)
+                _dtype(_as_array(leaf, configuration).dtype, configuration)
         kind = TypeError if isinstance(error, TypeError) else ValueError
         return kind(f"node {self._node!r}, argument {place!r}: {error}")
 
@@ -353,19 +360,14 @@ def _fetched(array: Array) -> Array:
     return np.asarray(jax.random.key_data(array) if is_random_key(array) else array)
 
 
-def _kind(leaf: Any, array: Array, configuration: Configuration) -> Kind:
-    """Return what a leaf of an argument, as an array, has in common with those that it can be stacked with.
-
-    Raises:
-        TypeError: JAX does not compute with its dtype.
-    """
-    if leaf is array and type(array) is np.ndarray:
-        return _dtype(array.dtype, configuration), array.shape, None
-    if is_random_key(array):
-        return array.dtype, array.shape, jax.random.key_impl(array)
-    # To JAX, True and False are no numbers whose dtype could give way.
-    is_weak = leaf.weak_type if is_device_array(leaf) else leaf.__class__ in _OF_PYTHON and leaf.__class__ is not bool
-    return _dtype(array.dtype, configuration), array.shape, WEAK if is_weak else None
+def _besides(leaf: Any) -> Any:
+    """Return what a leaf of an argument is besides its dtype and shape; see `Kind`."""
+    if not is_device_array(leaf):
+        # To JAX, True and False are no numbers whose dtype could give way.
+        return WEAK if leaf.__class__ in _OF_PYTHON and leaf.__class__ is not bool else None
+    if is_random_key(leaf):
+        return jax.random.key_impl(leaf)
+    return WEAK if leaf.weak_type else None
 
 
 def _as_array(leaf: Any, configuration: Configuration) -> Array:
@@ -399,6 +401,8 @@ def _dtype(dtype: Any, configuration: Configuration) -> Any:
     dtypes = configuration.dtypes
     found = dtypes.get(dtype)
     if found is None:
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+            return dtype
         try:
             found = dtypes[dtype] = configuration.type_of(np.zeros((), dtype)).dtype
         except TypeError as error:
