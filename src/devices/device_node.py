@@ -87,7 +87,8 @@ def device_node(
             again in parts, and neighbours become one program.
         in_specs: for a mesh: how each argument is split over it. A tuple with a `PartitionSpec` for each parameter, a
             dictionary by their names, or one for all; None is a copy on every device. A prefix of the argument's
-            pytree serves, and a `NamedSharding` over the same mesh. With `batch=`, the first axis is that of the batch, except for what is `shared`.
+            pytree serves, and a `NamedSharding` over the same mesh. With `batch=`, the first axis is that of the batch,
+            except for what is `shared`.
         out_specs: for a mesh: how the result is split over it; default: as the compiler likes.
         replicas: how many devices have a copy: `device`, and those of its platform that follow. The next free one takes
             the next call.

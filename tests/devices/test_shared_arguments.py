@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import structlog
+from jax import P
 
 import penstock as ps
 from penstock import engine
@@ -209,6 +210,26 @@ async def test_a_shared_argument_of_one_member_is_shared_in_a_region() -> None:
 
     assert as_lists(await engine.run(look_up(TABLE, IDS))) == expected(TABLE / 2)
     assert [one.statistics().real_elements for one in logs_of(halved)] == [len(IDS)]
+
+
+async def test_the_spec_of_a_shared_argument_has_no_axis_for_the_batch() -> None:
+    mesh = ps.devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
+    specs = {"w": P(None, "model"), "x": P("data")}
+
+    @ps.device_node(device=mesh, batch=ps.Batch(8), shared=("w",), in_specs=specs)
+    def product(w: Any, x: Any) -> Any:
+        return x @ w
+
+    @ps.graph
+    async def products(w: Any, rows: list[Any]) -> list[Any]:
+        async def body(x: Any) -> Any:
+            return product(w, x)
+
+        return await ps.map_each(body, rows)
+
+    weights = np.arange(6, dtype=np.float32).reshape(3, 2)
+    assert as_lists(await engine.run(products(weights, list(TABLE)))) == (TABLE @ weights).tolist()
+    assert stacked_elements(product) == TABLE.size
 
 
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray], ids=["numpy", "jax"])

@@ -144,13 +144,10 @@ class Stacker:
             try:
                 leaves, structure = jax.tree.flatten(argument)
                 found = [leaf if type(leaf) is np.ndarray else _as_array(leaf, configuration) for leaf in leaves]
+                besides = [None if type(leaf) is np.ndarray else _besides(leaf) for leaf in leaves]
                 kinds = [
-                    (
-                        _dtype(array.dtype, configuration),
-                        array.shape,
-                        None if type(leaf) is np.ndarray else _besides(leaf),
-                    )
-                    for leaf, array in zip(leaves, found, strict=True)
+                    (_dtype(array.dtype, configuration), array.shape, what)
+                    for array, what in zip(found, besides, strict=True)
                 ]
             except (TypeError, ValueError) as error:
                 raise self._refusal(parameter, argument, configuration, error) from error
