@@ -1,12 +1,12 @@
 """Call site: what an executor has to know of the place in a graph where its node is called."""
 
-import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .node import Node
+from .tracing.annotations import signature_of
 from .tracing.template import Read, Template, builder, reads
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def value_of(template: Template, known: Mapping[int, Any]) -> Any:
 
 def _constants(step: "PlannedStep", node: Node[..., Any]) -> dict[str, Any]:
     given = dict(_arguments(step, node))
-    parameters = inspect.signature(node.fn).parameters
+    parameters = signature_of(node.fn).parameters
     defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
     written = {name: value_of(template, {}) for name, template in given.items() if not any(reads(template))}
     return {**{name: value for name, value in defaults.items() if name not in given}, **written}
