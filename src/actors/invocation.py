@@ -272,20 +272,26 @@ class ThreadCall:
         self._then.append(callback)
 
 
+async def call_in_thread(
+    pool: ThreadPool, worker: "Worker", fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a blocking function in a thread, in a copy of the caller's context, for the item that a worker is with."""
+    context = copy_context()
+    context.run(worker.position.remember)  # of this item, also when the worker has gone on
+    call = worker.outside_call = ThreadCall()
+    share = worker.crew.threads
+    if share is None:
+        return await pool.submit(context, call.on_returned, call.run, fn, args, kwargs)
+    return await share.run(pool, context, call.on_returned, call.run, fn, args, kwargs)
+
+
 def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
     """Return a body that runs a plain function in a thread, in a copy of the caller's context."""
 
     async def run_in_thread(
         worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        context = copy_context()
-        context.run(worker.position.remember)  # of this item, also when the worker has gone on
-        call = worker.outside_call = ThreadCall()
-        share = worker.crew.threads
-        if share is None:
-            value = await pool_of().submit(context, call.on_returned, call.run, actor.fn, args, kwargs)
-        else:
-            value = await share.run(pool_of(), context, call.on_returned, call.run, actor.fn, args, kwargs)
+        value = await call_in_thread(pool_of(), worker, actor.fn, args, kwargs)
         actor.refuse_coroutine(value, actor.name)
         return value
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, cast
 
+import numpy as np
+
 from ..actors.batch import Batch
 from ..engine.tracing.annotations import signature_of
 from .batches.batch_job import BatchItem
@@ -25,13 +27,14 @@ class Arguments:
         fn: its function.
         static: parameters whose values the program is compiled for.
         resources: parameters whose arguments come from resources.
+        shared: other parameters whose arguments are the same for all calls of a batch.
         batch: how calls run together; None for one by one.
 
     Attributes:
         name: of the node.
         names: the parameters that callers pass.
         masks: the parameters that take the masks of padded ones.
-        shared: positions of what is the same for all calls of a batch.
+        shared: positions of what is the same for all calls of a batch, parameters and static arguments included.
         stacked: positions of the others.
         parameters: positions of those that come from resources, and are arrays.
         static: positions of those that are static.
@@ -46,17 +49,19 @@ class Arguments:
         fn: Callable[..., Any],
         static: tuple[str, ...],
         resources: frozenset[str],
+        shared: frozenset[str],
         batch: Batch | None,
     ) -> None:
         self.name = name
         self._signature = signature_of(fn)
         found = self._signature.parameters
-        _check_names(name, found, static)
+        _check_names(name, found, static=static, shared=shared)
+        _check_shared(name, shared, static, batch)
         self.masks = () if batch is None else tuple(mask_parameters(self._signature, batch.pad_axes, name).values())
         self.names = tuple(one for one in found if one not in self.masks)
         self.static = tuple(i for i, one in enumerate(self.names) if one in static)
         self.parameters = tuple(i for i, one in enumerate(self.names) if one in resources and one not in static)
-        self.shared = tuple(sorted({*self.parameters, *self.static}))
+        self.shared = tuple(i for i, one in enumerate(self.names) if one in shared or one in resources or one in static)
         self.stacked = tuple(i for i in range(len(self.names)) if i not in self.shared)
         self._shared_of, self._stacked_of = _picker(self.shared), _picker(self.stacked)
         self._by_keyword = tuple(
@@ -64,6 +69,11 @@ class Arguments:
         )
         self.stacker = None
         if batch is not None:
+            if self.names and {*self.names} <= {*static, *shared}:
+                raise TypeError(
+                    f"device node {name!r} has batch=, and all of its parameters are named in shared= or static=: "
+                    "leave out the one that differs from call to call"
+                )
             self.stacker = Stacker(name, [self.names[i] for i in self.stacked], batch)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -102,14 +112,21 @@ class Arguments:
         assert self.stacker is not None
         shared = self._shared_of(values)
         item = self.stacker.item(self._stacked_of(values), current())
-        # No two versions of a parameter are mixed in a batch: they are told apart as objects.
+        # No two versions of what is shared are mixed in a batch: they are told apart as objects.
         versions: Iterable[Any] = map(id, shared)
-        if self.static:
-            versions = [
-                static_part(value, self, i) if i in self.static else id(value)
-                for i, value in zip(self.shared, shared, strict=True)
-            ]
+        if len(self.shared) > len(self.parameters):
+            versions = [self._version(i, value) for i, value in zip(self.shared, shared, strict=True)]
         return BatchItem(item, shared), (item.signature, *versions)
+
+    def _version(self, position: int, value: Any) -> Any:
+        """Return what calls have in common that can run together, of an argument that they share."""
+        if position in self.static:
+            return static_part(value, self, position)
+        if position in self.parameters:
+            return id(value)
+        # A list or dictionary may be a new one for each call, of the same arrays.
+        leaves, structure = jax.tree.flatten(value)
+        return (structure, *map(id, leaves))
 
     def parameter(self, position: int) -> str:
         """Return the name of a parameter."""
@@ -152,12 +169,29 @@ def size_on_host(values: tuple[Any, ...]) -> int:
     return size
 
 
-def _check_names(name: str, found: "dict[str, inspect.Parameter] | Any", static: tuple[str, ...]) -> None:
+def _check_shared(name: str, shared: frozenset[str], static: tuple[str, ...], batch: Batch | None) -> None:
+    for option, others in (("static", static), ("batch=Batch(pad_axes=...)", () if batch is None else batch.pad_axes)):
+        for one in shared & {*others}:
+            raise TypeError(
+                f"device node {name!r}: {one!r} is in shared= and in {option}: what all calls of a batch share is "
+                "neither compiled in nor padded, so name it in one of them"
+            )
+
+
+def holds_array(value: object) -> bool:
+    """Return whether a pytree holds an array, and not numbers only."""
+    return any(isinstance(leaf, np.ndarray) or is_device_array(leaf) for leaf in jax.tree.leaves(value))
+
+
+def _check_names(name: str, found: "dict[str, inspect.Parameter] | Any", **options: Iterable[str]) -> None:
     for one in found.values():
         if one.kind in _UNSUPPORTED:
             raise TypeError(
                 f"device node {name!r}: the parameter {one} has no place in a program; give each one a name"
             )
-    for one in static:
-        if one not in found:
-            raise TypeError(f"device node {name!r}: static={one!r} is no parameter of it; it has {', '.join(found)}")
+    for option, names in options.items():
+        for one in names:
+            if one not in found:
+                raise TypeError(
+                    f"device node {name!r}: {option}={one!r} is no parameter of it; it has {', '.join(found)}"
+                )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..engine.call_site import CallSite
     from ..engine.passes import Pass
     from ..engine.pools import Pools
+    from .arguments import Arguments
     from .dispatch.device_call import DeviceCall
     from .dispatch.device_use import DeviceUse
 
@@ -74,13 +75,13 @@ class DeviceExecutor:
                 "for; give it the arguments of one item, as a tuple"
             )
         for sample in samples:
-            await self.compile(pools, device_strategy, site.resources, sample, resources, self.donated(site))
+            await self.compile(pools, device_strategy, self.arguments(site), sample, resources, self.donated(site))
 
     async def compile(
         self,
         pools: "Pools",
         device_strategy: str,
-        names: frozenset[str],
+        arguments: "Arguments",
         sample: tuple[Any, ...],
         resources: Mapping[str, Any],
         donated: tuple[int, ...] = (),
@@ -90,17 +91,21 @@ class DeviceExecutor:
         Args:
             pools: those of the Engine.
             device_strategy: where it runs, if that is left open.
-            names: parameters whose arguments come from resources.
-            sample: the other arguments, in order.
-            resources: those arguments.
+            arguments: how the calls become arguments.
+            sample: those that do not come from resources, in order.
+            resources: the others, by parameter.
             donated: positions of the arguments whose memory the result may take.
         """
-        use = await self.opened(pools, device_strategy, names, donated)
-        await use.compile(self.programs.arguments(names).merge(sample, resources))
+        use = await self.opened(pools, device_strategy, arguments, donated)
+        await use.compile(arguments.merge(sample, resources))
 
     def carrier(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "OnDevice":
         """Return what runs one item on the device."""
         return OnDevice(self, site, pools, device_strategy)
+
+    def arguments(self, site: "CallSite") -> "Arguments":
+        """Return how the calls of a site become arguments."""
+        return self.programs.arguments(site.resources, self.programs.constants(site))
 
     def donated(self, site: "CallSite") -> tuple[int, ...]:
         """Return the positions of the arguments whose memory the result of a call there may take."""
@@ -110,13 +115,13 @@ class DeviceExecutor:
         return self.programs.arguments(site.resources).positions(site.owned)
 
     async def opened(
-        self, pools: "Pools", device_strategy: str, resources: frozenset[str], donated: tuple[int, ...] = ()
+        self, pools: "Pools", device_strategy: str, arguments: "Arguments", donated: tuple[int, ...] = ()
     ) -> "DeviceUse":
         """Return the node on its devices, which are opened if they are not."""
         pool, options = pools.other(DevicePool, DevicePool), self.programs.options
         device = device_strategy if options.device == AUTO else options.device
         stations = pool.opened(device, options.replicas) or await pool.open(device, options.replicas)
-        return stations[0].use(self.programs, resources, stations, donated)
+        return stations[0].use(self.programs, arguments, stations, donated)
 
 
 class OnDevice:
@@ -134,7 +139,7 @@ class OnDevice:
         self._site = site
         self._pools = pools
         self._device_strategy = device_strategy
-        self._arguments = executor.programs.arguments(site.resources)
+        self._arguments = executor.arguments(site)
         self._donated = executor.donated(site)
         self._label, self._is_handed_on = site.label, site.is_handed_on
         self._use: DeviceUse | None = None  # for as long as the Engine is open, and so are its devices
@@ -146,7 +151,7 @@ class OnDevice:
         use = self._use
         if use is None:
             use = self._use = await self._executor.opened(
-                self._pools, self._device_strategy, self._site.resources, self._donated
+                self._pools, self._device_strategy, self._arguments, self._donated
             )
         call = worker.outside_call = self._call(use, actor, frame, args, kwargs)
         if frame.span is not None:

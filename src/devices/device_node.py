@@ -32,6 +32,7 @@ def device_node(
     device: Any = "auto",
     batch: Batch | None = None,
     static: tuple[str, ...] = (),
+    shared: tuple[str, ...] = (),
     donate: bool = False,
     pure: bool = True,
     in_specs: Any = None,
@@ -52,6 +53,7 @@ def device_node(
     device: Any = "auto",
     batch: Batch | None = None,
     static: tuple[str, ...] = (),
+    shared: tuple[str, ...] = (),
     donate: bool = False,
     pure: bool = True,
     in_specs: Any = None,
@@ -77,13 +79,18 @@ def device_node(
             `device_strategy`.
         batch: calls of any number of requests are stacked and run as one vectorised program.
         static: names of the parameters whose values the program is compiled for; they are hashable, and no arrays.
+        shared: names of the parameters that all calls of a batch pass the same arrays for, as a table that the body of
+            `map_each` takes from outside. They are passed once, and not stacked; calls with other arrays, told apart as
+            objects, run in other batches. Arrays that are written in the graph itself need no mention. Without effect
+            without `batch=`.
         donate: the result may take the memory of arguments that are results of device nodes, and that nobody else
             reads, not even another attempt. Without effect with `batch=`: what is stacked is new.
         pure: the function does nothing but compute its result: equal calls are merged, a batch that failed is tried
             again in parts, and neighbours become one program.
         in_specs: for a mesh: how each argument is split over it. A tuple with a `PartitionSpec` for each parameter, a
             dictionary by their names, or one for all; None is a copy on every device. A prefix of the argument's
-            pytree serves, and a `NamedSharding` over the same mesh. With `batch=`, the first axis is that of the batch.
+            pytree serves, and a `NamedSharding` over the same mesh. With `batch=`, the first axis is that of the batch,
+            except for what is `shared`.
         out_specs: for a mesh: how the result is split over it; default: as the compiler likes.
         replicas: how many devices have a copy: `device`, and those of its platform that follow. The next free one takes
             the next call.
@@ -122,8 +129,8 @@ def device_node(
             concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure
         )  # fmt: skip
         options = DeviceOptions(
-            device, batch, _names(label, static), donate, pure, in_specs, out_specs, replicas, prefetch,
-            _samples(label, sample_input),
+            device, batch, _names(label, "static", static), _names(label, "shared", shared), donate, pure, in_specs,
+            out_specs, replicas, prefetch, _samples(label, sample_input),
         )  # fmt: skip
         return DeviceNode(target, policy, name=label, executor=DeviceExecutor(DevicePrograms(label, target, options)))
 
@@ -153,9 +160,11 @@ class DeviceNode(Node[P, R]):
             DeviceError: there is no such device.
             Exception: what the function raised while it was traced.
         """
-        shared = resources or {}
+        given = resources or {}
         pools, options = default_engine()._runtime.pools, resolve("Engine", {}, {})
-        await self._device_executor.compile(pools, options.device_strategy, frozenset(shared), sample, shared)
+        executor = self._device_executor
+        arguments = executor.programs.arguments(frozenset(given))
+        await executor.compile(pools, options.device_strategy, arguments, sample, given)
 
     @property
     def _device_executor(self) -> "DeviceExecutor":
@@ -183,11 +192,11 @@ def _check_switches(label: str, donate: object, pure: object) -> None:
     check("pure", pure, SWITCH, f"device node {label!r} has ")
 
 
-def _names(label: str, static: object) -> tuple[str, ...]:
-    names = cast("Sequence[object]", static) if isinstance(static, tuple | list) else ()
-    if not isinstance(static, tuple | list) or not all(isinstance(name, str) for name in names):
-        example = f", as in static=({static!r},)" if isinstance(static, str) else ""
-        raise TypeError(f"device node {label!r} has static={static!r}: a tuple of names of parameters{example}")
+def _names(label: str, option: str, value: object) -> tuple[str, ...]:
+    names = cast("Sequence[object]", value) if isinstance(value, tuple | list) else ()
+    if not isinstance(value, tuple | list) or not all(isinstance(name, str) for name in names):
+        example = f", as in {option}=({value!r},)" if isinstance(value, str) else ""
+        raise TypeError(f"device node {label!r} has {option}={value!r}: a tuple of names of parameters{example}")
     return cast("tuple[str, ...]", tuple(names))
 
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from ..actors.batch import Batch
-from .arguments import Arguments
+from .arguments import Arguments, holds_array
 from .batches.buckets import batch_sizes
 from .programs.compile_statistics import CompileStatistics
 
 if TYPE_CHECKING:
+    from ..engine.call_site import CallSite
     from .platform.placement import Placement
     from .programs.compiling import Program
 
@@ -25,6 +26,7 @@ class DeviceOptions:
     device: Any
     batch: Batch | None
     static: tuple[str, ...]
+    shared: tuple[str, ...]
     donate: bool
     pure: bool
     in_specs: Any
@@ -78,7 +80,7 @@ class DevicePrograms:
         self.giving: dict[Hashable, DevicePrograms] = {}
         # A region belongs to the plans that have it.
         self._shared: WeakSet[DevicePrograms] = WeakSet()
-        self._arguments: dict[frozenset[str], Arguments] = {}
+        self._arguments: dict[tuple[frozenset[str], frozenset[str]], Arguments] = {}
         self._programs: dict[tuple[Placement, tuple[int, ...], tuple[int, ...]], Program] = {}
         self._specs = Specs(
             name, options.device, self.arguments(frozenset()).names, options.in_specs, options.out_specs
@@ -93,26 +95,45 @@ class DevicePrograms:
         others = (*self._shared, *self.giving.values())
         return CompileStatistics.total([self.log.statistics(), *[other.statistics() for other in others]])
 
-    def arguments(self, resources: frozenset[str]) -> Arguments:
-        """Return how calls become arguments, where these parameters come from resources."""
-        found = self._arguments.get(resources)
+    def constants(self, site: "CallSite") -> frozenset[str]:
+        """Return the parameters of a batched node whose arguments at a call site are passed once, and not per row.
+
+        Those are arrays, or hold some, and the same ones for all items. Numbers stay with the rows: calls at other
+        places with other numbers share their batches. So does what `in_specs` splits, whose first axis is the batch's.
+        """
+        batch = self.options.batch
+        if batch is None:
+            return frozenset()
+        arguments = self.arguments(site.resources)
+        names = {arguments.names[position] for position in arguments.stacked} - batch.pad_axes.keys()
+        found = {
+            name
+            for name in names & site.constants.keys()
+            if self._specs.of(name) is None and holds_array(site.constants[name])
+        }
+        # Something has to have rows.
+        return frozenset(found) if names - site.constants.keys() else frozenset()
+
+    def arguments(self, resources: frozenset[str], constants: frozenset[str] = frozenset()) -> Arguments:
+        """Return how calls become arguments, where these parameters come from resources, and those are constants."""
+        found = self._arguments.get((resources, constants))
         if found is None:
             options = self.options
-            found = self._arguments[resources] = Arguments(self.name, self.fn, options.static, resources, options.batch)
+            found = self._arguments[resources, constants] = Arguments(
+                self.name, self.fn, options.static, resources, constants | {*options.shared}, options.batch
+            )
         return found
 
-    def program(self, placement: "Placement", resources: frozenset[str], donated: tuple[int, ...] = ()) -> "Program":
-        """Return the program for a device, with these parameters from resources, and these arguments donated."""
-        arguments = self.arguments(resources)
-        # A parameter is an argument like others, except in a batch, where it has no rows.
+    def program(self, placement: "Placement", arguments: Arguments, donated: tuple[int, ...] = ()) -> "Program":
+        """Return the program for a device and arguments of its calls, some of them donated."""
+        # What is shared is an argument like others, except in a batch, where it has no rows.
         key = placement, arguments.shared if self.options.batch is not None else (), donated
         if key not in self._programs:
             self._programs[key] = self._make(placement, arguments, donated)
         return self._programs[key]
 
-    def batch_sizes(self, batch: Batch, resources: frozenset[str]) -> tuple[int, ...]:
+    def batch_sizes(self, batch: Batch, arguments: Arguments) -> tuple[int, ...]:
         """Return the sizes that batches are padded to: their rows are independent, and split over the mesh evenly."""
-        arguments = self.arguments(resources)
         return batch_sizes(batch, self._specs.row_multiple(arguments.names[i] for i in arguments.stacked))
 
     def _make(self, placement: "Placement", arguments: Arguments, donated: tuple[int, ...]) -> "Program":
@@ -162,6 +183,8 @@ def _vectorised(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., A
     """Return the function of one item as one of a batch: rows of what is stacked, the rest as it is."""
     import jax
 
+    from .batches.stacking import unwrapped
+
     def call(*values: Any) -> Any:
         count = len(arguments.names)
 
@@ -171,6 +194,6 @@ def _vectorised(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., A
                 merged[position] = row
             return arguments.call(fn, tuple(merged), masks)
 
-        return jax.vmap(one)([values[position] for position in arguments.stacked], values[count:])
+        return jax.vmap(one)([unwrapped(values[position]) for position in arguments.stacked], values[count:])
 
     return call

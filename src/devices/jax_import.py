@@ -7,9 +7,15 @@ Modules of this folder are imported with `penstock`, which must not load JAX. So
 import importlib
 import os
 import sys
+import threading
 
 from .._errors import DeviceError, MissingExtraError
 from .jax_types import all_devices, asked_platforms
+from .wrong_fusions import StartOfBackends
+
+# The environment belongs to the process: one thread at a time changes it and puts it back.
+_starting = threading.Lock()
+_start = StartOfBackends()
 
 
 def require_jax() -> None:
@@ -35,18 +41,25 @@ def start_backends() -> None:
     """Load JAX and let it look for devices, which starts its backends. The environment stays as it is.
 
     While it is imported, JAX sets variables of its own, for the log level of its C++ part and for TPUs. Its backends
-    read them when they start; after that they would only confuse child processes, so they are taken back.
+    read them when they start; after that they would only confuse child processes, so they are taken back. The same
+    goes for the flag that has JAX compute right values on a CPU.
 
     Raises:
         MissingExtraError: JAX is not installed.
         DeviceError: JAX cannot start the platform that the environment or the configuration asks for.
     """
+    with _starting:
+        _start_backends()
+
+
+def _start_backends() -> None:
     loaded_before = "jax" in sys.modules
     before = dict(os.environ)
     require_jax()
     set_by_jax = {} if loaded_before else {key: value for key, value in os.environ.items() if before.get(key) != value}
     try:
-        all_devices()
+        with _start.with_flag():
+            all_devices()
     except (RuntimeError, AssertionError) as error:  # without a GPU, JAX_PLATFORMS=cuda fails an assertion of JAX
         asked = asked_platforms()
         wish = f" (JAX_PLATFORMS, or jax_platforms of its configuration, says {asked!r})" if asked else ""

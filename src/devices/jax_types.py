@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
+from .wrong_fusions import compiler_options
+
 if TYPE_CHECKING:
     import jax
 
@@ -60,18 +62,28 @@ def put(value: Any, device: Device) -> "jax.Array":
     return cast("jax.Array", jax.device_put(value, device))  # pyright: ignore[reportUnknownMemberType]
 
 
-def jit(function: "Callable[..., jax.Array]") -> "Callable[..., jax.Array]":
-    """Return a function that compiles at its first call."""
+def jit(function: "Callable[..., jax.Array]", platform: str) -> "Callable[..., jax.Array]":
+    """Return a function that compiles at its first call, as device nodes of that platform do."""
     import jax
 
-    return cast("Callable[..., jax.Array]", jax.jit(function))  # pyright: ignore[reportUnknownMemberType]
+    jitted = jax.jit(function, compiler_options=compiler_options(platform))  # pyright: ignore[reportUnknownMemberType]
+    return cast("Callable[..., jax.Array]", jitted)
+
+
+def is_ready(array: Any) -> bool:
+    """Return whether a computation has ended, well or not."""
+    if not hasattr(array, "is_ready"):  # typed random keys have all methods of an array but this one
+        import jax
+
+        array = jax.random.key_data(array)
+    return bool(array.is_ready())
 
 
 def are_ready(arrays: Iterable[Any]) -> bool:
     """Return whether computations have ended, well or not; arrays that were donated meanwhile are somebody else's."""
     for array in arrays:
         try:
-            if not array.is_ready():
+            if not is_ready(array):
                 return False
         except (RuntimeError, ValueError):
             if not array.is_deleted():

@@ -5,14 +5,17 @@ beside it gets workers of its own.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from ..actors import current
 from ..actors.crew import Crew
 from ..actors.frame import Frame
+from ..actors.invocation import call_in_thread
 from ..actors.node_actor import Body, NodeActor
+from ..actors.threads import ThreadPool
 from ..actors.uninterrupted import until
 from ..actors.worker import Worker
 from ..telemetry import spans
@@ -24,8 +27,14 @@ if TYPE_CHECKING:
 Args = tuple[Any, ...]
 
 
-def body_of(control: Control, bodies: "tuple[Wired, ...]") -> Body:
-    """Return what runs a control-flow step: it decides which body runs on what."""
+def body_of(control: Control, bodies: "tuple[Wired, ...]", threads: Callable[[], ThreadPool]) -> Body:
+    """Return what runs a control-flow step: it decides which body runs on what.
+
+    Args:
+        control: the kind of the step.
+        bodies: its bodies.
+        threads: returns the threads of the Engine.
+    """
     counts = [len(wired.program.plan.captures) for wired in bodies]
 
     def captured(args: Args, index: int, own: int) -> Args:
@@ -57,8 +66,12 @@ def body_of(control: Control, bodies: "tuple[Wired, ...]") -> Body:
         return value
 
     async def map_each(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
-        check_items(args[0])
-        return await _BodyRuns(worker, bodies[0], frame, captured(args, 0, 1)).run(args[0], control.limit)
+        items = args[0]
+        check_items(items)
+        if _is_array_of_jax(items):
+            # Its rows are computed, by programs that are compiled: seconds for some thousand rows.
+            items = await call_in_thread(threads(), worker, list, (items,), {})
+        return await _BodyRuns(worker, bodies[0], frame, captured(args, 0, 1)).run(items, control.limit)
 
     return {"cond": cond, "switch": switch, "while_loop": while_loop, "map_each": map_each}[control.kind]
 
@@ -66,6 +79,11 @@ def body_of(control: Control, bodies: "tuple[Wired, ...]") -> Body:
 async def run_body(worker: Worker, wired: "Wired", parent: Frame, inputs: Args, item: int) -> Any:
     """Run a body once, for one value; returns its result."""
     return (await _BodyRuns(worker, wired, parent, inputs[1:]).run(inputs[:1], 1, item))[0]
+
+
+def _is_array_of_jax(items: object) -> bool:
+    jax: Any = sys.modules.get("jax")  # nobody else could have made one
+    return jax is not None and not isinstance(items, list | tuple) and isinstance(items, jax.Array)
 
 
 class _BodyRuns:

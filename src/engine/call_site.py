@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .node import Node
+from .tracing.annotations import signature_of
 from .tracing.template import Read, Template, builder, reads
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class CallSite:
         node: the node.
         label: its name in the graph, for errors.
         resources: the parameters whose arguments come from resources: the same object for all items, until a reload.
+        constants: by parameter, the arguments that are the same for all items: written in the graph, or a default.
         is_handed_on: whether only nodes with an executor of the same kind read the result. It may then be what is not
             ready yet; everybody else gets a value.
         owned: the parameters whose arguments are results that were handed on and that nobody else reads, not even
@@ -31,6 +33,7 @@ class CallSite:
     node: Node[..., Any]
     label: str
     resources: frozenset[str]
+    constants: Mapping[str, Any]
     is_handed_on: bool
     owned: frozenset[str]
 
@@ -43,8 +46,9 @@ def call_site_of(program: "Program", unit: "Unit") -> CallSite:
     assert isinstance(node, Node)
     shared = [name for name, template in _arguments(step, node) if is_known(template, program.plan.resource_sources)]
     return CallSite(
-        node, step.label, frozenset(shared), _is_handed_on(program, unit, node), _owned(program, unit, node)
-    )
+        node, step.label, frozenset(shared), _constants(step, node), _is_handed_on(program, unit, node),
+        _owned(program, unit, node),
+    )  # fmt: skip
 
 
 def resources_of(unit: "Unit", known: Mapping[int, Any]) -> dict[str, Any]:
@@ -73,6 +77,14 @@ def value_of(template: Template, known: Mapping[int, Any]) -> Any:
     """Return the value of a template that reads only values that are known."""
     slots = {source: slot for slot, source in enumerate(known)}
     return builder(template, slots)([*known.values()])
+
+
+def _constants(step: "PlannedStep", node: Node[..., Any]) -> dict[str, Any]:
+    given = dict(_arguments(step, node))
+    parameters = signature_of(node.fn).parameters
+    defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+    written = {name: value_of(template, {}) for name, template in given.items() if not any(reads(template))}
+    return {**{name: value for name, value in defaults.items() if name not in given}, **written}
 
 
 def _arguments(step: "PlannedStep", node: Node[..., Any]) -> Iterator[tuple[str, Template]]:

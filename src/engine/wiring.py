@@ -185,7 +185,7 @@ class Wiring:
             if step.head.callee.over_stream:
                 actor.invoke = mapping(step.head.callee.limit, bodies[0])
             else:
-                actor.body = body_of(step.head.callee, bodies)
+                actor.body = body_of(step.head.callee, bodies, self._pools.threads)
         actor.owner = self._pools
         actor.slot = unit.slot
         actor.args_of = unit.args_of

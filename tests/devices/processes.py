@@ -15,8 +15,8 @@ def run(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]"
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50, check=False)
 
 
-def run_program(program: str, **variables: str) -> str:
+def run_program(program: str, *arguments: str, **variables: str) -> str:
     """Runs a program, which must succeed, and returns what it prints."""
-    done = run("-c", program, **variables)
+    done = run("-c", program, *arguments, **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout

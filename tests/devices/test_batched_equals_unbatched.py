@@ -1,5 +1,6 @@
 """Oracle: whatever a function computes, a batch of its items gives what each of them gives alone."""
 
+import asyncio
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -14,6 +15,7 @@ jnp = jax.numpy
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 import penstock as ps  # noqa: E402 - what follows needs JAX
+from penstock import engine, telemetry  # noqa: E402
 from penstock.devices.batches.batch_statistics import BatchLog  # noqa: E402
 from penstock.devices.batches.buckets import batch_size, batch_sizes  # noqa: E402
 from penstock.devices.batches.stacking import Stacker, split  # noqa: E402
@@ -190,3 +192,108 @@ def test_ragged_items_give_what_they_give_without_padding(
                 for name, value in alone.items():
                     np.testing.assert_allclose(result[name], value, rtol=1e-5, atol=1e-5)
     assert padding.statistics().real_elements == sum(lengths)
+
+
+NUMBERS: list[Any] = [2, 2.5, True, np.int32(2), np.float32(2.5), np.array(2, np.int16), jnp.asarray(2)]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.bool_, jnp.bfloat16, np.float32])
+async def test_numbers_of_python_give_way_to_the_dtypes_of_arrays_as_without_a_batch(dtype: Any) -> None:
+    node = ps.device_node(device="cpu", batch=ps.Batch(len(NUMBERS)))(STEPS["times"])
+
+    @ps.graph
+    async def product(x: Any, k: Any) -> Any:
+        return node(x, k)
+
+    await node.warmup(np.zeros(3, dtype), 2)
+    programs = node.compile_statistics().programs
+    x = np.array([1, 100, 0]).astype(dtype)
+    found = await asyncio.gather(*[engine.run(product(x, k)) for k in NUMBERS])
+    for result, k in zip(found, NUMBERS, strict=True):
+        alone = jax.jit(STEPS["times"])(x, k)
+        assert result.dtype == alone.dtype
+        assert result.tolist() == np.asarray(alone).tolist()
+    await engine.run(product(x, 3))
+    # 2 and 3 were warmed up for; a weak array of JAX is like a number of Python.
+    weak_and_strong = [(np.dtype(t), w) for t, w in [(int, True), (float, True), (bool, False)]]
+    strong = [("int32", False), ("float32", False), ("int16", False)]
+    assert node.compile_statistics().programs - programs == len(weak_and_strong) + len(strong) - 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_number_of_python_and_an_array_never_share_a_batch(count: int) -> None:
+    node = ps.device_node(device="cpu", batch=ps.Batch(8))(STEPS["times"])
+
+    @ps.graph
+    async def product(x: Any, k: Any) -> Any:
+        return node(x, k)
+
+    x = np.array([100], np.int8)
+    calls = [k for _ in range(count) for k in (2, np.int32(2))]
+    found = await asyncio.gather(*[engine.run(product(x, k)) for k in calls])
+    assert [(result.dtype, result.tolist()) for result in found] == [(np.int8, [-56]), (np.int32, [200])] * count
+    assert node.batch_statistics().batches == 2
+
+
+def drawn(key: Any, scale: Any) -> Any:
+    return {"uniform": jax.random.uniform(key, (2,)) * scale, "next": jax.random.split(key, 3)}
+
+
+async def test_typed_random_keys_are_arguments_and_results_of_a_batch() -> None:
+    node = ps.device_node(device="cpu:3", batch=ps.Batch(8, buckets=(4, 8)))(drawn)
+
+    @ps.graph
+    async def draw(key: Any, scale: Any) -> Any:
+        return node(key, scale)
+
+    keys = [jax.random.key(seed) for seed in range(3)]
+    found = await asyncio.gather(*[engine.run(draw(key, 2.0)) for key in keys])
+    for result, key in zip(found, keys, strict=True):
+        alone = drawn(key, 2.0)
+        np.testing.assert_allclose(result["uniform"], alone["uniform"], rtol=1e-6)
+        assert result["next"].dtype == alone["next"].dtype
+        assert (jax.random.key_data(result["next"]) == jax.random.key_data(alone["next"])).all()
+    assert (node.batch_statistics().batches, node.compile_statistics().transfers) == (1, 0)
+    again = await engine.run(draw(found[0]["next"][1], 2.0))
+    np.testing.assert_allclose(again["uniform"], drawn(drawn(keys[0], 2.0)["next"][1], 2.0)["uniform"], rtol=1e-6)
+
+
+async def test_keys_of_two_implementations_and_arrays_of_keys_are_told_apart() -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(8, pad_axes={"keys": 0}))
+    def summed(keys: Any, mask: Any = None) -> Any:
+        values = jax.vmap(jax.random.uniform)(keys)
+        return values.sum() if mask is None else (values * mask).sum()
+
+    @ps.graph
+    async def total(keys: Any) -> Any:
+        return summed(keys)
+
+    given_keys = [jax.random.split(jax.random.key(seed), count) for seed, count in enumerate([5, 8, 3])]
+    other_kind = jax.random.split(jax.random.key(3, impl="rbg"), 8)  # JAX vmaps these to other values
+    *found, other = await asyncio.gather(*[engine.run(total(keys)) for keys in (*given_keys, other_kind)])
+    np.testing.assert_allclose(found, [summed(keys) for keys in given_keys], rtol=1e-6)
+    assert 0 < other < 8
+    statistics = summed.batch_statistics()
+    assert (statistics.batches, statistics.real_elements) == (2, 5 + 8 + 3 + 8)
+
+
+@pytest.mark.parametrize("batch", [None, ps.Batch(2)])
+async def test_typed_random_keys_go_from_node_to_node_and_to_the_caller(batch: ps.Batch | None) -> None:
+    @ps.device_node(device="cpu", batch=batch, pure=False)
+    def split(key: Any) -> Any:
+        return jax.random.split(key)
+
+    @ps.device_node(device="cpu", batch=batch, pure=False)
+    def drawn_with_second(keys: Any) -> Any:
+        return jax.random.uniform(keys[1])
+
+    @ps.graph
+    async def both(key: Any) -> Any:
+        keys = split(key)
+        return keys, drawn_with_second(keys)
+
+    expected = jax.random.split(jax.random.key(3))
+    with telemetry.profile():
+        keys, value = await engine.run(both(jax.random.key(3)))
+    assert (jax.random.key_data(keys) == jax.random.key_data(expected)).all()
+    np.testing.assert_allclose(value, jax.random.uniform(expected[1]), rtol=1e-6)

@@ -447,3 +447,49 @@ def _aligned(size: int) -> Any:
     buffer = np.empty(size + 16, np.float32)
     offset = (-buffer.ctypes.data % 64) // 4
     return buffer[offset : offset + size]
+
+
+@pytest.mark.parametrize("body_is_on_device", [True, False])
+async def test_rows_of_an_array_that_is_mapped_over_are_computed_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, body_is_on_device: bool
+) -> None:
+    iterated_in: list[threading.Thread] = []
+    rows = jnp.arange(12.0).reshape(6, 2)
+    kind: Any = type(rows)
+    iterate = kind.__iter__
+
+    def seen(array: Any) -> Any:
+        iterated_in.append(threading.current_thread())
+        return iterate(array)
+
+    monkeypatch.setattr(kind, "__iter__", seen)
+
+    @ps.node
+    async def first(row: Any) -> Any:
+        assert isinstance(row, jax.Array)
+        return row[0]
+
+    @ps.graph
+    async def of(array: Any) -> Any:
+        async def body(row: Any) -> Any:
+            return double(row)[0] if body_is_on_device else await first(row)
+
+        return await ps.map_each(body, array)
+
+    found = await engine.run(of(rows))
+    assert np.asarray(found).tolist() == (np.arange(0.0, 12, 2) * (2 if body_is_on_device else 1)).tolist()
+    assert len(iterated_in) == 1
+    assert iterated_in[0] is not threading.current_thread()
+
+
+async def test_an_array_without_rows_cannot_be_mapped_over() -> None:
+    @ps.graph
+    async def of(array: Any) -> Any:
+        async def body(row: Any) -> Any:
+            return double(row)
+
+        return await ps.map_each(body, array)
+
+    assert await engine.run(of(jnp.zeros((0, 3)))) == []
+    with pytest.raises(TypeError, match="iteration over a 0-d array"):
+        await engine.run(of(jnp.float32(1)))

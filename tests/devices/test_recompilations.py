@@ -257,3 +257,19 @@ def test_small_captured_constants_and_arguments_are_not(cache: CompileCache, eve
     table = ones(1000)
     called(cache, program(lambda x: x.sum() + table.sum()), ones(1024, 1024))
     assert events == []
+
+
+@pytest.mark.parametrize("batch", [None, ps.Batch(4)])
+async def test_each_run_on_a_device_is_a_hit_or_a_miss(batch: ps.Batch | None) -> None:
+    @ps.device_node(device="cpu", batch=batch)
+    def doubled(x: Any) -> Any:
+        return x * 2
+
+    @ps.graph
+    async def double(x: Any) -> Any:
+        return doubled(x)
+
+    for number, (size, counted) in enumerate([(2, (0, 1)), (2, (1, 1)), (3, (1, 2)), (2, (2, 2)), (3, (3, 2))]):
+        await engine.run(double(np.full(size, number, np.float32)))
+        statistics = doubled.compile_statistics()
+        assert (statistics.hits, statistics.misses) == counted

@@ -62,7 +62,8 @@ def test_what_jax_makes_of_a_dtype_goes_into_the_batch() -> None:
     with jax.enable_x64(True):
         [array] = stacker.stack([item_of(stacker, np.float64(1.5))], 1).arguments
         assert array.dtype == np.float64
-        assert item_of(stacker, 1 << 40).signature == item_of(stacker, np.int64(1)).signature
+        [array] = stacker.stack([item_of(stacker, 1 << 40)], 1).arguments
+        assert (array.dtype, array.tolist()) == (np.int64, [1 << 40])
 
 
 def test_items_that_differ_in_structure_shape_or_dtype_are_not_stacked_together() -> None:
@@ -140,14 +141,13 @@ def refused_values() -> list[tuple[Any, type[Exception], str]]:
         (np.array(["a"]), TypeError, "an array of <U1"),
         (np.zeros(2, ">f4"), TypeError, "an array of >f4"),
         (np.ma.zeros(2), TypeError, "masked array"),
-        (jax.random.key(0), TypeError, "an array of key<fry>"),
         (1 << 40, ValueError, "jax_enable_x64"),
         ({1: 0, "a": 0}, ValueError, "argument 'x'"),
         (None, TypeError, "hold no array"),
     ]
 
 
-@pytest.mark.parametrize("index", range(10))
+@pytest.mark.parametrize("index", range(9))
 def test_what_is_no_array_is_refused_with_its_place(index: int) -> None:
     value, error, message = refused_values()[index]
     with pytest.raises(error, match=f"node 'embed'.*{re.escape(message)}"):

@@ -6,6 +6,7 @@ for the thread of the device.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,21 +16,28 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from ...actors.batch import Batch, Buckets
+from ...telemetry import logs
 from ..programs.configuration import Configuration
-from ..programs.signature import is_device_array
+from ..programs.signature import WeakRows, is_device_array, is_random_key
 from ..untyped_jax import jax
 from .buckets import padded_length
 
-# What the arguments of an item look like after padding: for each of them the structure of its pytree, and dtype and
-# shape of each array. It is hashable, and items with equal ones can be stacked.
-Signature: TypeAlias = tuple[tuple[Any, tuple[tuple[Any, tuple[int, ...]], ...]], ...]
+# An array: dtype and shape; and what it is besides that: None, WEAK, or the implementation of a typed random key.
+Kind: TypeAlias = tuple[Any, tuple[int, ...], Any]
+# What the arguments of an item look like after padding: for each of them the structure of its pytree, and the kind of
+# each array. It is hashable, and items with equal ones can be stacked.
+Signature: TypeAlias = tuple[tuple[Any, tuple[Kind, ...]], ...]
 # An array of NumPy or JAX, or one of NumPy's scalars.
 Array: TypeAlias = Any
 
 _ONLY_NUMPY: Final[set[type[Any]]] = {np.ndarray}
 # Of shapes that change with every item none is worth to be remembered.
 _MOST_KNOWN: Final = 256
+# Of one array in the rows of a batch. To copy so much takes 20 ms, and as much memory on the device.
+_MOST_REPEATED_BYTES: Final = 64 << 20
 _NUMPY: Final[tuple[type[Any], ...]] = (np.ndarray, np.generic)
+# The dtype of a number of Python gives way to that of an array: `x * 2` has the dtype of x. JAX calls that weak.
+WEAK: Final = "weak"
 _OF_PYTHON: Final = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
 
 
@@ -102,6 +110,7 @@ class Stacker:
         self.padded = tuple(name for name, each in self._parameters if each)
         # Signatures of arguments that are NumPy's arrays, by what makes them.
         self._known: dict[tuple[Any, ...], Signature] = {}
+        self._told_of: set[str] = set()
 
     def item(self, arguments: Sequence[Any], configuration: Configuration) -> Item:
         """Look at the arguments of an item, without copying or waiting for them.
@@ -135,12 +144,16 @@ class Stacker:
             try:
                 leaves, structure = jax.tree.flatten(argument)
                 found = [leaf if type(leaf) is np.ndarray else _as_array(leaf, configuration) for leaf in leaves]
-                kinds = [(_dtype(array.dtype, configuration), array.shape) for array in found]
+                besides = [None if type(leaf) is np.ndarray else _besides(leaf) for leaf in leaves]
+                kinds = [
+                    (_dtype(array.dtype, configuration), array.shape, what)
+                    for array, what in zip(found, besides, strict=True)
+                ]
             except (TypeError, ValueError) as error:
                 raise self._refusal(parameter, argument, configuration, error) from error
             if axes:
                 lengths.append(self._lengths(parameter, axes, kinds))
-                kinds = [(dtype, self._padded(parameter, axes, shape)) for dtype, shape in kinds]
+                kinds = [(dtype, self._padded(parameter, axes, shape), besides) for dtype, shape, besides in kinds]
             signature.append((structure, tuple(kinds)))
             arrays += found
         if not arrays:
@@ -164,13 +177,23 @@ class Stacker:
         arguments: list[Any] = []
         masks: list[Array] = []
         real_elements = elements = 0
-        for (_, axes), (structure, kinds) in zip(self._parameters, signature, strict=True):
+        for (parameter, axes), (structure, kinds) in zip(self._parameters, signature, strict=True):
             stacked: list[Array] = []
-            for (dtype, shape), rows in zip(kinds, columns, strict=False):
+            for (dtype, shape, besides), rows in zip(kinds, columns, strict=False):
+                if len(rows) * rows[0].nbytes > _MOST_REPEATED_BYTES and parameter not in self._told_of:
+                    self._warn_of_repeated(parameter, rows)
                 make = _column_of_lengths if axes else _column
-                stacked.append(make(rows, dtype, shape, size))
+                if besides is None:
+                    column = make(rows, dtype, shape, size)
+                elif besides is WEAK:
+                    column = make(rows, dtype, shape, size).view(WeakRows)
+                else:
+                    of_key = rows[0].shape[len(shape) :]  # behind the axes of the array of keys
+                    column = KeyRows(make(rows, rows[0].dtype, shape + of_key, size), besides)
+                stacked.append(column)
                 elements += size * math.prod(shape)
-                real_elements += sum([row.size for row in rows]) if axes else count * math.prod(shape)
+                real = [math.prod(row.shape[: len(shape)]) for row in rows] if axes else [count * math.prod(shape)]
+                real_elements += sum(real)
             if axes:
                 lengths = [item.lengths[len(masks)] for item in items]
                 masks.append(_mask(lengths, [kinds[0][1][axis] for axis in axes], size))
@@ -182,20 +205,33 @@ class Stacker:
         texts: list[str] = []
         size = 0
         for (parameter, _), (_, kinds) in zip(self._parameters, item.signature, strict=True):
-            for dtype, shape in kinds:
+            for dtype, shape, _ in kinds:
                 texts.append(f"{parameter} {dtype}[{','.join(map(str, shape))}]")
                 size += math.prod(shape) * dtype.itemsize
         return f"{', '.join(texts)}; {size:,} bytes"
 
-    def _lengths(
-        self, parameter: str, axes: tuple[int, ...], kinds: list[tuple[Any, tuple[int, ...]]]
-    ) -> tuple[int, ...]:
+    def _warn_of_repeated(self, parameter: str, rows: tuple[Array, ...]) -> None:
+        """Warn, once for a parameter, if most of a column is the same array again and again."""
+        _, count = Counter([(row.ctypes.data, row.shape, row.strides) for row in rows]).most_common(1)[0]
+        size_bytes = count * rows[0].nbytes
+        if count > 1 and size_bytes > _MOST_REPEATED_BYTES:
+            self._told_of.add(parameter)
+            logs.warning(
+                "batch.repeats_one_array",
+                node=self._node,
+                argument=parameter,
+                rows=count,
+                size_bytes=size_bytes,
+                remedy=f"say @device_node(shared=({parameter!r},)), which passes it once for all rows",
+            )
+
+    def _lengths(self, parameter: str, axes: tuple[int, ...], kinds: list[Kind]) -> tuple[int, ...]:
         """Return the lengths of an argument's arrays along its padded axes."""
         what = f"node {self._node!r}, argument {parameter!r}"
-        for _, shape in kinds:
+        for _, shape, _ in kinds:
             if max(axes) >= len(shape):
                 raise ValueError(f"{what}: pad_axes= names axis {max(axes)}, and an array has the shape {shape}")
-        found = {tuple([shape[axis] for axis in axes]) for _, shape in kinds}
+        found = {tuple([shape[axis] for axis in axes]) for _, shape, _ in kinds}
         if len(found) != 1:
             raise ValueError(
                 f"{what}: it is padded, and its arrays have different lengths {sorted(found)} along axis "
@@ -236,7 +272,7 @@ def on_host(item: Item) -> Item:
     """
     if item.is_on_host:
         return item
-    return item._replace(arrays=tuple(map(np.asarray, item.arrays)), is_on_host=True)
+    return item._replace(arrays=tuple(map(_fetched, item.arrays)), is_on_host=True)
 
 
 def split(result: Any, stacked: Stacked, node: str) -> list[Any]:
@@ -256,7 +292,7 @@ def split(result: Any, stacked: Stacked, node: str) -> list[Any]:
     leaves, structure = jax.tree.flatten(result)
     columns: list[list[Array]] = []
     for leaf in leaves:
-        array = np.asarray(leaf)
+        array = _fetched(leaf)
         if array.shape[:1] != (stacked.size,):
             raise ValueError(
                 f"node {node!r} has batch=, and an array of its result has the shape {array.shape}; the first axis is "
@@ -265,7 +301,11 @@ def split(result: Any, stacked: Stacked, node: str) -> list[Any]:
         if array.flags.writeable:
             array = array.view()
             array.flags.writeable = False
-        columns.append(_rows(array, stacked.count))
+        rows = _rows(array, stacked.count)
+        if is_random_key(leaf):
+            kind = jax.random.key_impl(leaf)
+            rows = [jax.random.wrap_key_data(row, impl=kind) for row in rows]
+        columns.append(rows)
     if not columns:
         return [result] * stacked.count
     if leaves[0] is result:
@@ -276,6 +316,55 @@ def split(result: Any, stacked: Stacked, node: str) -> list[Any]:
 def _rows(array: Array, count: int) -> list[Array]:
     # Without the ellipsis, the rows of a vector would be scalars of NumPy, and not arrays as without a batch.
     return list(array[:count]) if array.ndim > 1 else [array[row, ...] for row in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRows:
+    """Typed random keys of several items: NumPy stacks the numbers that they are made of.
+
+    It is a pytree of one array, with `of` as a part of its structure, so programs are compiled for it.
+
+    Attributes:
+        words: the numbers, with one axis more than the keys.
+        of: the implementation that they are for.
+    """
+
+    words: Array
+    of: Any
+
+    def keys(self) -> Array:
+        """Return them as keys; while a program is traced."""
+        return jax.random.wrap_key_data(self.words, impl=self.of)
+
+
+jax.tree_util.register_dataclass(KeyRows, data_fields=["words"], meta_fields=["of"])
+
+
+def unwrapped(argument: Any) -> Any:
+    """Return an argument of a batch as its function takes it: with keys where there are `KeyRows`."""
+
+    def is_keys(node: object) -> bool:
+        return isinstance(node, KeyRows)
+
+    def keys(leaf: object) -> object:
+        return leaf.keys() if isinstance(leaf, KeyRows) else leaf
+
+    return jax.tree.map(keys, argument, is_leaf=is_keys)
+
+
+def _fetched(array: Array) -> Array:
+    """Return an array as one of NumPy, once it is computed."""
+    return np.asarray(jax.random.key_data(array) if is_random_key(array) else array)
+
+
+def _besides(leaf: Any) -> Any:
+    """Return what a leaf of an argument is besides its dtype and shape; see `Kind`."""
+    if not is_device_array(leaf):
+        # To JAX, True and False are no numbers whose dtype could give way.
+        return WEAK if leaf.__class__ in _OF_PYTHON and leaf.__class__ is not bool else None
+    if is_random_key(leaf):
+        return jax.random.key_impl(leaf)
+    return WEAK if leaf.weak_type else None
 
 
 def _as_array(leaf: Any, configuration: Configuration) -> Array:
@@ -309,6 +398,8 @@ def _dtype(dtype: Any, configuration: Configuration) -> Any:
     dtypes = configuration.dtypes
     found = dtypes.get(dtype)
     if found is None:
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+            return dtype
         try:
             found = dtypes[dtype] = configuration.type_of(np.zeros((), dtype)).dtype
         except TypeError as error:

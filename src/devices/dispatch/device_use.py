@@ -12,6 +12,7 @@ from .same_parameters import SameParameters
 from .single_line import AHEAD, SingleLine
 
 if TYPE_CHECKING:
+    from ..arguments import Arguments
     from ..device_programs import DevicePrograms
     from ..programs.compiling import Program
     from .station import Station
@@ -23,7 +24,7 @@ class DeviceUse:
     Args:
         stations: the devices.
         programs: what is compiled for the node.
-        resources: parameters whose arguments come from resources.
+        arguments: how its calls become arguments.
         donated: positions of the arguments whose memory the result may take.
 
     Attributes:
@@ -34,21 +35,21 @@ class DeviceUse:
         self,
         stations: "tuple[Station, ...]",
         programs: "DevicePrograms",
-        resources: frozenset[str],
+        arguments: "Arguments",
         donated: tuple[int, ...] = (),
     ) -> None:
         options = programs.options
         self._loop = stations[0].loop
         self._stations = stations
-        self._programs = [programs.program(station.placement, resources, donated) for station in stations]
-        self._arguments = arguments = programs.arguments(resources)
+        self._programs = [programs.program(station.placement, arguments, donated) for station in stations]
+        self._arguments = arguments
         self._parameters = [(position, SameParameters()) for position in arguments.parameters]
         self._layout: BatchLayout | None = None
         if options.batch is not None:
             assert arguments.stacker is not None
             self._layout = BatchLayout(
                 programs.name, arguments.stacker, arguments.stacked, arguments.shared, arguments.parameters,
-                programs.batch_sizes(options.batch, resources),
+                programs.batch_sizes(options.batch, arguments),
             )  # fmt: skip
         lanes = [
             self._lane(station, program, programs) for station, program in zip(stations, self._programs, strict=True)

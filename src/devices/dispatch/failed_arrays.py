@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...actors.frame import blame
+from ..jax_types import is_ready
 from ..programs.exception_twins import twin_of
 
 
@@ -92,7 +93,7 @@ class Origins:
 
 
 def _failure_of(array: Any) -> BaseException | None:
-    if not array.is_ready():
+    if not is_ready(array):
         return None
     try:
         array.block_until_ready()

@@ -12,7 +12,7 @@ from ...telemetry.profiling import registry
 from ...telemetry.profiling.device_seconds import DeviceSeconds
 from ...telemetry.profiling.timelines.device_work import DeviceWork, DeviceWorkKind
 from ..jax_types import are_ready, wait_until_ready
-from ..programs.signature import is_device_array
+from ..programs.signature import is_device_array, is_random_key
 from ..untyped_jax import jax
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class JobTimes:
     def fetch(self, given: Any) -> Any:
         """Return a pytree of arrays as one of NumPy's."""
         began = perf_counter()
-        fetched = jax.tree.map(np.asarray, given)
+        fetched = jax.tree.map(_on_host, given)
         self.fetched(began)
         return fetched
 
@@ -132,3 +132,8 @@ class JobTimes:
         for recorder, count in Counter([call.recorder for call in calls]).items():
             if recorder is not None:
                 recorder.device = recorder.device.plus(seconds.for_items(count))
+
+
+def _on_host(leaf: Any) -> Any:
+    """Return an array as one of NumPy; typed random keys have no such, and are fetched where they are taken apart."""
+    return leaf if is_random_key(leaf) else np.asarray(leaf)

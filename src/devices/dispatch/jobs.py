@@ -70,7 +70,7 @@ class Job:
         self._program = program
         self._route = route
         self._on_over = on_over
-        self._not_compiled: BaseException | None = None
+        self._compiled: Executable | BaseException | None = None  # what came of a compilation that it has waited for
         self._args: tuple[Any, ...] | None = None
         self._given: Any = None
         self._origin: Origin | None = None
@@ -110,18 +110,20 @@ class Job:
 
     def dispatch(self) -> list[Any] | None:
         """Enqueue the program, or have it compiled first; returns what it will give."""
-        if self._not_compiled is not None:
-            raise self._not_compiled
+        if isinstance(self._compiled, BaseException):
+            raise self._compiled  # not from a local variable, which its traceback would refer to
+        executable, self._compiled = self._compiled, None
         if self._args is None:
             self.times = JobTimes() if registry.is_taken() else None
             self._args = self.arguments()
         span = self._span
-        executable = self._route.cache.find(self._program, self._args)
+        if executable is None:
+            executable = self._route.cache.find(self._program, self._args)
         if executable is None:
             if self.times is not None:
                 self.times.compile_begins()
             trace = None if span is None else span.context
-            self._route.cache.compile(self._program, self._args, self._compiled, trace, self._is_wanted)
+            self._route.cache.compile(self._program, self._args, self._goes_on, trace, self._is_wanted)
             return None
         if not self.claim():
             self._over()
@@ -229,13 +231,13 @@ class Job:
     def _is_wanted(self) -> bool:
         return not all(call.is_left for call in self.calls)
 
-    def _compiled(self, found: object) -> None:
+    def _goes_on(self, compiled: "Executable | BaseException") -> None:
+        """Go on with what came of the compilation: to look for it again would count a hit, beside the miss."""
         if self.times is not None:
             self.times.compile_ended()
-        if isinstance(found, BaseException):
-            self._not_compiled = found
-        elif self._span is not None:
+        if self._span is not None and not isinstance(compiled, BaseException):
             self._span.dispatching()
+        self._compiled = compiled
         self.submit()
 
     def _explain(self, error: Exception) -> None:
@@ -279,7 +281,7 @@ class Job:
             self._origin.over(self.error)
         if self._span is not None:
             self._span.end(self.error, has_run=self.has_run)
-        self._args = self._given = self._not_compiled = None
+        self._args = self._given = self._compiled = None
         on_over, self._on_over = self._on_over, _nothing
         self._route.mailbox.post(self._ended, on_over)
 

@@ -15,6 +15,7 @@ from .parameters import PlacedParameters
 from .single_line import SingleLine
 
 if TYPE_CHECKING:
+    from ..arguments import Arguments
     from ..device_programs import DevicePrograms
     from ..programs.compiling import Program
 
@@ -35,27 +36,27 @@ class Station:
         self.loop = loop
         self.route = Route(THREADS.acquire(placement), CACHE, mailbox, PlacedParameters())
         self.queue = DeviceQueue(placement.name, loop)
-        self._uses: dict[tuple[DevicePrograms, frozenset[str], tuple[int, ...]], DeviceUse] = {}
+        self._uses: dict[tuple[DevicePrograms, Arguments, tuple[int, ...]], DeviceUse] = {}
         self.others = SingleLine(self, "devices.actor").lane
 
     def use(
         self,
         programs: "DevicePrograms",
-        resources: frozenset[str],
+        arguments: "Arguments",
         replicas: "tuple[Station, ...]",
         donated: tuple[int, ...] = (),
     ) -> DeviceUse:
-        """Return a node on this device, where these parameters come from resources.
+        """Return a node on this device.
 
         Args:
             programs: of the node.
-            resources: the parameters.
+            arguments: how its calls become arguments.
             replicas: the devices that have a copy of the node; this is the first.
             donated: positions of the arguments whose memory the result may take.
         """
-        key = programs, resources, donated
+        key = programs, arguments, donated
         if key not in self._uses:
-            self._uses[key] = DeviceUse(replicas, programs, resources, donated)
+            self._uses[key] = DeviceUse(replicas, programs, arguments, donated)
         return self._uses[key]
 
     def compile(self, program: "Program", args: tuple[Any, ...]) -> "asyncio.Future[None]":

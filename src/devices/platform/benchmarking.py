@@ -142,7 +142,7 @@ def _computation(
             kept.append(put(np.full(shape, 0.5, np.float32), device))
         return kept[0]
 
-    compiled = jit(function)
+    compiled = jit(function, device.platform)
     return _Case(operation, shape, work, unit, argument, lambda x: compiled(x).block_until_ready())
 
 

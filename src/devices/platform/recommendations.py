@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .platform_status import DeviceStatus
 
 _OLDEST_JAX: Final = (0, 9, 2)
-_WRONG_JAX: Final = (0, 10, 2)
 # Above this share an allocator that is asked for a batch of another size is likely to fail.
 _NEARLY_FULL: Final = 0.9
 
@@ -63,17 +62,10 @@ def _about_jax(found: Findings) -> Iterator[Recommendation]:
             remedy='pip install "penstock[jax]"; for an NVIDIA GPU also: pip install "jax[cuda13]"',
         )
         return
-    version = _numbers(found.jax_version)
-    if version < _OLDEST_JAX:
+    if _numbers(found.jax_version) < _OLDEST_JAX:
         yield Recommendation(
             code="jax-version",
             text=f"JAX {found.jax_version} is older than what Penstock is made for",
-            remedy=f"pip install {JAX_REQUIREMENT}",
-        )
-    elif version == _WRONG_JAX and not found.self_checks:  # else the check has said it, or found that flags avoid it
-        yield Recommendation(
-            code="jax-version",
-            text=f"JAX {found.jax_version} computes wrong values on CPU",
             remedy=f"pip install {JAX_REQUIREMENT}",
         )
     if found.backend_error is not None:

@@ -1,6 +1,7 @@
 """The self-check: a JAX that computes wrong values is refused before it has computed anything for a user.
 
-JAX 0.10.2 on CPU does: a dot that is followed by a reduction, with a constant of equal elements, gives NaN or garbage.
+JAX 0.10.2 on CPU does, and others since: a dot that is followed by a reduction, with a constant of equal elements,
+gives NaN or garbage. Penstock compiles so that those are right (`wrong_fusions`), and this is what finds out.
 """
 
 import threading
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ..._errors import DeviceError
 from ..jax_import import require_jax
 from ..jax_types import Device, jit, put
+from ..wrong_fusions import OPTION, WRONG_JAXLIBS, XLA_FLAG, is_switched_off
 
 if TYPE_CHECKING:
     import jax
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     Matrix: TypeAlias = npt.NDArray[np.float32]
 
 # As in pyproject.toml, in the quotes that a shell needs.
-JAX_REQUIREMENT: Final = '"jax>=0.9.2,!=0.10.2"'
+JAX_REQUIREMENT: Final = '"jax>=0.9.2"'
+# The last one that is right without an option, on all of Python 3.11 to 3.14.
+_RIGHT_JAX: Final = '"jax==0.10.1"'
 # The size at which the fault of 0.10.2 was found.
 _SIZE: Final = 256
 
@@ -111,7 +115,7 @@ def _dot_and_reduce(device: Device, matrix: "Matrix") -> "Matrix":
     def penstock_self_check(x: "jax.Array") -> "jax.Array":
         return (x @ np.ones((_SIZE, _SIZE), np.float32)).sum(0)  # a constant of the program, not an argument
 
-    return np.asarray(jit(penstock_self_check)(put(matrix, device)))
+    return np.asarray(jit(penstock_self_check, device.platform)(put(matrix, device)))
 
 
 def _explanation(device: Device, found: Any, right: Any) -> str:
@@ -119,14 +123,17 @@ def _explanation(device: Device, found: Any, right: Any) -> str:
 
     text = (
         f"JAX {jax.__version__} computes wrong values on {device.platform} ({device.device_kind}): a matrix product "
-        f"followed by a sum gave {found} where {right} is right, so nothing runs there. "
-        f"Install a version that computes right ones: pip install {JAX_REQUIREMENT}."
+        f"followed by a sum gave {found} where {right} is right, so nothing runs there."
     )
-    if device.platform == "cpu":
+    if device.platform == "cpu" and is_switched_off():
+        text += f" Unset {OPTION}: then Penstock avoids the fault of JAX {', '.join(sorted(WRONG_JAXLIBS))}."
+    elif device.platform == "cpu":
         text += (
-            " Where the version cannot change, set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type= (nothing behind "
-            "the equals sign) before Python starts, which avoids the fault of JAX 0.10.2."
+            f" Install a version that computes right ones: pip install {_RIGHT_JAX}; or try whether XLA_FLAGS="
+            f"{XLA_FLAG} (nothing behind the equals sign), set before Python starts, avoids the fault."
         )
+    else:
+        text += f" Install another version: pip install {JAX_REQUIREMENT}."
     return text
 
 

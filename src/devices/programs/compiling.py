@@ -9,6 +9,7 @@ from typing import Any, Final
 from ..._errors import OptionsError
 from ..platform.placement import Placement
 from ..untyped_jax import jax
+from ..wrong_fusions import compiler_options
 from .captured_constants import warn_of_constants
 from .compile_log import CompileLog
 from .configuration import Configuration
@@ -128,7 +129,7 @@ def _build(program: Program, configuration: Configuration, signature: Signature)
             traced = jitted.trace(*arguments)
     _refuse_effects(program, traced.jaxpr)
     warn_of_constants(program.name, traced, program.log)
-    compiled = traced.lower().compile()
+    compiled = traced.lower().compile(compiler_options(placement.devices[0].platform))
     names: list[str] = []
     shardings: list[Any] = []
     for position, argument in enumerate(arguments):

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from ..jax_types import Device
 from ..platform.placement import REPLICATED, mesh_name, spec_text
 from ..untyped_jax import jax
+from ..wrong_fusions import compiler_options
 from .enqueue_order import ENQUEUE_ORDER, holding
 
 
@@ -46,7 +47,8 @@ def _ready_to_copy(array: Any, source: NamedSharding, target: Sharding) -> Any:
 # One program per layout and shape. Sixty-four layouts are more than a process has, and each is small.
 @lru_cache(maxsize=64)
 def _laid_out(sharding: NamedSharding) -> Any:
-    return jax.jit(_identity, out_shardings=sharding)
+    device = next(iter(_devices(sharding)))
+    return jax.jit(_identity, out_shardings=sharding, compiler_options=compiler_options(device.platform))
 
 
 def _identity(array: Any) -> Any:

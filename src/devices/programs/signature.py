@@ -15,10 +15,16 @@ from .configuration import Configuration
 Signature: TypeAlias = tuple[tuple[Any, ...], ...]
 Leaf: TypeAlias = tuple[tuple[int, ...], Any, bool]
 
+
+class WeakRows(np.ndarray):
+    """Numbers of Python as the rows of a batch: as such a number's, their dtype gives way to that of an array."""
+
+
 _HOST: Final = 1
 _DEVICE: Final = 2
 _SCALAR: Final = 3
 _KEY: Final = 4
+_WEAK: Final = 5
 _OTHER: Final = 0
 _PYTHON_SCALARS: Final = (bool, int, float, complex)
 
@@ -61,8 +67,8 @@ def signature_of(
         kind = _kinds.get(arg.__class__)
         if kind is _DEVICE:
             parts.append((arg.shape, arg.dtype, arg.weak_type))
-        elif kind is _HOST and (dtype := dtypes.get(arg.dtype)) is not None:
-            parts.append((arg.shape, dtype, False))
+        elif (kind is _HOST or kind is _WEAK) and (dtype := dtypes.get(arg.dtype)) is not None:
+            parts.append((arg.shape, dtype, kind is _WEAK))
         else:
             leaves, tree = jax.tree.flatten(arg)
             described = tuple([_leaf(leaf, configuration, position, names) for leaf in leaves])
@@ -93,6 +99,11 @@ def is_device_array(leaf: object) -> bool:
     return (_kind(type(leaf)) if kind is None else kind) in (_DEVICE, _KEY)
 
 
+def is_random_key(leaf: object) -> bool:
+    """Tell whether a leaf is an array of typed random keys, as of `jax.random.key`."""
+    return is_device_array(leaf) and _kinds[type(leaf)] is _KEY
+
+
 def _leaf(leaf: Any, configuration: Configuration, position: int, names: Names) -> Leaf:
     dtypes = configuration.dtypes
     leaf_type: type[Any] = leaf.__class__
@@ -102,11 +113,11 @@ def _leaf(leaf: Any, configuration: Configuration, position: int, names: Names) 
     if kind is _DEVICE:
         return leaf.shape, leaf.dtype, leaf.weak_type
     try:
-        if kind is _HOST:
+        if kind is _HOST or kind is _WEAK:
             dtype = dtypes.get(leaf.dtype)
             if dtype is None:
                 dtype = dtypes[leaf.dtype] = configuration.type_of(np.zeros((), leaf.dtype)).dtype
-            return leaf.shape, dtype, False
+            return leaf.shape, dtype, kind is _WEAK
         if kind is _KEY:
             return leaf.shape, leaf.dtype, False
         if kind is _SCALAR:
@@ -136,6 +147,8 @@ def _kind(leaf_type: type) -> int:
         kind = _DEVICE if hasattr(leaf_type, "weak_type") else _KEY  # of typed random keys
     elif leaf_type is np.ndarray or issubclass(leaf_type, np.generic):
         kind = _HOST
+    elif leaf_type is WeakRows:
+        kind = _WEAK
     elif leaf_type in _PYTHON_SCALARS:
         kind = _SCALAR
     else:

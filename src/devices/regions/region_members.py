@@ -53,29 +53,36 @@ class Inputs:
         templates: of the values, outside.
         names: of the parameters.
         static: those that are static.
+        shared: those that a member wants to be the same for all calls of a batch.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.templates: list[Template] = []
         self.names: list[str] = []
         self.static: list[str] = []
+        self.shared: dict[str, None] = {}
         self._members = {member.source: index for index, member in enumerate(members)}
         self._found: dict[Hashable, int] = {}
 
     def localised(self, member: Member) -> tuple[Template, ...]:
         """Return the templates of a member's arguments, with the numbers that the values have inside."""
         return tuple([
-            self._whole(template, name, is_static=position in member.static)
+            self._whole(
+                template, name, is_static=position in member.static, is_shared=name in member.programs.options.shared
+            )
             for position, (template, name) in enumerate(zip(member.templates, member.names, strict=True))
         ])  # fmt: skip
 
-    def _whole(self, template: Template, name: str, *, is_static: bool) -> Template:
+    def _whole(self, template: Template, name: str, *, is_static: bool, is_shared: bool = False) -> Template:
         if any(read.source in self._members for read in reads(template)):
             return self._part(template, name)
         # Numbers are a part of the program, as if they were written in the function.
         if isinstance(template, Constant) and (is_static or type(template.value) in _SCALARS):
             return template
-        return self._input(template, name, is_static=is_static)
+        read = self._input(template, name, is_static=is_static)
+        if is_shared:
+            self.shared[self.names[-1 - read.source]] = None
+        return read
 
     def _part(self, template: Template, name: str) -> Template:
         if isinstance(template, Container):

@@ -114,7 +114,9 @@ def _absorb(member: Member, contraction: Contraction, inner: Sequence[Member | N
 def _make(
     steps: Sequence[Step], name: str, programs: Sequence[DevicePrograms], members: Sequence[Member], inputs: Inputs
 ) -> "DeviceNode[..., Any]":
-    options = dataclasses.replace(programs[0].options, static=tuple(inputs.static), sample_input=())
+    options = dataclasses.replace(
+        programs[0].options, static=tuple(inputs.static), shared=tuple(inputs.shared), sample_input=()
+    )
     fn = _composed(members, inputs.names)
     names = tuple([step.callee.name for step in steps])
     own = DevicePrograms(name, fn, options, _samples(members, inputs), names)

@@ -1,0 +1,106 @@
+"""Some versions of JAX compute wrong values on CPU, in fusions that are new there: Penstock compiles without them.
+
+A matrix product that is followed by a sum, with a constant of equal elements, gives NaN or garbage (public reports: jax
+issues 39103, 39257 and 40412). JAX's option for these fusions leaves them out when it is empty. Every program that
+Penstock itself compiles for a CPU gets the option; where Penstock starts JAX's backends, all others get it as well,
+through `XLA_FLAGS`. On any other version nothing is done.
+"""
+
+import importlib
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final
+
+from .._errors import DeviceError
+from ..telemetry import logs
+
+# Versions of jaxlib, which is what compiles. Each was tried; 0.10.1 and all before it are right.
+WRONG_JAXLIBS: Final = {"0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.0.1"}
+# Read from the environment once: "0" leaves JAX as it is.
+OPTION: Final = "PENSTOCK_AVOID_WRONG_FUSIONS"
+XLA_OPTION: Final = "xla_cpu_experimental_ynn_fusion_type"
+XLA_FLAG: Final = f"--{XLA_OPTION}="
+
+
+@cache
+def is_switched_off() -> bool:
+    """Return whether the user wants JAX as it is.
+
+    Raises:
+        DeviceError: the option has another value than 0 or 1.
+    """
+    value = os.environ.get(OPTION, "1")
+    if value not in ("0", "1"):
+        raise DeviceError(f"{OPTION}={value!r} in the environment: 1, or 0 to leave JAX as it is")
+    return value == "0"
+
+
+def is_avoided() -> bool:
+    """Return whether the JAX that is loaded computes wrong values, and Penstock compiles so that it does not."""
+    jaxlib: Any = importlib.import_module("jaxlib.version")
+    return jaxlib.__version__ in WRONG_JAXLIBS and not is_switched_off()
+
+
+def compiler_options(platform: str) -> dict[str, str] | None:
+    """Return what a program of Penstock's own is compiled with on a platform; None for what JAX has chosen."""
+    return {XLA_OPTION: ""} if platform == "cpu" and is_avoided() else None
+
+
+class StartOfBackends:
+    """Starts JAX's backends so that they leave the fusions out of every program of the process.
+
+    XLA reads `XLA_FLAGS` once, when the first backend starts. Later the flag would do nothing here, and end a child
+    process with a jaxlib that does not know it.
+    """
+
+    def __init__(self) -> None:
+        self._is_over = False
+
+    @contextmanager
+    def with_flag(self) -> Generator[None]:
+        """Have the flag in `XLA_FLAGS` while the backends start; a process has one thread at a time in here."""
+        given = os.environ.get("XLA_FLAGS")
+        flags = given or ""
+        if self._is_over or not is_avoided() or _has_flag(flags):
+            yield
+            return
+        if _have_started() or (flags.strip() and not flags.lstrip().startswith("-")):  # else it names a file of flags
+            self._is_over = True
+            _warn()
+            yield
+            return
+        # Behind what the user has set, as XLA takes the last of two.
+        os.environ["XLA_FLAGS"] = flags = f"{flags} {XLA_FLAG}".lstrip()
+        try:
+            yield
+            self._is_over = True
+        finally:
+            if os.environ.get("XLA_FLAGS") == flags:
+                if given is None:
+                    del os.environ["XLA_FLAGS"]
+                else:
+                    os.environ["XLA_FLAGS"] = given
+
+
+def _has_flag(flags: str) -> bool:
+    """Return whether the user has left the fusions out: the last of equal flags counts."""
+    return [flag for flag in flags.split() if flag.startswith(XLA_FLAG)][-1:] == [XLA_FLAG]
+
+
+def _have_started() -> bool:
+    """Return whether backends run; JAX has no public name for it, and all versions that ask have this one."""
+    bridge: Any = importlib.import_module("jax._src.xla_bridge")
+    return bool(bridge.backends_are_initialized())
+
+
+def _warn() -> None:
+    jaxlib: Any = importlib.import_module("jaxlib.version")
+    logs.warning(
+        "jax.may_compute_wrong_values",
+        jaxlib=jaxlib.__version__,
+        where="on CPU, outside of device nodes and device actors",
+        remedy=f"use Penstock's devices before JAX's, as with penstock.devices.select(), or start Python with "
+        f"XLA_FLAGS={XLA_FLAG} (nothing behind the equals sign)",
+    )

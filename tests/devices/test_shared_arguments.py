@@ -1,0 +1,277 @@
+"""What all calls of a batch share is passed once: constants of the graph, and what a node says to be shared."""
+
+import asyncio
+import re
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import structlog
+from jax import P
+
+import penstock as ps
+from penstock import engine
+
+TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
+IDS = [np.int32(2), np.int32(0), np.int32(3)]
+
+
+def looked_up(table: Any, index: Any, scale: Any = 1) -> Any:
+    return table[index] * scale
+
+
+def node_of(size: int | None = None, **options: Any) -> Any:
+    """Returns a node whose batches begin when they hold so many calls; without a number, when the device is free."""
+    batch = ps.Batch(8, buckets=(4, 8)) if size is None else ps.Batch(size, buckets=(size,), max_wait_seconds=60)
+    return ps.device_node(device="cpu", batch=batch, **options)(looked_up)
+
+
+def stacked_elements(node: Any) -> int:
+    """Of all batches, those of padding left out."""
+    found: int = node.batch_statistics().real_elements
+    return found
+
+
+async def in_bodies(node: Any, *tables: Any) -> list[Any]:
+    """Runs a body over all ids for each table, which the body takes from outside."""
+
+    @ps.graph
+    async def look_up(table: Any, ids: list[Any]) -> list[Any]:
+        async def body(index: Any) -> Any:
+            return node(table, index)
+
+        return await ps.map_each(body, ids)
+
+    return await asyncio.gather(*[engine.run(look_up(table, IDS)) for table in tables])
+
+
+def expected(table: Any) -> list[Any]:
+    return [table[index].tolist() for index in IDS]
+
+
+def as_lists(rows: list[Any]) -> list[Any]:
+    return [np.asarray(row).tolist() for row in rows]
+
+
+@pytest.mark.parametrize("table", [TABLE, jnp.asarray(TABLE)], ids=["numpy", "jax"])
+async def test_a_constant_of_the_graph_is_passed_once(table: Any) -> None:
+    node = node_of(len(IDS))
+
+    @ps.graph
+    async def look_up(index: Any) -> Any:
+        return node(table, index)
+
+    assert as_lists(await asyncio.gather(*[engine.run(look_up(index)) for index in IDS])) == expected(TABLE)
+    assert (node.batch_statistics().batches, stacked_elements(node)) == (1, 2 * len(IDS))  # of ids, and of scales
+
+
+async def test_constants_in_containers_bodies_regions_and_defaults_are_passed_once() -> None:
+    def weighted(parts: Any, x: Any, bias: Any = TABLE[0]) -> Any:
+        return parts["w"][0] @ x + bias
+
+    batched = ps.device_node(device="cpu", batch=ps.Batch(8))
+    first, second = batched(weighted), batched(weighted)
+    parts = {"w": [np.eye(3, dtype=np.float32) * 2, None]}
+
+    @ps.graph
+    async def twice(rows: list[Any]) -> list[Any]:
+        async def body(x: Any) -> Any:
+            return second(parts, first(parts, x))
+
+        return await ps.map_each(body, rows)
+
+    found = await engine.run(twice(list(TABLE)))
+    assert as_lists(found) == [weighted(parts, weighted(parts, x)).tolist() for x in TABLE]
+    assert engine.plan(twice).steps[0].bodies[0].steps[0].label == "weighted ×2"  # one region
+    # Each batch of the region holds the rows of x, and nothing else.
+    assert [one.statistics().real_elements for one in logs_of(first)] == [TABLE.size]
+
+
+def logs_of(node: Any) -> list[Any]:
+    """The batches of the regions that a node is in."""
+    return [region.batches for region in node.executor.programs._shared]
+
+
+async def test_calls_from_graphs_with_other_constants_run_in_other_batches() -> None:
+    node = node_of(len(IDS))
+
+    def graph_of(table: Any) -> Any:
+        @ps.graph
+        async def look_up(index: Any) -> Any:
+            return node(table, index)
+
+        return look_up
+
+    one, two = graph_of(TABLE), graph_of(TABLE * 10)
+    found = await asyncio.gather(*[engine.run(graph(index)) for index in IDS for graph in (one, two)])
+    assert as_lists(found[::2]) == expected(TABLE)
+    assert as_lists(found[1::2]) == expected(TABLE * 10)
+    assert (node.batch_statistics().batches, node.compile_statistics().programs) == (2, 1)
+
+
+async def test_calls_with_other_numbers_share_a_batch() -> None:
+    node = node_of(2)
+
+    def graph_of(scale: Any) -> Any:
+        @ps.graph
+        async def look_up(table: Any, index: Any) -> Any:
+            return node(table, index, scale)
+
+        return look_up
+
+    one, two = graph_of(2), graph_of(3)
+    found = await asyncio.gather(*[engine.run(graph(TABLE, IDS[0])) for graph in (one, two)])
+    assert as_lists(found) == [(TABLE[2] * 2).tolist(), (TABLE[2] * 3).tolist()]
+    assert node.batch_statistics().batches == 1
+
+
+async def test_what_a_body_captures_is_passed_once_if_the_node_says_so() -> None:
+    node = node_of(len(IDS), shared=("table",))
+    [found] = await in_bodies(node, TABLE)
+    assert as_lists(found) == expected(TABLE)
+    assert (node.batch_statistics().batches, stacked_elements(node)) == (1, 2 * len(IDS))
+
+
+async def test_items_with_other_objects_run_in_other_batches_only_if_the_node_says_so() -> None:
+    tables = [TABLE, TABLE * 10]
+    shared, stacked = node_of(len(IDS), shared=("table",)), node_of(2 * len(IDS))
+    for node, batches, elements in ((shared, 2, 2), (stacked, 1, 2 + TABLE.size)):
+        found = await in_bodies(node, *tables)
+        assert [as_lists(rows) for rows in found] == [expected(table) for table in tables]
+        assert (node.batch_statistics().batches, stacked_elements(node)) == (batches, elements * 2 * len(IDS))
+
+
+async def test_a_pytree_that_is_made_anew_for_each_call_is_told_by_its_arrays() -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(len(IDS), max_wait_seconds=60), shared=("tables",))
+    def summed(tables: Any, index: Any) -> Any:
+        return tables[0][index] + tables[1]["more"][index]
+
+    @ps.graph
+    async def look_up(table: Any, ids: list[Any]) -> list[Any]:
+        async def body(index: Any) -> Any:
+            return summed([table, {"more": table}], index)
+
+        return await ps.map_each(body, ids)
+
+    assert as_lists(await engine.run(look_up(TABLE, IDS))) == expected(TABLE * 2)
+    assert (summed.batch_statistics().batches, stacked_elements(summed)) == (1, len(IDS))
+
+
+async def test_a_table_that_is_changed_in_place_is_read_anew() -> None:
+    node, table = node_of(shared=("table",)), TABLE.copy()
+
+    @ps.graph
+    async def look_up(index: Any) -> Any:
+        return node(table, index)
+
+    for number in range(3):
+        table += number
+        [found] = await in_bodies(node, table)
+        assert as_lists(found) == expected(table)
+        assert np.asarray(await engine.run(look_up(IDS[0]))).tolist() == table[2].tolist()
+
+
+async def test_shared_arguments_are_compiled_before_the_first_call() -> None:
+    node = node_of(shared=("table",), sample_input=(TABLE, IDS[0]))
+
+    @ps.graph
+    async def look_up(table: Any, index: Any) -> Any:
+        return node(table, index)
+
+    async with engine.deploy(look_up, warmup=True) as service:
+        warm = node.compile_statistics()
+        await service(TABLE, IDS[0])
+    assert (warm.programs, node.compile_statistics().programs) == (2, 2)
+    constant = node_of(sample_input=(TABLE, IDS[0]))
+
+    @ps.graph
+    async def of_table(index: Any) -> Any:
+        return constant(TABLE, index)
+
+    async with engine.deploy(of_table, warmup=True) as service:
+        await service(IDS[0])
+    assert constant.compile_statistics().programs == 2
+
+
+async def test_a_shared_argument_of_one_member_is_shared_in_a_region() -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(8))
+    def halved(x: Any) -> Any:
+        return x / 2
+
+    first = ps.device_node(device="cpu", batch=ps.Batch(8), shared=("table",))(looked_up)
+
+    @ps.graph
+    async def look_up(table: Any, ids: list[Any]) -> list[Any]:
+        async def body(index: Any) -> Any:
+            return halved(first(table, index))
+
+        return await ps.map_each(body, ids)
+
+    assert as_lists(await engine.run(look_up(TABLE, IDS))) == expected(TABLE / 2)
+    assert [one.statistics().real_elements for one in logs_of(halved)] == [len(IDS)]
+
+
+async def test_the_spec_of_a_shared_argument_has_no_axis_for_the_batch() -> None:
+    mesh = ps.devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
+    specs = {"w": P(None, "model"), "x": P("data")}
+
+    @ps.device_node(device=mesh, batch=ps.Batch(8), shared=("w",), in_specs=specs)
+    def product(w: Any, x: Any) -> Any:
+        return x @ w
+
+    @ps.graph
+    async def products(w: Any, rows: list[Any]) -> list[Any]:
+        async def body(x: Any) -> Any:
+            return product(w, x)
+
+        return await ps.map_each(body, rows)
+
+    weights = np.arange(6, dtype=np.float32).reshape(3, 2)
+    assert as_lists(await engine.run(products(weights, list(TABLE)))) == (TABLE @ weights).tolist()
+    assert stacked_elements(product) == TABLE.size
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+async def test_one_warning_names_an_object_that_was_stacked_for_more_than_64_mb(kind: Any) -> None:
+    large = kind(np.ones((6 << 20, 1), np.float32))
+    with structlog.testing.capture_logs() as logs:
+        for node in (stacked := node_of(3), stacked, node_of(3, shared=("table",))):
+            await in_bodies(node, large)
+    repeated = [one for one in logs if one["event"] == "batch.repeats_one_array"]
+    assert [(one["node"], one["argument"], one["rows"], one["size_bytes"]) for one in repeated] == [
+        ("looked_up", "table", 3, 3 * large.nbytes)
+    ]
+    assert "shared=('table',)" in repeated[0]["remedy"]
+
+
+async def test_large_arrays_that_differ_are_not_warned_of() -> None:
+    with structlog.testing.capture_logs() as logs:
+        node = node_of(3)
+
+        @ps.graph
+        async def look_up(table: Any) -> Any:
+            return node(table, np.int32(0))
+
+        tables = [np.ones((6 << 20, 1), np.float32) for _ in range(3)]
+        await asyncio.gather(*[engine.run(look_up(table)) for table in tables])
+    assert [one for one in logs if one["event"] == "batch.repeats_one_array"] == []
+
+
+def scaled(table: Any, x: Any, mask: Any = None) -> Any:
+    return table * x
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shared": "table"}, "device node 'scaled' has shared='table': a tuple of names of parameters, as in shared="),
+        ({"shared": ("tables",)}, "shared='tables' is no parameter of it; it has table, x"),
+        ({"shared": ("x",), "static": ("x",)}, "'x' is in shared= and in static"),
+        ({"shared": ("x",), "batch": ps.Batch(2, pad_axes={"x": 0})}, "'x' is in shared= and in batch=Batch(pad_axes"),
+        ({"shared": ("table", "x", "mask")}, "all of its parameters are named in shared= or static="),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
+        ps.device_node(**{"batch": ps.Batch(2), **options})(scaled)
