@@ -2,81 +2,95 @@
 
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import threading
 import traceback
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from contextvars import ContextVar
+from functools import cache
 
+from ..telemetry import logs
 from ..telemetry.spans import incoming
 from . import pickling
 from .process_target import resolve
 
 READY = b"R"
+# How often it is asked who the parent is.
+_PARENT_CHECK_SECONDS = 1.0
 
 
-def serve(connection: socket.socket) -> None:
-    """Answer calls until the engine's process closes the connection or dies; the target of a worker process."""
+# What logs say of the item of a call.
+_item: ContextVar[Mapping[str, object]] = ContextVar("penstock_item_of_call", default={})  # noqa: B039 - never changed
+
+
+def serve(connection: socket.socket, set_up_tracing: Callable[[], None] | None) -> None:
+    """Answer calls until the engine's process closes the connection or dies; the target of a worker process.
+
+    Args:
+        connection: the worker's end of it.
+        set_up_tracing: called with the first call that is sampled.
+    """
     # Ctrl-C goes to the whole process group; what it means is decided by the engine's process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while the interpreter started
     connection.set_inheritable(False)
+    logs.describe_items(_item.get)
+    set_up_once = cache(set_up_tracing or _nothing)
     threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
     try:
         connection.sendall(READY)
         while True:
-            pickling.send(connection, _answer(*pickling.receive(connection)))
+            pickling.send(connection, _answer(*pickling.receive(connection), set_up_once))
     except (EOFError, OSError):
         return  # nobody is left to answer
 
 
 def _end_with_parent() -> None:
-    # The closed connection ends an idle worker; this ends one whose call is still running.
+    # The closed connection ends an idle worker; this ends one whose call is still running. A process that was forked
+    # from the parent, and lives on, holds the pipe open that `join` waits for: so it also looks who the parent is.
     parent = multiprocessing.parent_process()
     if parent is not None:
-        parent.join()
+        while parent.is_alive() and os.getppid() == parent.pid:
+            parent.join(_PARENT_CHECK_SECONDS)
         os._exit(1)
 
 
-def _answer(body: bytearray, buffers: list[bytearray]) -> pickling.Message:
-    """Run one call and encode `(True, result)` or `(False, (exception, its traceback as text))`."""
+def _nothing() -> None:
+    pass
+
+
+def _answer(body: memoryview, buffers: list[pickling.Memory], set_up_tracing: Callable[[], None]) -> pickling.Message:
+    """Run one call and encode `(True, result)` or `(False, exception)`, as `pickling.encode_error` does."""
     try:
-        target, args, kwargs, headers = pickling.decode(body, buffers)
+        target, args, kwargs, headers, item = pickling.decode(body, buffers)
     except Exception as error:  # noqa: BLE001 - constructors are the arguments' own code and may raise anything
         reason = f"an argument cannot be rebuilt in the worker process: {type(error).__name__}: {error}"
-        return pickling.encode((False, (TypeError(reason), _format(error))))
+        return _failure(TypeError(reason), error)
+    token = _item.set(item)
     try:
-        with incoming(headers) if headers else nullcontext():
-            result = resolve(target)(*args, **kwargs)
+        function = resolve(target)  # before anything is set up: its module may do that by itself
+        with incoming(headers, set_up_tracing) if headers else nullcontext():
+            result = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - whatever the call raises belongs to the caller
-        return _encode_error(target, error)
+        return _failure(error, error)
+    finally:
+        _item.reset(token)
     try:
         return pickling.encode((True, result))
+    except MemoryError as error:
+        return _failure(error, error)
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
         reason = (
             f"the result of {target!r} ({pickling.type_name(result)}) cannot be sent back from a worker process: "
             f"{error}; return plain data instead"
         )
-        return pickling.encode((False, (TypeError(reason), _format(error))))
+        return _failure(TypeError(reason), error)
 
 
-def _encode_error(target: str, error: BaseException) -> pickling.Message:
-    text = _format(error)
-    try:
-        # Many exceptions pickle but cannot be rebuilt (a constructor with other parameters than `args`): try it here,
-        # where the original is still known.
-        pickle.loads(pickle.dumps(error, protocol=5))
-        return pickling.encode((False, (error, text)))
-    except Exception as reason:  # noqa: BLE001 - reducers and constructors of the exception may raise anything
-        substitute = TypeError(
-            f"{target!r} raised {pickling.type_name(error)}, which does not survive pickling "
-            f"({type(reason).__name__}: {reason}); its traceback is shown as the cause"
-        )
-        return pickling.encode((False, (substitute, text)))
-
-
-def _format(error: BaseException) -> str:
-    frames = error.__traceback__
+def _failure(error: BaseException, cause: BaseException) -> pickling.Message:
+    frames = cause.__traceback__
     # The first frame is the worker's own.
-    return "".join(traceback.format_exception(type(error), error, frames.tb_next if frames else None))
+    text = "".join(traceback.format_exception(type(cause), cause, frames.tb_next if frames else None))
+    return pickling.encode((False, pickling.encode_error(error, text)))

@@ -7,9 +7,11 @@ keeps pickling and large writes off the event loop. docs/decisions/0002-process-
 
 import asyncio
 import contextvars
+import os
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +23,9 @@ from .threads import ThreadPool, before_interpreter_exit
 if TYPE_CHECKING:
     from .worker_process import WorkerProcess
 
-# An idle worker has nothing to do but run its exit handlers; one that takes longer is killed.
+# An idle worker has nothing to do but run its exit handlers, which send its spans; one that takes longer is killed.
 _EXIT_GRACE_SECONDS = 0.5
+_NO_ITEM: Mapping[str, object] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class ProcessPoolStatistics:
         queued: calls that wait for a process.
         completed: calls that came back, with a result or an error.
         died: processes that ended by themselves, busy or idle.
-        killed: processes killed because their call was cancelled or the pool closed.
+        killed: processes killed because their call was cancelled, its result did not fit into memory, or the pool
+            closed.
     """
 
     workers: int
@@ -54,6 +58,7 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     headers: dict[str, str]  # of the trace that it belongs to
+    item: Mapping[str, object]
     cancelled: bool = False
     worker: "WorkerProcess | None" = field(default=None)
 
@@ -77,9 +82,7 @@ class ProcessPool:
             raise ValueError(f"max_workers must be at least 1, got {max_workers}")
         # A thread takes its next call without a turn of the loop, so calls that wait keep the workers busy.
         self._threads = ThreadPool(max_workers, name="penstock-process")
-        self._lock = threading.Lock()  # guards everything below, which the threads and the loop share
-        self._workers: set[WorkerProcess] = set()
-        self._idle: list[WorkerProcess] = []
+        self.begin_without_workers()
         self._closed = False
         self._completed = 0
         self._died = 0
@@ -87,7 +90,16 @@ class ProcessPool:
         self._futures: set[asyncio.Future[Any]] = set()  # touched on the loop only
         _pools.add(self)
 
-    async def run(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def begin_without_workers(self) -> None:
+        """Have no worker; also in a process that was forked, where those of its parent are not its children."""
+        # It guards all that the threads and the loop share. In a forked process, a thread of the parent may hold it.
+        self._lock = threading.Lock()
+        self._workers: set[WorkerProcess] = set()
+        self._idle: list[WorkerProcess] = []
+
+    async def run(
+        self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any], item: Mapping[str, object] = _NO_ITEM
+    ) -> Any:
         """Run a function in a worker process.
 
         Cancelling kills the worker that runs the call; another one takes its place on demand.
@@ -96,6 +108,7 @@ class ProcessPool:
             target: what `process_target` says of the function.
             args: positional arguments; they are pickled when a worker is free.
             kwargs: keyword arguments.
+            item: what its logs say of the item that it is for.
 
         Returns:
             Its result. Arrays are rebuilt on memory of their own, and are writable if they were.
@@ -103,12 +116,13 @@ class ProcessPool:
         Raises:
             EngineClosedError: the pool was closed.
             WorkerDied: the process that ran this call died.
-            TypeError: an argument, the result or the exception does not pickle; the message names it and its type.
+            TypeError: an argument or the result does not pickle; the message names it and its type.
+            MemoryError: there is no room for the result.
             BaseException: what the function raised; its `__cause__` shows the traceback in the worker.
         """
         if self._closed:
             raise EngineClosedError("this process pool was closed; it belongs to an Engine that has ended")
-        call = _Call(target, args, kwargs, spans.outgoing())
+        call = _Call(target, args, kwargs, spans.outgoing(), item)
         # An empty context: nothing of the caller's is read on this side.
         future = self._threads.submit(contextvars.Context(), None, self._perform, call)
         self._futures.add(future)
@@ -191,13 +205,18 @@ class ProcessPool:
 
     def _perform(self, call: _Call) -> Any:
         """Run one call; the job of a thread."""
-        request = pickling.encode_request(call.target, call.args, call.kwargs, call.headers)
+        request = pickling.encode_request(call.target, call.args, call.kwargs, call.headers, call.item)
         worker = self._assign(call)
         try:
             reply = worker.exchange(request)
         except (EOFError, OSError):
             end = self._remove(worker, _EXIT_GRACE_SECONDS, call)
             raise WorkerDied(f"the worker process that ran {call.target!r} {end}; only this item is affected") from None
+        except BaseException:  # no memory for the reply: what is left of it would be the answer to the next call
+            with self._lock:
+                worker.kill()
+            self._remove(worker, _EXIT_GRACE_SECONDS, call)
+            raise
         with self._lock:
             call.worker = None
             if not worker.killed:
@@ -249,19 +268,20 @@ class ProcessPool:
         return worker.reap(grace_seconds)
 
 
-def _unpack(target: str, body: bytearray, buffers: list[bytearray]) -> Any:
+def _unpack(target: str, body: memoryview, buffers: list[pickling.Memory]) -> Any:
     try:
         succeeded, value = pickling.decode(body, buffers)
+    except MemoryError:
+        raise
     except Exception as error:  # constructors are the result's own code and may raise anything
         raise TypeError(f"the result of {target!r} cannot be rebuilt in this process: {error}") from error
     if succeeded:
         return value
-    raised, text = value
-    raised.__cause__ = pickling.RemoteTraceback(text)
+    raised = pickling.decode_error(value, target)
     try:
-        raise raised
+        raise raised from pickling.RemoteTraceback(value.traceback)
     finally:
-        del raised, value  # its traceback holds this frame, which must not hold it in turn
+        del raised  # its traceback holds this frame, which must not hold it in turn
 
 
 _pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
@@ -272,5 +292,11 @@ def _end_all_pools() -> None:
         pool.abandon()
 
 
+def _forget_workers_of_parent() -> None:
+    for pool in list(_pools):
+        pool.begin_without_workers()
+
+
 # Registered after, so called before the hook of the threads, which wait for their workers.
 before_interpreter_exit(_end_all_pools)
+os.register_at_fork(after_in_child=_forget_workers_of_parent)
