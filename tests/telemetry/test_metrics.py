@@ -21,7 +21,8 @@ from tests.telemetry.collected import Collected, collecting
 def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
     with collecting(monkeypatch) as found:
         # `get_meter` was asked before there was a provider, or at an earlier test.
-        monkeypatch.setattr("penstock.telemetry.metrics.instruments.are_recorded", lambda: True)
+        for module in ("metrics", "metrics.instruments"):
+            monkeypatch.setattr(f"penstock.telemetry.{module}.are_recorded", lambda: True)
         yield found
 
 
