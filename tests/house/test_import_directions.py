@@ -31,6 +31,9 @@ EXTRAS: dict[str, set[str]] = {
     "_cli": {"rich"},
 }
 
+# The standard library of the newest Python: older ones do not know all of it.
+STANDARD = sys.stdlib_module_names | {"annotationlib"}
+
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -73,7 +76,7 @@ def violations(path: Path, source: Path = SOURCE) -> list[str]:
     found: list[str] = []
     for module in imported_modules(path, source):
         if isinstance(module, str):
-            if module not in sys.stdlib_module_names | DEPENDENCIES | EXTRAS.get(part, set()):
+            if module not in STANDARD | DEPENDENCIES | EXTRAS.get(part, set()):
                 found.append(f"{part} imports {module}")
         elif part_of(module) not in MAY_IMPORT[part] | {part}:
             found.append(f"{part} imports {part_of(module)}")
