@@ -13,6 +13,7 @@ from . import passes
 from .node import Node
 from .passes import Draft, PassReport
 from .program import Program
+from .streams.limits import check_stream_limits
 from .tracing.template import Template, reads
 from .tracing.tracer import Step, Trace
 
@@ -95,8 +96,14 @@ class Plan:
         return {}
 
     def _program(self, scheduler: ChosenScheduler) -> Program:
-        """Return what frames of this plan need to run under a scheduler; made once."""
+        """Return what frames of this plan need to run under a scheduler; made once.
+
+        Raises:
+            PlanError: under this one streams would wait for each other.
+        """
         if scheduler not in self._programs:
+            if scheduler in ("sequential", "wave"):
+                check_stream_limits(self.name, (one for step in self.steps for one in step.chain), in_order=True)
             self._programs[scheduler] = Program(self, scheduler)
         return self._programs[scheduler]
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from .streams.limits import check_stream_limits
 from .tracing.template import Read, Values, arguments_builder, builder, keywords_builder, reads
 
 if TYPE_CHECKING:
@@ -74,8 +73,6 @@ class Program:
         self.scheduler: ChosenScheduler = scheduler
         self.units = _units(plan)
         edges = _data_edges(self.units)
-        if scheduler in ("sequential", "wave"):
-            check_stream_limits(plan.name, (one for step in plan.steps for one in step.chain), in_order=True)
         if scheduler == "sequential":
             for index in range(1, len(self.units)):
                 edges[index].add(index - 1)
