@@ -14,6 +14,8 @@ from . import pickling
 from .process_target import resolve
 
 READY = b"R"
+# How often it is asked who the parent is.
+_PARENT_CHECK_SECONDS = 1.0
 
 
 def serve(connection: socket.socket) -> None:
@@ -32,10 +34,12 @@ def serve(connection: socket.socket) -> None:
 
 
 def _end_with_parent() -> None:
-    # The closed connection ends an idle worker; this ends one whose call is still running.
+    # The closed connection ends an idle worker; this ends one whose call is still running. A process that was forked
+    # from the parent, and lives on, holds the pipe open that `join` waits for: so it also looks who the parent is.
     parent = multiprocessing.parent_process()
     if parent is not None:
-        parent.join()
+        while parent.is_alive() and os.getppid() == parent.pid:
+            parent.join(_PARENT_CHECK_SECONDS)
         os._exit(1)
 
 

@@ -7,6 +7,7 @@ keeps pickling and large writes off the event loop. docs/decisions/0002-process-
 
 import asyncio
 import contextvars
+import os
 import threading
 import time
 import weakref
@@ -75,15 +76,20 @@ class ProcessPool:
             raise ValueError(f"max_workers must be at least 1, got {max_workers}")
         # A thread takes its next call without a turn of the loop, so calls that wait keep the workers busy.
         self._threads = ThreadPool(max_workers, name="penstock-process")
-        self._lock = threading.Lock()  # guards everything below, which the threads and the loop share
-        self._workers: set[WorkerProcess] = set()
-        self._idle: list[WorkerProcess] = []
+        self.begin_without_workers()
         self._closed = False
         self._completed = 0
         self._died = 0
         self._killed = 0
         self._futures: set[asyncio.Future[Any]] = set()  # touched on the loop only
         _pools.add(self)
+
+    def begin_without_workers(self) -> None:
+        """Have no worker; also in a process that was forked, where those of its parent are not its children."""
+        # It guards all that the threads and the loop share. In a forked process, a thread of the parent may hold it.
+        self._lock = threading.Lock()
+        self._workers: set[WorkerProcess] = set()
+        self._idle: list[WorkerProcess] = []
 
     async def run(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function in a worker process.
@@ -268,5 +274,11 @@ def _end_all_pools() -> None:
         pool.abandon()
 
 
+def _forget_workers_of_parent() -> None:
+    for pool in list(_pools):
+        pool.begin_without_workers()
+
+
 # Registered after, so called before the hook of the threads, which wait for their workers.
 before_interpreter_exit(_end_all_pools)
+os.register_at_fork(after_in_child=_forget_workers_of_parent)

@@ -7,6 +7,7 @@ never waits for the loop and the loop is not woken per result.
 
 import asyncio
 import contextvars
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -74,17 +75,21 @@ class ThreadPool:
             raise ValueError(f"max_threads must be at least 1, got {max_threads}")
         self._max_threads = max_threads
         self._name = name
-        self._mailbox: LoopMailbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._threads: set[threading.Thread] = set()
         self._threads_started = 0
         self._closed = False
         self._all_ended = asyncio.Event()
-        self._unsettled = 0  # submitted, and not yet drained on the loop
         self._completed = 0
         self._discarded = 0
+        self.begin_without_threads()
         _pools.add(self)
+
+    def begin_without_threads(self) -> None:
+        """Have no thread and no job; also in a process that was forked, where those of its parent do not run."""
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._threads: set[threading.Thread] = set()
+        self._unsettled = 0  # submitted, and not yet drained on the loop
+        self._mailbox = None if self._loop is None else LoopMailbox(self._loop)
 
     def submit(
         self,
@@ -274,4 +279,10 @@ def _end_all_pools() -> None:
         pool.join()
 
 
+def _forget_threads_of_parent() -> None:
+    for pool in list(_pools):
+        pool.begin_without_threads()
+
+
 before_interpreter_exit(_end_all_pools)
+os.register_at_fork(after_in_child=_forget_threads_of_parent)

@@ -1,11 +1,16 @@
 """One worker process, seen from the engine's process: spawned, spoken to over a socket, killed and reaped."""
 
 import multiprocessing
+import os
 import select
 import signal
 import socket
 import threading
-from multiprocessing import resource_tracker
+import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing import process, resource_tracker
+from typing import Any
 
 from . import pickling
 from ._process_worker import READY, serve
@@ -17,6 +22,7 @@ _ALIVE_CHECK_MILLISECONDS = 1000
 _spawn = multiprocessing.get_context("spawn")
 # multiprocessing's list of children is not made for threads: starting polls, and forgets, those that others close.
 _children_lock = threading.Lock()
+_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
 class WorkerProcess:
@@ -25,12 +31,13 @@ class WorkerProcess:
     def __init__(self) -> None:
         self.killed = False
         self._connection, child_end = socket.socketpair()
+        _sockets.update((self._connection, child_end))
         # The first start would start it inside, which unblocks SIGINT again.
         resource_tracker.ensure_running()
         # Until the worker ignores SIGINT, it is blocked: a Ctrl-C while it starts must not print a traceback.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with child_end, _children_lock:
+            with child_end, _children_lock, _as_no_daemon():
                 self._process = _spawn.Process(target=serve, args=(child_end,), name="penstock-worker")
                 self._process.start()
         except BaseException:
@@ -92,6 +99,34 @@ class WorkerProcess:
                 break
             self._process.join(0.01)
         return _describe(exit_code)
+
+
+@contextmanager
+def _as_no_daemon() -> Generator[None]:
+    """Start a process though this one is a daemon of multiprocessing, as the workers of some servers are.
+
+    It forbids that to its daemons because they could leave their children behind; workers end with their parent.
+    """
+    configuration: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+    is_daemon = configuration.pop("daemon", False)
+    try:
+        yield
+    finally:
+        configuration["daemon"] = is_daemon
+
+
+def _leave_to_parent() -> None:
+    """In a process that was forked: hold no socket of a worker open, and take none for a child."""
+    global _children_lock  # noqa: PLW0603 - a thread of the parent may hold it, and is not here
+    _children_lock = threading.Lock()
+    for each in list(_sockets):
+        each.close()
+    # At exit, multiprocessing waits for its children, and fails if they are those of another process. In a process
+    # that it has forked itself, it forgets them in the same way.
+    process._children.clear()  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _describe(exit_code: int | None) -> str:

@@ -11,6 +11,9 @@ import sys
 from .._errors import DeviceError, MissingExtraError
 from .jax_types import all_devices, asked_platforms
 
+_is_started = False
+_stayed_in_parent = False
+
 
 def require_jax() -> None:
     """Load JAX, or say how to get it.
@@ -39,8 +42,18 @@ def start_backends() -> None:
 
     Raises:
         MissingExtraError: JAX is not installed.
-        DeviceError: JAX cannot start the platform that the environment or the configuration asks for.
+        DeviceError: JAX cannot start the platform that the environment or the configuration asks for, or had started
+            before this process was forked.
     """
+    global _is_started  # noqa: PLW0603 - one for the process, as JAX is
+    if _stayed_in_parent:
+        raise DeviceError(
+            "JAX had started before this process was forked: its threads stayed in the parent, and a computation here "
+            "would wait for them for ever. Start JAX in the forked processes alone: make no array, and call no device, "
+            "before they are forked (under `gunicorn --preload`, while modules are imported). Or have them spawned: "
+            'gunicorn without --preload, multiprocessing.get_context("spawn").'
+        )
+    _is_started = True
     loaded_before = "jax" in sys.modules
     before = dict(os.environ)
     require_jax()
@@ -62,3 +75,13 @@ def start_backends() -> None:
                 os.environ[key] = before[key]
             else:
                 del os.environ[key]
+
+
+def _look_what_stayed() -> None:
+    global _stayed_in_parent  # noqa: PLW0603 - as above
+    # Whoever makes an array starts JAX as well. Its public interface does not tell: asking it for a device starts it.
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    _stayed_in_parent |= _is_started or (bridge is not None and bridge.backends_are_initialized())
+
+
+os.register_at_fork(after_in_child=_look_what_stayed)

@@ -8,6 +8,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Sequence
+from multiprocessing.util import Finalize, register_after_fork
 from time import monotonic
 
 from .logs import warning
@@ -22,11 +23,10 @@ class _Closer:
 
     def __init__(self, close: Callable[[], None]) -> None:
         self._close = close
-        self._start()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._start)  # a server that forks its workers leaves the thread behind
+        self.start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Begin to wait; once more in a process that was forked, which has no such thread."""
         self.told = threading.Event()
         self.done = threading.Event()
         threading.Thread(target=self._run, name="penstock-telemetry-exit", daemon=True).start()
@@ -40,8 +40,17 @@ class _Closer:
 def close_at_exit(closes: Sequence[Callable[[], None]]) -> None:
     """Call functions side by side at exit, and wait for them, `EXIT_SECONDS` at most."""
     closers = [_Closer(close) for close in closes]
-    if closers:
-        atexit.register(_close, closers)
+    if not closers:
+        return
+
+    def go_on_in_child() -> None:
+        for closer in closers:
+            closer.start()
+
+    atexit.register(_close, closers)
+    os.register_at_fork(after_in_child=go_on_in_child)
+    # The children that `multiprocessing` forks end without `atexit`, and begin without the finalizers of their parent.
+    register_after_fork(go_on_in_child, lambda _: Finalize(None, _close, [closers], exitpriority=-1))
 
 
 def _close(closers: Sequence[_Closer]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import penstock as ps
 
@@ -39,3 +40,19 @@ def block_for_ever(x: int) -> int:
 @ps.node(runs_on="process")
 def leave(x: int) -> int:
     raise SystemExit(x)
+
+
+@ps.node(runs_on="process")
+def wait_at(begun: str, go_on: str) -> str:
+    """Say at one named pipe which process this is, and wait until somebody writes to the other."""
+    write(begun, str(os.getpid()))
+    read(go_on)
+    return "went on"
+
+
+def write(pipe: str, text: str) -> None:
+    Path(pipe).write_text(text)
+
+
+def read(pipe: str) -> str:
+    return Path(pipe).read_text()

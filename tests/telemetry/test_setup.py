@@ -146,16 +146,28 @@ metrics.set_meter_provider(metering := MeterProvider())
     assert receiver.requests == []
 
 
-def test_a_forked_worker_sends_what_it_has_at_its_exit() -> None:
-    forking = """
+BY_OS = """
 if pid := os.fork():
     assert os.waitpid(pid, 0)[1] == 0
 else:
     run()
 """
+BY_MULTIPROCESSING = """
+import multiprocessing
+child = multiprocessing.get_context("fork").Process(target=run)
+child.start()
+child.join()
+assert child.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize("forking", [BY_OS, BY_MULTIPROCESSING], ids=["os", "multiprocessing"])
+def test_a_forked_worker_sends_its_own_spans_at_its_exit(forking: str) -> None:
+    with_threads = "import warnings; warnings.simplefilter('ignore')\n"  # Python 3.12 and newer warn of it
     with receiving() as receiver:
-        succeed(SET_UP + forking, receiver.endpoints["http/protobuf"], OTEL_METRICS_EXPORTER="none")
-    assert sorted(spans_of(receiver)) == [("here", name) for name in ONE_RUN]
+        program = SET_UP + with_threads + "run()" + forking  # those of the parent wait to be sent when it forks
+        succeed(program, receiver.endpoints["http/protobuf"], OTEL_METRICS_EXPORTER="none")
+    assert sorted(spans_of(receiver)) == sorted(("here", name) for name in 2 * ONE_RUN)
 
 
 @pytest.fixture

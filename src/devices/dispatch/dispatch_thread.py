@@ -9,6 +9,7 @@ runs, also when the next one comes late. Where computations are short, the threa
 flight: to hand one over costs a fifth of a kernel of 0.2 ms, on two cores.
 """
 
+import os
 import sys
 import threading
 from collections import deque
@@ -310,3 +311,4 @@ def _end_all() -> None:
 
 
 before_interpreter_exit(_end_all)
+os.register_at_fork(after_in_child=_running.clear)  # they run in the parent

@@ -1,6 +1,7 @@
 """The thread that compiles: one for all devices, there while somebody holds a lease on it."""
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,10 +20,14 @@ class CompileThread:
     """Runs compilations one after the other. It starts with the first job, and ends with the last lease."""
 
     def __init__(self) -> None:
+        self.begin_without_thread()
+        _compile_threads.add(self)
+
+    def begin_without_thread(self) -> None:
+        """Have no thread and no leases; also in a process that was forked, where the thread of its parent is not."""
         self._lock = threading.Lock()
         self._leases = 0
         self._run: _Run | None = None
-        _compile_threads.add(self)
 
     def acquire(self) -> None:
         """Keep the thread: until `release`, jobs may be submitted. Callable from any thread."""
@@ -126,4 +131,10 @@ def _end_all() -> None:
         compile_thread.end_with_interpreter()
 
 
+def _forget_thread_of_parent() -> None:
+    for compile_thread in list(_compile_threads):
+        compile_thread.begin_without_thread()
+
+
 before_interpreter_exit(_end_all)
+os.register_at_fork(after_in_child=_forget_thread_of_parent)

@@ -3,6 +3,7 @@
 Those of the API stand in until the application sets a provider, and pass on to its instruments then.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
@@ -43,7 +44,7 @@ class Instruments:
             for metric in RECORDED
         }
         self._totals = totals
-        self._lock = threading.Lock()
+        self.unlock()
         self._look: Mapping[str, Mapping[Series, float]] = {}
         self._looked_at = 0.0
         self._told: set[str] = set()
@@ -52,6 +53,10 @@ class Instruments:
                 meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_up_down_counter
             )
             make(metric.name, [self._callback(metric)], metric.unit, metric.description)
+
+    def unlock(self) -> None:
+        """Have a new lock; also in a process that was forked, where a thread that is not here may hold the old one."""
+        self._lock = threading.Lock()
 
     def _callback(self, metric: Observed) -> "Callable[[CallbackOptions], Iterable[Observation]]":
         from opentelemetry.metrics import Observation
@@ -80,6 +85,16 @@ class Instruments:
 _instruments: Instruments | None = None
 _api: Any = None
 _lock = threading.Lock()
+
+
+def _unlock() -> None:
+    global _lock  # noqa: PLW0603 - one for the process, as meters are
+    _lock = threading.Lock()
+    if _instruments is not None:
+        _instruments.unlock()
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 def create(totals: Totals) -> None:

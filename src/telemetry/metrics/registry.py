@@ -6,6 +6,7 @@ scope. Sources open and close on event loops, or when they are collected as garb
 reads; and readers have threads of their own.
 """
 
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -23,9 +24,13 @@ class Registry:
         self._open: WeakValueDictionary[int, Source] = WeakValueDictionary()
         self._departed: deque[tuple[Source | None, dict[Series, float]]] = deque()  # not added to `_totals` yet
         self._totals: dict[Series, float] = {}
+        self._highest: dict[Series, float] = {}
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Have new locks; also in a process that was forked, where a thread that is not here may hold the old ones."""
         self._lock = threading.Lock()  # never waited for by `closed` and `add`
         self._reading = threading.Lock()
-        self._highest: dict[Series, float] = {}
 
     def opened(self, source: Source) -> None:
         """Read a source from now on, until it is closed or gone."""
@@ -107,6 +112,7 @@ def _add(found: dict[Series, float], readings: Iterable[Reading], shared: set[tu
 
 
 _registry = Registry()
+os.register_at_fork(after_in_child=_registry.unlock)
 
 
 def opened(source: Source) -> None:

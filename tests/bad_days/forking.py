@@ -1,0 +1,167 @@
+"""Programs that fork in the midst of it all: `python -m tests.bad_days.forking PROGRAM ARGUMENTS...`.
+
+A test's own process has too much in it to be forked.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import penstock as ps
+from penstock import devices, engine
+from tests.bad_days import process_nodes
+
+
+@ps.node(runs_on="thread")
+def in_thread(x: int) -> int:
+    return x + 1
+
+
+@ps.device_node(device="cpu")
+def twice(x: Any) -> Any:
+    return x * 2
+
+
+@ps.graph
+async def waiting(begun: str, go_on: str) -> str:
+    return process_nodes.wait_at(begun, go_on)
+
+
+@ps.graph
+async def work(x: int) -> int:
+    return process_nodes.square(in_thread(x))
+
+
+@ps.graph
+async def doubled(x: float) -> object:
+    return twice(x)
+
+
+def fork(way: str, target: Callable[[], None]) -> Callable[[], None]:
+    """Run `target` in a forked process that exits as processes do; returns what waits for its good end."""
+    if way == "multiprocessing":
+        child = multiprocessing.get_context("fork").Process(target=target)
+        child.start()
+
+        def wait() -> None:
+            child.join()
+            assert child.exitcode == 0
+
+        return wait
+    process = os.fork()
+    if not process:
+        target()
+        sys.exit()
+
+    def wait_for_exit() -> None:
+        assert os.waitpid(process, 0)[1] == 0
+
+    return wait_for_exit
+
+
+def open_sockets() -> set[str]:
+    found: set[str] = set()
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115 - as above
+                found.add(name)
+        except FileNotFoundError:  # the descriptor that read the folder
+            pass
+    return found
+
+
+def in_flight(way: str, begun: str, go_on: str) -> None:
+    """A child is forked, and exits, while an item is in a worker process."""
+    loop = asyncio.new_event_loop()
+    sockets_of_loop = open_sockets()
+    own = engine.Engine()
+
+    async def begin() -> "asyncio.Task[str]":
+        await own.__aenter__()
+        item = asyncio.create_task(own.run(waiting(begun, go_on)))
+        await asyncio.to_thread(process_nodes.read, begun)
+        return item
+
+    async def end(item: "asyncio.Task[str]") -> None:
+        await asyncio.to_thread(process_nodes.write, go_on, "")
+        print(await item)
+        found = own.statistics().processes
+        assert found is not None
+        print(found.workers, found.completed, found.died, found.killed)
+        await own.__aexit__()
+
+    def child() -> None:
+        assert not open_sockets() & sockets_of_workers
+
+    item = loop.run_until_complete(begin())
+    sockets_of_workers = open_sockets() - sockets_of_loop
+    assert sockets_of_workers
+    fork(way, child)()
+    loop.run_until_complete(end(item))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+
+
+def work_in_child(way: str) -> None:
+    """A child uses an Engine of its own, and that of its parent, which has threads and workers."""
+    loop = asyncio.new_event_loop()
+    own = engine.Engine()
+    loop.run_until_complete(own.__aenter__())
+    assert loop.run_until_complete(own.run(work(1))) == 4
+
+    def child() -> None:
+        assert asyncio.run(engine.run(work(2))) == 9
+        assert loop.run_until_complete(own.run(work(4))) == 25  # its parent waits, and does not use the loop
+        loop.run_until_complete(own.__aexit__())
+
+    fork(way, child)()
+    assert loop.run_until_complete(own.run(work(3))) == 16
+    loop.run_until_complete(own.__aexit__())
+    loop.close()
+    print("worked")
+
+
+def living_child(begun: str, go_on: str) -> None:
+    """Say who works, and who was forked; neither ends by itself."""
+
+    def child() -> None:
+        print(os.getpid(), flush=True)
+        threading.Event().wait()
+
+    async def main() -> None:
+        async with engine.Engine() as own:
+            item = asyncio.create_task(own.run(waiting(begun, go_on)))
+            print(await asyncio.to_thread(process_nodes.read, begun), flush=True)
+            fork("multiprocessing", child)
+            await item
+
+    asyncio.run(main())
+
+
+def device(started: str) -> None:
+    """A child calls a device node; JAX was imported before, and started or not."""
+    import jax.numpy as jnp
+
+    def child() -> None:
+        try:
+            print(asyncio.run(engine.run(doubled(1.5))))
+        except ps.DeviceError as error:
+            print(error)
+            print(str(error) == devices.status().backend_error)
+
+    if started == "by an array":
+        jnp.ones(3)
+    elif started == "by a node":
+        child()
+    fork("multiprocessing", child)()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # JAX, and Python from 3.12 on, warn of every fork where threads run
+    _, program, *arguments = sys.argv
+    globals()[program](*arguments)

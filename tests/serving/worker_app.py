@@ -1,0 +1,76 @@
+"""A small ASGI application whose nodes run in threads, processes and on a device; served by several workers."""
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+
+import penstock as ps
+from penstock import engine
+
+if os.environ.get("ARRAY_AT_IMPORT"):
+    import jax.numpy as jnp
+
+    TABLE = jnp.ones(3)
+
+
+@ps.node(runs_on="thread")
+def in_thread(x: int) -> int:
+    return x + 1
+
+
+@ps.node(runs_on="process")
+def in_process(x: int) -> tuple[int, int]:
+    return 2 * x, os.getppid()
+
+
+@ps.device_node(device="cpu")
+def on_device(x: Any) -> Any:
+    return x * 2
+
+
+@ps.graph
+async def work(x: int) -> tuple[int, int]:
+    return in_process(in_thread(x))
+
+
+@ps.graph
+async def compute(x: float) -> object:
+    return on_device(x)
+
+
+service: engine.Service[[int], tuple[int, int]]
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+    """The deployment lives as long as a worker of the server."""
+    global service
+    async with engine.deploy(work, compute) as service:
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.get("/ready")
+async def ready() -> None:
+    """Say that somebody listens."""
+
+
+@app.get("/work")
+async def endpoint(x: int) -> dict[str, int]:
+    """Say what came out, in which process of the server, and whose child has worked on it."""
+    value, parent_of_worker = await service(x)
+    return {"value": value, "server": os.getpid(), "parent_of_worker": parent_of_worker}
+
+
+@app.get("/compute")
+async def compute_endpoint(x: float) -> dict[str, str]:
+    """Say what the device gave, or why it gave nothing."""
+    try:
+        return {"value": str(await service.run(compute(x)))}
+    except ps.DeviceError as error:
+        return {"error": str(error)}
