@@ -7,8 +7,12 @@ import signal
 import socket
 import threading
 import traceback
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from contextvars import ContextVar
+from functools import cache
 
+from ..telemetry import logs
 from ..telemetry.spans import incoming
 from . import pickling
 from .process_target import resolve
@@ -18,17 +22,28 @@ READY = b"R"
 _PARENT_CHECK_SECONDS = 1.0
 
 
-def serve(connection: socket.socket) -> None:
-    """Answer calls until the engine's process closes the connection or dies; the target of a worker process."""
+# What logs say of the item of a call.
+_item: ContextVar[Mapping[str, object]] = ContextVar("penstock_item_of_call", default={})  # noqa: B039 - never changed
+
+
+def serve(connection: socket.socket, set_up_tracing: Callable[[], None] | None) -> None:
+    """Answer calls until the engine's process closes the connection or dies; the target of a worker process.
+
+    Args:
+        connection: the worker's end of it.
+        set_up_tracing: called with the first call that is sampled.
+    """
     # Ctrl-C goes to the whole process group; what it means is decided by the engine's process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while the interpreter started
     connection.set_inheritable(False)
+    logs.describe_items(_item.get)
+    set_up_once = cache(set_up_tracing or _nothing)
     threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
     try:
         connection.sendall(READY)
         while True:
-            pickling.send(connection, _answer(*pickling.receive(connection)))
+            pickling.send(connection, _answer(*pickling.receive(connection), set_up_once))
     except (EOFError, OSError):
         return  # nobody is left to answer
 
@@ -43,18 +58,26 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _answer(body: bytearray, buffers: list[bytearray]) -> pickling.Message:
+def _nothing() -> None:
+    pass
+
+
+def _answer(body: bytearray, buffers: list[bytearray], set_up_tracing: Callable[[], None]) -> pickling.Message:
     """Run one call and encode `(True, result)` or `(False, (exception, its traceback as text))`."""
     try:
-        target, args, kwargs, headers = pickling.decode(body, buffers)
+        target, args, kwargs, headers, item = pickling.decode(body, buffers)
     except Exception as error:  # noqa: BLE001 - constructors are the arguments' own code and may raise anything
         reason = f"an argument cannot be rebuilt in the worker process: {type(error).__name__}: {error}"
         return pickling.encode((False, (TypeError(reason), _format(error))))
+    token = _item.set(item)
     try:
-        with incoming(headers) if headers else nullcontext():
-            result = resolve(target)(*args, **kwargs)
+        function = resolve(target)  # before anything is set up: its module may do that by itself
+        with incoming(headers, set_up_tracing) if headers else nullcontext():
+            result = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - whatever the call raises belongs to the caller
         return _encode_error(target, error)
+    finally:
+        _item.reset(token)
     try:
         return pickling.encode((True, result))
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything

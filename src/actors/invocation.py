@@ -296,7 +296,8 @@ def in_process(pool_of: Callable[[], ProcessPool], target: str) -> "Body":
     async def run_in_process(
         worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        return await pool_of().run(target, args, kwargs)
+        item = {"graph": actor.graph, "node": actor.label(), "item": frame.item, "attempt": worker.position.attempt}
+        return await pool_of().run(target, args, kwargs, item)
 
     return run_in_process
 

@@ -63,15 +63,19 @@ def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
 
 
 def encode_request(
-    target: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], headers: Mapping[str, str]
+    target: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    headers: Mapping[str, str],
+    item: Mapping[str, object],
 ) -> Message:
-    """Pickle a call of `target`.
+    """Pickle a call of `target`, with the headers of its trace and what its logs say of the item.
 
     Raises:
         TypeError: an argument does not pickle; the message names its position or keyword, and its type.
     """
     try:
-        return encode((target, args, kwargs, headers))
+        return encode((target, args, kwargs, headers, item))
     except Exception as error:  # reducers are the arguments' own code and may raise anything
         places = [(f"argument {position}", value) for position, value in enumerate(args, start=1)]
         places += [(f"argument {name!r}", value) for name, value in kwargs.items()]

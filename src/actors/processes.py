@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +21,9 @@ from . import pickling
 from .threads import ThreadPool, before_interpreter_exit
 from .worker_process import WorkerProcess
 
-# An idle worker has nothing to do but run its exit handlers; one that takes longer is killed.
+# An idle worker has nothing to do but run its exit handlers, which send its spans; one that takes longer is killed.
 _EXIT_GRACE_SECONDS = 0.5
+_NO_ITEM: Mapping[str, object] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     headers: dict[str, str]  # of the trace that it belongs to
+    item: Mapping[str, object]
     cancelled: bool = False
     worker: WorkerProcess | None = field(default=None)
 
@@ -91,7 +94,9 @@ class ProcessPool:
         self._workers: set[WorkerProcess] = set()
         self._idle: list[WorkerProcess] = []
 
-    async def run(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def run(
+        self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any], item: Mapping[str, object] = _NO_ITEM
+    ) -> Any:
         """Run a function in a worker process.
 
         Cancelling kills the worker that runs the call; another one takes its place on demand.
@@ -100,6 +105,7 @@ class ProcessPool:
             target: what `process_target` says of the function.
             args: positional arguments; they are pickled when a worker is free.
             kwargs: keyword arguments.
+            item: what its logs say of the item that it is for.
 
         Returns:
             Its result. Arrays are rebuilt on memory of their own, and are writable if they were.
@@ -112,7 +118,7 @@ class ProcessPool:
         """
         if self._closed:
             raise EngineClosedError("this process pool was closed; it belongs to an Engine that has ended")
-        call = _Call(target, args, kwargs, spans.outgoing())
+        call = _Call(target, args, kwargs, spans.outgoing(), item)
         # An empty context: nothing of the caller's is read on this side.
         future = self._threads.submit(contextvars.Context(), None, self._perform, call)
         self._futures.add(future)
@@ -195,7 +201,7 @@ class ProcessPool:
 
     def _perform(self, call: _Call) -> Any:
         """Run one call; the job of a thread."""
-        request = pickling.encode_request(call.target, call.args, call.kwargs, call.headers)
+        request = pickling.encode_request(call.target, call.args, call.kwargs, call.headers, call.item)
         worker = self._assign(call)
         try:
             reply = worker.exchange(request)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from multiprocessing import process, resource_tracker
 from typing import Any
 
+from ..telemetry import spans
 from . import pickling
 from ._process_worker import READY, serve
 
@@ -38,7 +39,8 @@ class WorkerProcess:
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with child_end, _children_lock, _as_no_daemon():
-                self._process = _spawn.Process(target=serve, args=(child_end,), name="penstock-worker")
+                arguments = child_end, spans.set_up_of_workers()
+                self._process = _spawn.Process(target=serve, args=arguments, name="penstock-worker")
                 self._process.start()
         except BaseException:
             self._connection.close()

@@ -6,11 +6,14 @@ an extra, and only `setup` loads it.
 
 import os
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from opentelemetry import metrics, trace
 
+from . import spans
 from .leaving import close_at_exit
 from .logs import warning
 
@@ -28,7 +31,8 @@ def setup(*, service_name: str, endpoint: str | None = None) -> None:
 
     Call it once, before the first call of a graph. It sets the global providers of OpenTelemetry, so that everything
     else in the process that is instrumented is sent, too, and `trace.get_tracer_provider().force_flush()` works.
-    When the interpreter exits, what is left is sent, for 3 seconds at most.
+    Spans that handlers make in worker processes are sent from there. When the interpreter exits, what is left is sent,
+    for 3 seconds at most.
 
     The standard `OTEL_*` variables say the rest, and one that is set wins over an argument: the operator has the last
     word. `OTEL_EXPORTER_OTLP_PROTOCOL` chooses between `http/protobuf`, the default, and `grpc`;
@@ -58,6 +62,7 @@ def setup(*, service_name: str, endpoint: str | None = None) -> None:
     closes: list[Callable[[], None]] = []
     if traces and _is_free("traces", trace.get_tracer_provider()):
         closes.append(_send_traces(traces, resource).shutdown)
+        spans.set_up_workers(partial(_send_traces_of_worker, dict(resource.attributes), endpoint))
     if numbers and _is_free("metrics", metrics.get_meter_provider()):
         closes.append(_send_metrics(numbers, resource).shutdown)
     close_at_exit(closes)
@@ -74,6 +79,24 @@ def _send_traces(exporters: list[Callable[[], Any]], resource: "Resource") -> "T
     return provider
 
 
+def _send_traces_of_worker(resource: dict[str, Any], endpoint: str | None) -> None:
+    """Do in a worker process what `setup` did in the one that started it; metrics stay there.
+
+    Args:
+        resource: attributes of that process, which this one shares but for its `service.instance.id`.
+        endpoint: as for `setup`.
+    """
+    if not _has_none(trace.get_tracer_provider()):  # the module of its node has set one up
+        return
+    try:
+        from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
+
+        own = Resource({**resource, SERVICE_INSTANCE_ID: str(uuid4())})
+        close_at_exit([_send_traces(_find_exporters("traces", endpoint), own).shutdown])
+    except Exception as error:  # noqa: BLE001 - exporters are others' code, and an item must not fail for its spans
+        warning("telemetry.not_set_up_in_worker", error=repr(error))
+
+
 def _send_metrics(exporters: list[Callable[[], Any]], resource: "Resource") -> "MeterProvider":
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
@@ -88,12 +111,16 @@ def _send_metrics(exporters: list[Callable[[], Any]], resource: "Resource") -> "
 
 def _is_free(signal: str, provider: object) -> bool:
     """Whether nobody has set a provider; warns otherwise."""
-    # Until then the API shows a stand-in, and that of metrics has no public name.
-    if "Proxy" in type(provider).__name__:
+    if _has_none(provider):
         return True
     remedy = "call telemetry.setup() once, and only where nothing else sets a provider"
     warning("telemetry.already_set_up", signal=signal, provider=type(provider).__qualname__, remedy=remedy)
     return False
+
+
+def _has_none(provider: object) -> bool:
+    # Until one is set, the API shows a stand-in, and that of metrics has no public name.
+    return "Proxy" in type(provider).__name__
 
 
 def _find_exporters(signal: str, endpoint: str | None) -> list[Callable[[], Any]]:

@@ -19,8 +19,8 @@ def describe_items(describe: Callable[[], Mapping[str, object]]) -> None:
 def add_trace_context(logger: Any, method_name: str, event_dict: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Add where an event belongs: a processor for `structlog.configure(processors=[...])`.
 
-    Inside of a span, recorded or not, it adds `trace_id` and `span_id`. Inside of a node's handler, also in its threads
-    and in the tasks that it starts, it adds `graph`, `node`, `item` and `attempt`, unless the event names one of these
+    Inside of a span, recorded or not, it adds `trace_id` and `span_id`. Inside of a node's handler, also in threads,
+    tasks and worker processes, it adds `graph`, `node`, `item` and `attempt`, unless the event names one of these
     itself: then it may be about another item. What the event has already stays as it is.
 
     Args:

@@ -97,7 +97,7 @@ async def test_arrays_travel_and_stay_writable() -> None:
 
 def test_an_array_is_written_from_its_own_memory() -> None:
     array = np.ones(1_000_000)
-    message = pickling.encode_request("module:fn", (array,), {}, {})
+    message = pickling.encode_request("module:fn", (array,), {}, {}, {})
     assert any(np.shares_memory(np.frombuffer(segment, dtype=np.uint8), array) for segment in message)
 
 

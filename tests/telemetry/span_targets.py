@@ -1,9 +1,56 @@
 """Functions that worker processes import."""
 
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
 from opentelemetry import baggage, trace
+
+import penstock as ps
+from penstock import engine, telemetry
 
 
 def ids(x: int) -> tuple[int, int, bool, object]:
     """Returns the ids of the span that is current, whether it is sampled, and what baggage it has."""
     context = trace.get_current_span().get_span_context()
     return context.trace_id, context.span_id, context.trace_flags.sampled, baggage.get_baggage("user")
+
+
+@ps.node(runs_on="process")
+def traced(x: int) -> tuple[int, bool]:
+    """Make a span of its own; returns its process, and whether that has an SDK."""
+    with trace.get_tracer("targets").start_as_current_span(f"inner {x}"):
+        return os.getpid(), "opentelemetry.sdk.trace" in sys.modules
+
+
+@ps.node(runs_on="process", retry=ps.Retry(attempts=2))
+def logged(x: int) -> Mapping[str, Any]:
+    """Return what a log says in a worker process."""
+    event = telemetry.add_trace_context(None, "info", {"event": "here"})
+    if event["attempt"] == 1 and x:
+        raise ConnectionError
+    return event
+
+
+@ps.graph
+async def in_process(x: int) -> tuple[int, bool]:
+    """One span in a worker process."""
+    return traced(x)
+
+
+@ps.graph
+async def log_in_process(x: int) -> Mapping[str, Any]:
+    """One event in a worker process."""
+    return logged(x)
+
+
+async def _trace_in_processes(number: int) -> list[tuple[int, bool]]:
+    async with engine.Engine() as own, own.stream(in_process(x) for x in range(number)) as results:
+        return [result async for result in results]
+
+
+def trace_in_processes(number: int = 4) -> list[tuple[int, bool]]:
+    """Run items in worker processes, and end these."""
+    return asyncio.run(_trace_in_processes(number))

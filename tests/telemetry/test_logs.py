@@ -10,6 +10,7 @@ from opentelemetry import trace
 
 import penstock as ps
 from penstock import engine, telemetry
+from tests.telemetry.span_targets import log_in_process
 from tests.tracing import Tracing, id_of
 
 
@@ -127,3 +128,10 @@ async def test_warnings_of_the_library_name_what_they_are_about_and_no_other_ite
     assert (event["graph"], event["item"]) == ("failing", 0)
     assert "node" not in event
     assert event["span_id"] == trace.format_span_id(id_of(tracing.one("read")))
+
+
+async def test_an_event_in_a_worker_process_names_graph_node_item_and_attempt_too() -> None:
+    async with engine.stream(log_in_process(x) for x in range(2)) as stream:
+        events = [dict(event) async for event in stream]
+    common = {"event": "here", "graph": "log_in_process", "node": "logged"}
+    assert events == [{**common, "item": 0, "attempt": 1}, {**common, "item": 1, "attempt": 2}]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from penstock import telemetry
@@ -170,11 +171,63 @@ def test_a_forked_worker_sends_its_own_spans_at_its_exit(forking: str) -> None:
     assert sorted(spans_of(receiver)) == sorted(("here", name) for name in 2 * ONE_RUN)
 
 
+IN_PROCESSES = "from tests.telemetry.span_targets import trace_in_processes\n"
+
+
+def test_spans_of_handlers_in_worker_processes_are_sent_from_there() -> None:
+    with receiving() as receiver:
+        succeed(SET_UP + IN_PROCESSES + "trace_in_processes()", receiver.endpoints["http/protobuf"])
+    groups = [
+        (records.attributes_of(group.resource.attributes), span)
+        for body in receiver.bodies("traces")
+        for group in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in group.scope_spans
+        for span in scope.spans
+    ]
+    nodes = {span.span_id: span.trace_id for _, span in groups if span.name == "traced"}
+    inner = [(resource, span) for resource, span in groups if span.name.startswith("inner")]
+    assert sorted(span.name for _, span in inner) == [f"inner {x}" for x in range(4)]
+    assert {span.parent_span_id: span.trace_id for _, span in inner} == nodes
+    parents = [resource for resource, span in groups if span.name == "traced"]
+    of_parent = parents[0].get("service.instance.id")
+    for resource, _ in inner:
+        assert resource["service.instance.id"] != of_parent
+        assert {**resource, "service.instance.id": of_parent} == {**parents[0], "service.instance.id": of_parent}
+    instances = {
+        records.attributes_of(group.resource.attributes).get("service.instance.id")
+        for body in receiver.bodies("metrics")
+        for group in ExportMetricsServiceRequest.FromString(body).resource_metrics
+    }
+    assert instances == {of_parent}  # metrics stay in the parent
+
+
+def test_a_worker_process_sets_nothing_up_before_an_item_is_sampled() -> None:
+    program = IN_PROCESSES + "print({has_sdk for _, has_sdk in trace_in_processes()})"
+    with receiving() as receiver:
+        url = receiver.endpoints["http/protobuf"]
+        assert succeed(program, url) == "{False}\n"  # without `setup`
+        assert succeed(SET_UP + program, url, OTEL_TRACES_SAMPLER="always_off") == "{False}\n"
+        assert succeed(SET_UP + program, url, OTEL_TRACES_EXPORTER="none") == "{False}\n"
+
+
 @pytest.fixture
 def silent() -> Iterator[str]:
     """The URL of something that takes connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_receiver_that_never_answers_does_not_keep_worker_processes(silent: str) -> None:
+    variables = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600", "OTEL_METRICS_EXPORTER": "none"}
+    ended = """
+for pid in {pid for pid, _ in trace_in_processes()}:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        print("ended")
+"""
+    printed = succeed(SET_UP + IN_PROCESSES + ended, silent, **variables)
+    assert printed.startswith("ended\n")
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])

@@ -11,6 +11,8 @@ from .nodes import present as present
 from .nodes import retried as retried
 from .processes import incoming as incoming
 from .processes import outgoing as outgoing
+from .processes import set_up_of_workers as set_up_of_workers
+from .processes import set_up_workers as set_up_workers
 from .runs import FrameSpan as FrameSpan
 from .runs import admitted as admitted
 from .runs import end_run as end_run
