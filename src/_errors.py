@@ -125,3 +125,11 @@ class MissingExtraError(PenstockError, ImportError):
 
 class DeviceError(PenstockError):
     """A device is not there, or computes wrong values; the message lists those that are, or says what to install."""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to somebody's exception; one that refuses attributes goes without."""
+    try:
+        error.add_note(note)
+    except Exception:  # noqa: BLE001 - its own code, which must not take the place of the error
+        pass

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import threading
@@ -62,48 +61,36 @@ def _nothing() -> None:
     pass
 
 
-def _answer(body: bytearray, buffers: list[bytearray], set_up_tracing: Callable[[], None]) -> pickling.Message:
-    """Run one call and encode `(True, result)` or `(False, (exception, its traceback as text))`."""
+def _answer(body: memoryview, buffers: list[pickling.Memory], set_up_tracing: Callable[[], None]) -> pickling.Message:
+    """Run one call and encode `(True, result)` or `(False, exception)`, as `pickling.encode_error` does."""
     try:
         target, args, kwargs, headers, item = pickling.decode(body, buffers)
     except Exception as error:  # noqa: BLE001 - constructors are the arguments' own code and may raise anything
         reason = f"an argument cannot be rebuilt in the worker process: {type(error).__name__}: {error}"
-        return pickling.encode((False, (TypeError(reason), _format(error))))
+        return _failure(TypeError(reason), error)
     token = _item.set(item)
     try:
         function = resolve(target)  # before anything is set up: its module may do that by itself
         with incoming(headers, set_up_tracing) if headers else nullcontext():
             result = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - whatever the call raises belongs to the caller
-        return _encode_error(target, error)
+        return _failure(error, error)
     finally:
         _item.reset(token)
     try:
         return pickling.encode((True, result))
+    except MemoryError as error:
+        return _failure(error, error)
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
         reason = (
             f"the result of {target!r} ({pickling.type_name(result)}) cannot be sent back from a worker process: "
             f"{error}; return plain data instead"
         )
-        return pickling.encode((False, (TypeError(reason), _format(error))))
+        return _failure(TypeError(reason), error)
 
 
-def _encode_error(target: str, error: BaseException) -> pickling.Message:
-    text = _format(error)
-    try:
-        # Many exceptions pickle but cannot be rebuilt (a constructor with other parameters than `args`): try it here,
-        # where the original is still known.
-        pickle.loads(pickle.dumps(error, protocol=5))
-        return pickling.encode((False, (error, text)))
-    except Exception as reason:  # noqa: BLE001 - reducers and constructors of the exception may raise anything
-        substitute = TypeError(
-            f"{target!r} raised {pickling.type_name(error)}, which does not survive pickling "
-            f"({type(reason).__name__}: {reason}); its traceback is shown as the cause"
-        )
-        return pickling.encode((False, (substitute, text)))
-
-
-def _format(error: BaseException) -> str:
-    frames = error.__traceback__
+def _failure(error: BaseException, cause: BaseException) -> pickling.Message:
+    frames = cause.__traceback__
     # The first frame is the worker's own.
-    return "".join(traceback.format_exception(type(error), error, frames.tb_next if frames else None))
+    text = "".join(traceback.format_exception(type(cause), cause, frames.tb_next if frames else None))
+    return pickling.encode((False, pickling.encode_error(error, text)))

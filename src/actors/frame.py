@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from .._errors import DeadlineExceeded, NodeCancelledError, NodeError
+from .._errors import DeadlineExceeded, NodeCancelledError, NodeError, add_note
 from ..telemetry import logs
 from ..telemetry.spans import FrameSpan
 
@@ -264,7 +264,7 @@ class Frame:
         try:
             result = self.layout.result(self.values)
         except BaseException as error:  # noqa: BLE001 - of user code: attribute access and item access on a result
-            error.add_note(f"while building the result of graph {self.layout.name!r}, item {self.item}")
+            add_note(error, f"while building the result of graph {self.layout.name!r}, item {self.item}")
             self.fail(foreign_cancel(error) if isinstance(error, asyncio.CancelledError) else error)
             return
         self.end_with(result)

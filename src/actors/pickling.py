@@ -5,17 +5,24 @@ array keeps. A message is a prefix (number of buffers, length of the body), the 
 body, then the buffers.
 """
 
+import mmap
 import pickle
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Message: TypeAlias = "list[bytes | memoryview]"
+Memory: TypeAlias = "bytearray | mmap.mmap"
+Received: TypeAlias = "tuple[memoryview, list[Memory]]"
 
 _PREFIX = struct.Struct("!IQ")
 # One system call per message up to this size; above it a copy costs more than a call.
 _JOIN_MAX_BYTES = 64 * 1024
+# A bytearray is filled with zeros before anything is read into it, while no other thread can run, not even the event
+# loop: for 50 to 90 ms with this much, 0.8 s with 500 MB. More is received into memory of the system, which zeroes each
+# page when it is first written to: the loop waits 5 to 15 ms, and the whole takes no longer (decision 0002).
+_ZEROED_MAX_BYTES = 64 * 1024 * 1024
 
 
 def encode(value: object) -> Message:
@@ -29,7 +36,7 @@ def encode(value: object) -> Message:
     return [head, body, *views]
 
 
-def decode(body: bytearray, buffers: Sequence[bytearray]) -> Any:
+def decode(body: memoryview, buffers: Sequence[Memory]) -> Any:
     """Rebuild the value of a message; raises whatever its constructors raise."""
     return pickle.loads(body, buffers=buffers)
 
@@ -40,19 +47,23 @@ def send(connection: socket.socket, message: Message) -> None:
         connection.sendall(segment)
 
 
-def receive(connection: socket.socket) -> tuple[bytearray, list[bytearray]]:
-    """Read the body and the buffers of a message, blocking; raises EOFError or OSError when the other side is gone."""
+def receive(connection: socket.socket) -> Received:
+    """Read the body and the buffers of a message, blocking.
+
+    Raises:
+        EOFError, OSError: the other side is gone.
+        MemoryError: there is no room for it; what is left of the message stays in the connection.
+    """
     number, body_bytes = _PREFIX.unpack(_receive_exactly(connection, _PREFIX.size))
-    rest = _receive_exactly(connection, 8 * number + body_bytes)
+    rest = memoryview(_receive_exactly(connection, 8 * number + body_bytes))
     lengths = struct.unpack_from(f"!{number}Q", rest)
-    del rest[: 8 * number]
-    return rest, [_receive_exactly(connection, length) for length in lengths]
+    return rest[8 * number :], [_receive_exactly(connection, length) for length in lengths]
 
 
-def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
-    # A plain bytearray: freshly mapped memory (mmap, memfd, shared memory) was two to four times slower at 1 and
-    # 16 MB, because every page of it faults once. See docs/decisions/0002-process-workers.md.
-    data = bytearray(length)
+def _receive_exactly(connection: socket.socket, length: int) -> Memory:
+    # Freshly mapped memory was two to four times slower at 1 and 16 MB than a bytearray, whose pages the allocator has
+    # mostly used before: each new one faults once. See docs/decisions/0002-process-workers.md.
+    data = bytearray(length) if length <= _ZEROED_MAX_BYTES else _map(length)
     rest = memoryview(data)
     while rest:
         received = connection.recv_into(rest)
@@ -60,6 +71,13 @@ def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
             raise EOFError("the other side of the connection is gone")
         rest = rest[received:]
     return data
+
+
+def _map(length: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"there is no room for {length} bytes: {error}") from error
 
 
 def encode_request(
@@ -76,6 +94,8 @@ def encode_request(
     """
     try:
         return encode((target, args, kwargs, headers, item))
+    except MemoryError:
+        raise
     except Exception as error:  # reducers are the arguments' own code and may raise anything
         places = [(f"argument {position}", value) for position, value in enumerate(args, start=1)]
         places += [(f"argument {name!r}", value) for name, value in kwargs.items()]
@@ -92,6 +112,49 @@ def _pickles(value: object) -> bool:
     except Exception:  # noqa: BLE001 - as above: any error means that it does not pickle
         return False
     return True
+
+
+class SentError(NamedTuple):
+    """An exception of a worker process, on its way to the engine's.
+
+    Attributes:
+        type_name: its type.
+        pickled: the exception; None if it does not pickle.
+        reason: why it does not.
+        traceback: where it was raised, as text.
+    """
+
+    type_name: str
+    pickled: bytes | None
+    reason: str
+    traceback: str
+
+
+def encode_error(error: BaseException, text: str) -> SentError:
+    """Return an exception in a form that can be sent, whatever it is."""
+    try:
+        return SentError(type_name(error), pickle.dumps(error, protocol=5), "", text)
+    except Exception as reason:  # noqa: BLE001 - reducers are the exception's own code and may raise anything
+        return SentError(type_name(error), None, f"{type(reason).__name__}: {reason}", text)
+
+
+def decode_error(sent: SentError, target: str) -> BaseException:
+    """Return the exception that `target` has raised; a TypeError that names it, if it cannot be rebuilt."""
+    reason = sent.reason
+    if sent.pickled is not None:
+        try:
+            # Many exceptions pickle but cannot be rebuilt: constructors with other parameters than `args`, attributes
+            # that cannot be set, reducers that give something else.
+            error = pickle.loads(sent.pickled)
+            if isinstance(error, BaseException):
+                return error
+            reason = f"it is rebuilt as an object of type {type_name(error)}"
+        except Exception as failure:  # noqa: BLE001 - constructors are the exception's own code and may raise anything
+            reason = f"{type(failure).__name__}: {failure}"
+    return TypeError(
+        f"{target!r} raised {sent.type_name}, which does not survive pickling ({reason}); its traceback is shown as "
+        "the cause"
+    )
 
 
 def type_name(value: object) -> str:

@@ -37,7 +37,8 @@ class ProcessPoolStatistics:
         queued: calls that wait for a process.
         completed: calls that came back, with a result or an error.
         died: processes that ended by themselves, busy or idle.
-        killed: processes killed because their call was cancelled or the pool closed.
+        killed: processes killed because their call was cancelled, its result did not fit into memory, or the pool
+            closed.
     """
 
     workers: int
@@ -113,7 +114,8 @@ class ProcessPool:
         Raises:
             EngineClosedError: the pool was closed.
             WorkerDied: the process that ran this call died.
-            TypeError: an argument, the result or the exception does not pickle; the message names it and its type.
+            TypeError: an argument or the result does not pickle; the message names it and its type.
+            MemoryError: there is no room for the result.
             BaseException: what the function raised; its `__cause__` shows the traceback in the worker.
         """
         if self._closed:
@@ -208,6 +210,11 @@ class ProcessPool:
         except (EOFError, OSError):
             end = self._remove(worker, _EXIT_GRACE_SECONDS, call)
             raise WorkerDied(f"the worker process that ran {call.target!r} {end}; only this item is affected") from None
+        except BaseException:  # no memory for the reply: what is left of it would be the answer to the next call
+            with self._lock:
+                worker.kill()
+            self._remove(worker, _EXIT_GRACE_SECONDS, call)
+            raise
         with self._lock:
             call.worker = None
             if not worker.killed:
@@ -257,19 +264,20 @@ class ProcessPool:
         return worker.reap(grace_seconds)
 
 
-def _unpack(target: str, body: bytearray, buffers: list[bytearray]) -> Any:
+def _unpack(target: str, body: memoryview, buffers: list[pickling.Memory]) -> Any:
     try:
         succeeded, value = pickling.decode(body, buffers)
+    except MemoryError:
+        raise
     except Exception as error:  # constructors are the result's own code and may raise anything
         raise TypeError(f"the result of {target!r} cannot be rebuilt in this process: {error}") from error
     if succeeded:
         return value
-    raised, text = value
-    raised.__cause__ = pickling.RemoteTraceback(text)
+    raised = pickling.decode_error(value, target)
     try:
-        raise raised
+        raise raised from pickling.RemoteTraceback(value.traceback)
     finally:
-        del raised, value  # its traceback holds this frame, which must not hold it in turn
+        del raised  # its traceback holds this frame, which must not hold it in turn
 
 
 _pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()

@@ -251,7 +251,8 @@ class ThreadPool:
 def _travelling(error: BaseException) -> BaseException:
     """Return the form of `error` that a future accepts, its traceback beginning in the job and not in the pool."""
     if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
+        # Not set by name, which an exception may refuse: whoever waits for the job would wait for ever.
+        BaseException.with_traceback(error, error.__traceback__.tb_next)
     if isinstance(error, StopIteration):
         substitute = RuntimeError("a job raised StopIteration, which cannot travel through a future")
         substitute.__cause__ = error

@@ -58,7 +58,7 @@ class WorkerProcess:
         except (EOFError, OSError):
             return False
 
-    def exchange(self, request: pickling.Message) -> tuple[bytearray, list[bytearray]]:
+    def exchange(self, request: pickling.Message) -> pickling.Received:
         """Send a call and block until its reply; raises EOFError or OSError when the process died."""
         pickling.send(self._connection, request)
         self._wait_for_reply()

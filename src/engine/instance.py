@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
-from .._errors import NodeCancelledError, NodeError
+from .._errors import NodeCancelledError, NodeError, add_note
 from ..actors.gate import Gate
 from ..actors.keeper import Keeper
 from ..actors.supervision import ActorState, RestartMode
@@ -171,7 +171,7 @@ class Instance:
                     await _leave_after(stack, self._crash)
         except BaseException as error:
             if not has_started:
-                error.add_note(f"while stateful node {self.name!r} was started")
+                add_note(error, f"while stateful node {self.name!r} was started")
             raise
 
 

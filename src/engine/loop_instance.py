@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from .._errors import ActorRestarted
+from .._errors import ActorRestarted, add_note
 from ..actors.loop_host import LoopHost, OwnsLoop
 from ..actors.supervision import ActorState, ExitKind, RestartMode
 from ..actors.supervisor import Supervisor
@@ -62,7 +62,7 @@ class LoopInstance:
         except BaseException as error:
             # One that is cancelled, for another restart, may have begun its loop a moment ago, and that taken work.
             self.host.fail_taken(partial(self._restarted_error, error))
-            error.add_note(f"while stateful node {self.name!r} was started")
+            add_note(error, f"while stateful node {self.name!r} was started")
             raise
         self.restarts += self._has_run
         self._has_run = True

@@ -197,7 +197,7 @@ def _queue(original: Any) -> Any:
 
 
 def _run(original: Any) -> Any:
-    async def run(self: ProcessPool, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def run(self: ProcessPool, target: str, *call: Any) -> Any:
         caller = current.source.get()
         actor = None if caller is None else caller.actor
         for injections in tuple(_active["worker.process"]):
@@ -206,7 +206,7 @@ def _run(original: Any) -> Any:
                 await fault._act()
             elif fault is not None:
                 target = _Doomed(target)
-        return await original(self, target, args, kwargs)
+        return await original(self, target, *call)
 
     return run
 

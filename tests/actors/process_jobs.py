@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,45 @@ class Tools:
     @staticmethod
     def triple(value: int) -> int:
         return 3 * value
+
+
+def ones(size: int) -> Any:
+    import numpy as np
+
+    return np.ones(size, np.uint8)
+
+
+class RebuiltAsNoException(Exception):
+    def __reduce__(self) -> tuple[type[dict[str, int]], tuple[()]]:
+        return dict, ()
+
+
+def raise_rebuilt_as_no_exception() -> None:
+    raise RebuiltAsNoException
+
+
+class RefusesAttributes(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+def raise_with_refused_attributes() -> None:
+    raise RefusesAttributes("one", "two")
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    number: int
+
+
+def raise_frozen() -> None:
+    raise Frozen(1)
+
+
+class RebuiltOnlyThere(Exception):
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[int]]:
+        return rebuild_at_home, (os.getpid(),)
+
+
+def raise_rebuilt_only_there() -> None:
+    raise RebuiltOnlyThere

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -20,6 +22,8 @@ from penstock.actors import pickling
 from penstock.actors.process_target import process_target
 from penstock.actors.processes import ProcessPool
 from tests.actors import process_jobs as jobs
+
+STATM = Path("/proc/self/statm")
 
 
 async def call(pool: ProcessPool, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -114,6 +118,43 @@ async def test_a_large_message_does_not_block_the_loop() -> None:
         np.testing.assert_array_equal(await running, array)
 
 
+async def test_a_large_result_does_not_hold_the_loop_while_it_comes() -> None:
+    size = 256 * 1024 * 1024
+    shares: list[float] = []
+    async with aclosing(ProcessPool(1)) as pool:
+        await call(pool, jobs.ones, 1)  # the worker starts, and loads NumPy
+        for _ in range(3):  # the median: something else may hold this machine
+            running = asyncio.create_task(call(pool, jobs.ones, size))
+            began = last = time.perf_counter()
+            longest = 0.0
+            while not running.done():
+                await asyncio.sleep(0.001)  # a loop that spins would slow down what it watches
+                longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+            shares.append(longest / (last - began))
+            array = await running
+            array += 1  # its memory is its own
+            assert (array.nbytes, array[0], array[-1]) == (size, 2, 2)
+            del array, running
+    assert sorted(shares)[1] < 0.25
+
+
+async def test_a_result_that_does_not_fit_into_memory_is_an_error_of_its_call() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        worker = await call(pool, jobs.pid)
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        in_use = int(STATM.read_text().split()[0]) * resource.getpagesize()  # noqa: ASYNC240 - no disk
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + 16 * 1024 * 1024, before[1]))
+        try:
+            with pytest.raises(MemoryError):
+                await call(pool, jobs.ones, 256 * 1024 * 1024)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+        statistics = pool.statistics()
+        assert (statistics.workers, statistics.busy, statistics.killed) == (0, 0, 1)
+        assert not exists(worker)
+        assert await call(pool, jobs.add, 1, 2) == 3
+
+
 async def test_calls_beyond_the_workers_wait_in_order(door: Door) -> None:
     order: list[int] = []
 
@@ -183,10 +224,24 @@ async def test_an_unpicklable_result_is_named() -> None:
 
 async def test_an_exception_that_does_not_pickle_is_named() -> None:
     async with aclosing(ProcessPool(1)) as pool:
-        for job, name in ((jobs.raise_two_arguments, "TwoArguments"), (jobs.raise_with_lock, "HoldsALock")):
+        for job, name in (
+            (jobs.raise_two_arguments, "TwoArguments"),
+            (jobs.raise_with_lock, "HoldsALock"),
+            (jobs.raise_rebuilt_as_no_exception, "RebuiltAsNoException"),
+            (jobs.raise_frozen, "Frozen"),
+            (jobs.raise_rebuilt_only_there, "RebuiltOnlyThere"),
+        ):
             with pytest.raises(TypeError, match=f"raised .*{name}, which does not survive pickling") as raised:
                 await call(pool, job)
             assert f"in {job.__name__}" in str(raised.value.__cause__)
+
+
+async def test_an_exception_that_refuses_attributes_keeps_its_type_and_traceback() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        with pytest.raises(jobs.RefusesAttributes) as raised:
+            await call(pool, jobs.raise_with_refused_attributes)
+        assert raised.value.args == ("one", "two")
+        assert "in raise_with_refused_attributes" in str(raised.value.__cause__)
 
 
 async def test_a_missing_target_is_an_error_of_its_call() -> None:

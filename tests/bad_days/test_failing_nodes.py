@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from typing import Self
 
 import pytest
 import structlog
@@ -446,3 +447,58 @@ async def test_the_second_failure_of_an_item_is_logged() -> None:
         await engine.run(graph(1))
     assert [log["event"] for log in logs] == ["frame.late_failure"]
     assert "second" in repr(logs[0])
+
+
+class RefusesAttributes(Exception):
+    """As a frozen dataclass does: no note, no traceback and no cause can be set by name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+@ps.node(runs_on="thread")
+def refuse_in_thread(x: int) -> int:
+    raise RefusesAttributes(x)
+
+
+@ps.node
+async def refuse_on_loop(x: int) -> int:
+    raise RefusesAttributes(x)
+
+
+class RefusesToStart:
+    async def __aenter__(self) -> Self:
+        raise RefusesAttributes(1)
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        pass
+
+    async def __call__(self, x: int) -> int:
+        return x
+
+
+refuses_to_start = ps.node(RefusesToStart)()
+
+
+@ps.graph
+async def refusing_in_thread(x: int) -> int:
+    return refuse_in_thread(x)
+
+
+@ps.graph
+async def refusing_on_loop(x: int) -> int:
+    return await refuse_on_loop(x)
+
+
+@ps.graph
+async def refusing_to_start(x: int) -> int:
+    return await refuses_to_start(x)
+
+
+REFUSING = [refusing_in_thread, refusing_on_loop, refusing_to_start]
+
+
+@pytest.mark.parametrize("graph", REFUSING, ids=lambda graph: graph.name)
+async def test_an_exception_that_refuses_attributes_is_the_one_that_is_raised(graph: ps.Graph[[int], int]) -> None:
+    with pytest.raises(RefusesAttributes):
+        await engine.run(graph(1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
-from ..._errors import OptionsError
+from ..._errors import OptionsError, add_note
 from ..platform.placement import Placement
 from ..untyped_jax import jax
 from .captured_constants import warn_of_constants
@@ -93,10 +93,10 @@ def build(program: Program, configuration: Configuration, signature: Signature) 
         with configuration.entered():
             return _build(program, configuration, signature)
     except _NOT_TRACEABLE as error:
-        error.add_note(f"{_place(program, signature)}\n{_HOW_TO_TRACE}")
+        add_note(error, f"{_place(program, signature)}\n{_HOW_TO_TRACE}")
         raise
     except BaseException as error:
-        error.add_note(_place(program, signature))
+        add_note(error, _place(program, signature))
         raise
 
 
