@@ -145,7 +145,11 @@ def set_execution_options(**options: Unpack[CallOptions]) -> None:
 
 @contextmanager
 def execution_options(**options: Unpack[CallOptions]) -> Generator[None, None, None]:
-    """Change the options for all calls made inside the `with`, also those of tasks and threads started in it.
+    """Change the options for all calls made inside the `with`, also those of what inherits its context variables.
+
+    That are tasks that are started in it, `asyncio.to_thread`, `anyio.to_thread.run_sync`, and nodes, also in threads;
+    not `threading.Thread`, the threads of an executor and worker processes. `contextvars.copy_context().run(...)` takes
+    the options into those threads.
 
     Raises:
         OptionsError: a name is unknown, or a value is out of its range.

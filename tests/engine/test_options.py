@@ -1,12 +1,16 @@
 """Execution options: five levels of precedence, each field with an effect, and errors that name what is valid."""
 
 import asyncio
+import contextvars
 import dataclasses
 import gc
+import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_type_hints
 
+import anyio.to_thread
 import pytest
 
 import penstock as ps
@@ -65,19 +69,6 @@ async def test_a_keyword_wins_over_contexts_those_over_the_engine_that_over_the_
                 assert await seconds(timeout_seconds=None) is None
             assert await seconds() == 3000
         assert await seconds() == 2000
-
-
-async def test_contexts_reach_tasks_and_threads_that_are_started_inside() -> None:
-    found: list[Any] = []
-
-    def in_thread() -> None:
-        found.append(asyncio.run(_run()))
-
-    with ps.execution_options(timeout_seconds=1000):
-        task = asyncio.create_task(_run())
-        await asyncio.to_thread(in_thread)
-    assert round(await task or 0) == round(found[0]) == 1000
-    assert await _run() is None
 
 
 async def test_a_context_that_is_left_in_another_task_changes_nothing_there() -> None:
@@ -333,10 +324,81 @@ async def _run() -> float | None:
     return await engine.run(remaining())
 
 
-def test_threads_do_not_see_the_context_of_another() -> None:
-    found: list[float | None] = []
-    with ps.execution_options(timeout_seconds=1000):
-        thread = threading.Thread(target=lambda: found.append(asyncio.run(_run())))
-        thread.start()
-        thread.join()
-    assert found == [None]
+@ps.node
+async def fail() -> int:
+    raise LookupError
+
+
+@ps.graph
+async def failing() -> int:
+    return await fail()
+
+
+async def _skips() -> bool:
+    try:
+        async with engine.stream([failing()]) as stream:
+            return await _list(stream) == []
+    except LookupError:
+        return False
+
+
+def _skips_in_a_loop_of_its_own() -> bool:
+    return asyncio.run(_skips())
+
+
+@ps.node(runs_on="thread")
+def skips_in_thread() -> bool:
+    return _skips_in_a_loop_of_its_own()
+
+
+@ps.node
+async def skips_on_loop() -> bool:
+    return await asyncio.create_task(_skips())
+
+
+@ps.graph
+async def asking_a_thread() -> bool:
+    return skips_in_thread()
+
+
+@ps.graph
+async def asking_the_loop() -> bool:
+    return await skips_on_loop()
+
+
+async def by_thread(context: contextvars.Context | None = None) -> bool:
+    found: list[bool] = []
+
+    def ask() -> None:
+        found.append(_skips_in_a_loop_of_its_own() if context is None else context.run(_skips_in_a_loop_of_its_own))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+async def by_executor() -> bool:
+    with ThreadPoolExecutor(1) as executor:
+        return await asyncio.get_running_loop().run_in_executor(executor, _skips_in_a_loop_of_its_own)
+
+
+@pytest.mark.parametrize(
+    ("ask", "inherits"),
+    [
+        (lambda: asyncio.create_task(_skips()), True),
+        (lambda: asyncio.to_thread(_skips_in_a_loop_of_its_own), True),
+        (lambda: anyio.to_thread.run_sync(_skips_in_a_loop_of_its_own), True),
+        (lambda: engine.run(asking_a_thread()), True),
+        (lambda: engine.run(asking_the_loop()), True),
+        (lambda: by_thread(contextvars.copy_context()), True),
+        # From Python 3.14 on, an interpreter may be told to have threads inherit, and one without a GIL is.
+        (by_thread, bool(getattr(sys.flags, "thread_inherit_context", False))),
+        (by_executor, bool(getattr(sys.flags, "thread_inherit_context", False))),
+    ],
+    ids=["task", "to_thread", "anyio", "node in a thread", "node", "copied context", "Thread", "executor"],
+)
+async def test_what_inherits_the_options_of_a_context(ask: Callable[[], Awaitable[bool]], inherits: bool) -> None:
+    with ps.execution_options(on_error="skip"):
+        assert await ask() is inherits
+    assert not await ask()
