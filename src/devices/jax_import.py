@@ -53,11 +53,11 @@ def start_backends() -> None:
             "before they are forked (under `gunicorn --preload`, while modules are imported). Or have them spawned: "
             'gunicorn without --preload, multiprocessing.get_context("spawn").'
         )
-    _is_started = True
     loaded_before = "jax" in sys.modules
     before = dict(os.environ)
     require_jax()
     set_by_jax = {} if loaded_before else {key: value for key, value in os.environ.items() if before.get(key) != value}
+    _is_started = True
     try:
         all_devices()
     except (RuntimeError, AssertionError) as error:  # without a GPU, JAX_PLATFORMS=cuda fails an assertion of JAX
