@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from multiprocessing import process, resource_tracker
-from typing import Any
+from typing import Any, cast
 
 from ..telemetry import spans
 from . import pickling
@@ -109,7 +109,7 @@ def _as_no_daemon() -> Generator[None]:
 
     It forbids that to its daemons because they could leave their children behind; workers end with their parent.
     """
-    configuration: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+    configuration = cast("dict[str, Any]", getattr(process.current_process(), "_config"))  # noqa: B009 - not in its types
     is_daemon = configuration.pop("daemon", False)
     try:
         yield

@@ -52,7 +52,6 @@ def start_backends() -> None:
         DeviceError: JAX cannot start the platform that the environment or the configuration asks for, or had started
             before this process was forked.
     """
-    global _is_started  # noqa: PLW0603 - one for the process, as JAX is
     if _stayed_in_parent:
         raise DeviceError(
             "JAX had started before this process was forked: its threads stayed in the parent, and a computation here "
@@ -60,16 +59,17 @@ def start_backends() -> None:
             "before they are forked (under `gunicorn --preload`, while modules are imported). Or have them spawned: "
             'gunicorn without --preload, multiprocessing.get_context("spawn").'
         )
-    _is_started = True
     with _starting:
         _start_backends()
 
 
 def _start_backends() -> None:
+    global _is_started  # noqa: PLW0603 - one for the process, as JAX is
     loaded_before = "jax" in sys.modules
     before = dict(os.environ)
     require_jax()
     set_by_jax = {} if loaded_before else {key: value for key, value in os.environ.items() if before.get(key) != value}
+    _is_started = True
     try:
         with _start.with_flag():
             all_devices()

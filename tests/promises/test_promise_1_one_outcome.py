@@ -1,7 +1,10 @@
 """Promise 1: every submitted item gets exactly one terminal outcome: result, error, cancelled or expired."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,8 @@ from penstock import engine, testing
 from tests.promises.exploring import Explorer
 from tests.promises.scenario import Boom, Item, World, check_outcomes
 from tests.promises.ways import live
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_promise_1_every_item_gets_exactly_one_terminal_outcome(explore: Explorer) -> None:
@@ -23,6 +28,13 @@ def test_promise_1_every_item_gets_exactly_one_terminal_outcome(explore: Explore
     kinds = ("done", "failed", "cancelled", "expired", "refused")
     reaches = {f"an item is {kind}": lambda world, kind=kind: world.count(kind) > 0 for kind in kinds}
     explore(main, reaches={**reaches, "a fault": lambda world: world.injected > 0})
+
+
+def test_promise_1_items_have_their_outcomes_though_their_process_is_forked_meanwhile(effort: int) -> None:
+    for seed in range(2 + effort // 2):
+        command = [sys.executable, "-m", "tests.promises.forks", str(seed)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+        assert (done.returncode, done.stdout) == (0, "played\n"), f"replay: {' '.join(command)}\n{done.stderr}"
 
 
 def check_statistics(world: World, items: list[Item]) -> None:
