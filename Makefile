@@ -12,8 +12,9 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # The newest Python that is here and has JAX: on the path, or kept by pyenv without being switched on.
 NEWEST_PYTHON ?= $(shell for python in python3.12 python3.13 python3.14 $$(pyenv root 2>/dev/null)/versions/3.1[2-4].*/bin/python; do \
 	$$python -c 'import sys; print(sys.version_info.minor, sys.executable)' 2>/dev/null; done | sort -n | tail -1 | cut -d' ' -f2)
-# What depends most on the versions of Python and JAX.
-NEWEST_TESTS := tests/devices tests/runtime tests/promises $(wildcard tests/engine/*streams_as_values.py)
+# What depends most on the versions of Python and JAX. Device nodes do the same on both loops.
+NEWEST_TESTS := tests/devices tests/runtime tests/promises $(wildcard tests/engine/*streams_as_values.py) \
+	-k "not (devices and uvloop)"
 
 # How many times more random examples and interleavings `make test-long` tries.
 EFFORT ?= 40
@@ -22,7 +23,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo test test-newest test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-peers bench-embedding docs clean
+.PHONY: help demo test test-newest run-newest test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-peers bench-embedding docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
@@ -87,15 +88,14 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
-# A make of its own, so that there need not be such a Python.
+# The tests are a target of their own, so that there need not be such a Python.
 test-newest:
-	@if [ -z "$(NEWEST_PYTHON)" ]; then \
-		echo "NOT RUN: test-newest needs Python 3.12, 3.13 or 3.14, and finds none; NEWEST_PYTHON=... names one"; \
-	else \
-		$(MAKE) --no-print-directory .venv-newest/.stamp && .venv-newest/bin/python -c \
-			'import jax, platform; print("Python", platform.python_version(), "and JAX", jax.__version__)' && \
-		.venv-newest/bin/python -m pytest -n auto --dist worksteal $(NEWEST_TESTS) $(PYTEST_ARGS); \
-	fi
+	@if [ -n "$(NEWEST_PYTHON)" ]; then $(MAKE) --no-print-directory run-newest; else \
+		echo "NOT RUN: test-newest needs Python 3.12, 3.13 or 3.14, and finds none; NEWEST_PYTHON=... names one"; fi
+
+run-newest: .venv-newest/.stamp
+	@.venv-newest/bin/python -c 'import jax, platform; print("Python", platform.python_version(), "and JAX", jax.__version__)'
+	.venv-newest/bin/python -m pytest -n auto --dist worksteal $(NEWEST_TESTS) $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev
 	PENSTOCK_TEST_EFFORT=$(EFFORT) $(BIN)/python -m pytest -n auto --dist worksteal --timeout 1200 -o faulthandler_timeout=1500 $(PYTEST_ARGS)
