@@ -21,7 +21,7 @@ from .options import CallOptions as CallOptions
 from .options import resolve as _resolve
 from .planning import Plan as Plan
 from .planning import Scheduler as Scheduler
-from .statistics import Bottleneck as Bottleneck
+from .statistics.bottleneck import Bottleneck as Bottleneck
 from .streaming import Outcome as Outcome
 from .streaming import Stream as Stream
 from .streaming import StreamStatistics as StreamStatistics

@@ -295,6 +295,9 @@ def chain(*parts: Any) -> Graph[..., Any]:
     return Graph(run_chain)
 
 
+Node._make_chain = chain
+
+
 def part_name(part: Any) -> str:
     """Return the name of a node, a graph or a stateful instance."""
     return str(getattr(part, "name", None) or type(part).__name__)

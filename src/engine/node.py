@@ -6,7 +6,19 @@ import inspect
 import math
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from .._errors import GraphTraceError
 from ..actors.accepted import NAME, check, refuse_unknown
@@ -55,6 +67,9 @@ class Node(Generic[P, Ret_co]):
         make_loop: for a node that owns its loop, makes an instance for a scope; `fn` handles one item elsewhere.
         executor: where its handler runs, if that is none of the loop, a thread and a process.
     """
+
+    # A graph knows nodes, and a node knows of graphs only that `>>` makes one: engine/graph.py sets it.
+    _make_chain: ClassVar[Callable[..., Any]]
 
     def __init__(
         self,
@@ -239,9 +254,7 @@ class Node(Generic[P, Ret_co]):
     def __rshift__(self: "Node[P, A]", following: Callable[[A], B]) -> "Graph[P, B]": ...
     def __rshift__(self, following: Any) -> Any:
         """Build a chain: the result of this node is the only argument of `following`, a node or a graph."""
-        from .graph import chain  # a graph knows nodes
-
-        return chain(self, following)
+        return Node._make_chain(self, following)
 
     # `self` is what it is called as: that leaves the names of its parameters, and those with defaults, aside.
     @overload
@@ -258,9 +271,7 @@ class Node(Generic[P, Ret_co]):
     def __rrshift__(self: Callable[[A], B], before: Callable[Rest, A]) -> "Graph[Rest, B]": ...
     def __rrshift__(self, before: Any) -> Any:
         """Build a chain that begins with an instance of a stateful node."""
-        from .graph import chain  # as above
-
-        return chain(before, self)
+        return Node._make_chain(before, self)
 
     def result_annotation(self) -> Any:
         """Return the annotation of the result, None if unknown."""

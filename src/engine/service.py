@@ -26,8 +26,7 @@ from .pipeline import Pipeline
 from .progress import is_shown
 from .resources.reloading import reload
 from .source import Calls
-from .statistics import Bottleneck
-from .statistics.bottleneck import find_bottleneck
+from .statistics.bottleneck import Bottleneck, find_bottleneck
 from .statistics.difference import actors_less, less
 from .streaming import CallsStream, Stream
 from .streams.call_scope import DeploymentScope

@@ -16,8 +16,7 @@ from .pipeline import Pipeline
 from .progress import StreamProgress, length_of
 from .scope import Scope
 from .source import Calls
-from .statistics import Bottleneck
-from .statistics.bottleneck import find_bottleneck
+from .statistics.bottleneck import Bottleneck, find_bottleneck
 from .statistics.difference import actors_less, less
 from .streams.call_kinds import one_value
 from .window import Window

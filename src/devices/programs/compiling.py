@@ -1,9 +1,9 @@
 """A program: a JAX function for one placement; and the ahead-of-time compilation of it for one signature."""
 
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Final
 
 from ..._errors import OptionsError, add_note
@@ -58,7 +58,7 @@ class Program:
     pure: bool = True
     bucketed: tuple[frozenset[int], ...] = ()
     log: CompileLog = field(default_factory=CompileLog)
-    serial: int = field(default_factory=count().__next__, init=False)
+    serial: int = field(default_factory=itertools.count().__next__, init=False)
 
     def signature(self, args: tuple[Any, ...], configuration: Configuration) -> Signature:
         """Return what it has to be compiled for.

@@ -1,9 +1,9 @@
 """Members of a region: the calls that are in it, and what they take from outside."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
 from typing import Any, Final
 
 from ...engine.tracing.template import Constant, Container, Read, Template, key, reads
@@ -106,5 +106,5 @@ class Inputs:
         return Read(-1 - index)
 
     def _free(self, name: str) -> str:
-        numbered = (f"{name}_{number}" for number in count(2))
-        return next(one for one in chain([name], numbered) if one not in self.names)
+        numbered = (f"{name}_{number}" for number in itertools.count(2))
+        return next(one for one in itertools.chain([name], numbered) if one not in self.names)

@@ -39,7 +39,7 @@ def to_dot(drawing: Drawing) -> str:
             if block.driver:
                 lines.append(f"{around}subgraph cluster_{block.number} {{")
                 lines.append(f'{block.indent}graph [label={_quoted(block.drawing.title)}, style="rounded,dashed"];')
-            lines.extend(block.indent + line for line in _statements(block))
+            lines.extend(block.indent + line for line in _dot_statements(block))
         elif block.driver:
             lines.append(around + "}")
             for first in block.nodes[
@@ -50,10 +50,10 @@ def to_dot(drawing: Drawing) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _statements(block: Block) -> Iterator[str]:
+def _dot_statements(block: Block) -> Iterator[str]:
     for node in block.nodes:
-        detail = "\\n" + _escape(node.detail) if node.detail else ""
-        yield f'{block.names[node.id]} [label="{_escape(node.label)}{detail}", {_STYLES[node.kind]}];'
+        detail = "\\n" + _escape_for_dot(node.detail) if node.detail else ""
+        yield f'{block.names[node.id]} [label="{_escape_for_dot(node.label)}{detail}", {_STYLES[node.kind]}];'
     for node in block.nodes:
         for edge in node.inputs:
             attributes = [f"label={_quoted(edge.label)}"] if edge.label else []
@@ -63,8 +63,8 @@ def _statements(block: Block) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    return f'"{_escape(text)}"'
+    return f'"{_escape_for_dot(text)}"'
 
 
-def _escape(text: str) -> str:
+def _escape_for_dot(text: str) -> str:
     return printable(text).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')

@@ -3,7 +3,8 @@
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Generic, NoReturn, ParamSpec, Self, TypeVar, cast, get_args
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar, cast, get_args
 
 from ..._errors import GraphTraceError, ResourceError
 from ...actors.policy import Policy
@@ -13,8 +14,10 @@ from ..tracing.hidden import hidden_ref
 from ..tracing.locations import call_location
 from ..tracing.template import Constant
 from ..tracing.tracer import Tracer, active
-from .eager import open_eagerly
 from .opening import Opening
+
+if TYPE_CHECKING:
+    from .registry import Resources
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -151,3 +154,13 @@ def resource(fn: Callable[P, AsyncIterator[T]], /) -> Resource[P, T]:
             "a function that takes what it needs"
         )
     return Resource(fn)
+
+
+# What the present call that runs without an engine has opened: `run_eagerly` sets it.
+opened_eagerly: "ContextVar[Resources | None]" = ContextVar("penstock_eager_resources", default=None)
+
+
+def open_eagerly(opening: Opening) -> Coroutine[Any, Any, Any] | None:
+    """Return what opens a resource until the present call ends; None outside of any such call."""
+    resources = opened_eagerly.get()
+    return None if resources is None or resources.closed else resources.value_of(opening)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..profiling.verdicts.limits import Verdict
+from ..profiling.verdicts.limits.limit import Verdict
 
 
 @dataclass(frozen=True, slots=True)

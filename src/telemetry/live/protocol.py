@@ -18,7 +18,7 @@ import json
 from dataclasses import asdict, fields
 from typing import Any, Final
 
-from ..profiling.verdicts.limits import Verdict
+from ..profiling.verdicts.limits.limit import Verdict
 from .look import Look, NodeLook
 
 VERSION: Final = 1

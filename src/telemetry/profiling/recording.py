@@ -25,7 +25,7 @@ from .timelines.timeline import Timeline
 from .timelines.written import write_whole
 from .verdicts.critical_path import CriticalPath, critical_paths
 from .verdicts.evidence import Evidence, ReaderSum
-from .verdicts.limits import Verdict
+from .verdicts.limits.limit import Verdict
 from .verdicts.limits.loop import is_held
 from .verdicts.prediction import Prediction, predict
 from .verdicts.verdict import find_verdict

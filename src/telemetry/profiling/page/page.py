@@ -10,7 +10,7 @@ from typing import Final
 from ...tables.characters import printable
 from ...tables.quantities import count, duration, rate
 from ..timelines.timeline import Timeline
-from ..verdicts.limits import Verdict
+from ..verdicts.limits.limit import Verdict
 from .graph_picture import COLOURS, DrawnNode, by_graph, graph_picture
 from .node_table import node_table
 from .timeline_data import timeline_data

@@ -18,7 +18,7 @@ from ..loop_watch import WindowSum
 from ..sums import Name, NodeSum, Sums
 from .critical_path import CriticalPath, critical_paths
 from .evidence import Evidence
-from .limits import limits
+from .limits.limits import limits
 from .limits.loop import holding
 
 

@@ -6,7 +6,7 @@ from ...tables.characters import printable
 from ...tables.quantities import rate, significant
 from ..sums import Name
 from .evidence import Evidence
-from .limits import Verdict
+from .limits.limit import Verdict
 from .model import Change, Model
 from .verdict import verdict_of
 

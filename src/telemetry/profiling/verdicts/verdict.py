@@ -14,8 +14,8 @@ from math import inf
 from ...tables.quantities import milliseconds
 from .critical_path import critical_paths
 from .evidence import Evidence
-from .limits import Limit, Verdict, limits, obstacles
-from .limits.limit import LEAST_USED, MOST_HEADROOM
+from .limits.limit import LEAST_USED, MOST_HEADROOM, Limit, Verdict
+from .limits.limits import limits, obstacles
 from .limits.streams import SOONER
 from .model import Change, Model, without_pool_waits
 

@@ -27,7 +27,7 @@ def inboxes(evidence: Evidence) -> Iterator[Limit]:
             default=None,
         )
         if behind is not None and sum(_shares(sums, behind)) <= 1 - _LEAST_FREE:
-            yield Limit(min(busy + blocked, 1.0), 0, _of(sums, name, behind, blocked))
+            yield Limit(min(busy + blocked, 1.0), 0, _verdict_of_inbox(sums, name, behind, blocked))
 
 
 def _shares(sums: Sums, name: Name) -> tuple[float, float]:
@@ -44,7 +44,7 @@ def _shares(sums: Sums, name: Name) -> tuple[float, float]:
     return busy, node.blocked_seconds / place_seconds
 
 
-def _of(sums: Sums, before: Name, name: Name, blocked: float) -> Verdict:
+def _verdict_of_inbox(sums: Sums, before: Name, name: Name, blocked: float) -> Verdict:
     node = sums.nodes[name]
     capacity = node.reading.inbox_capacity or 0
     reason = (

@@ -36,10 +36,10 @@ def places(evidence: Evidence) -> Iterator[Limit]:
     """Yield the places of every node that was busy, and those of pools."""
     for group in evidence.sums.groups.values():
         if any(group.busy.values()):  # whoever was never busy limits nothing
-            yield Limit(group.utilisation, 3 if group.is_pool else 1, _of(evidence.sums, group))
+            yield Limit(group.utilisation, 3 if group.is_pool else 1, _verdict_of_places(evidence.sums, group))
 
 
-def _of(sums: Sums, group: Group) -> Verdict:
+def _verdict_of_places(sums: Sums, group: Group) -> Verdict:
     name = max(group.busy, key=group.busy.__getitem__)
     node = sums.nodes[name]
     what = _WHAT[group.bound].format(n=f"{group.limit:,}")
