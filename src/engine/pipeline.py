@@ -129,10 +129,13 @@ class Pipeline:
         """Wait until an item can be taken out, and leave it there; None at the end of the stream."""
         while (frame := self.window.peek()) is None:
             if self._error is not None:
+                error, self._error = self._error, _closed_error()
+                if isinstance(error, DeadlineExceeded):
+                    self._error = DeadlineExceeded(*error.args)  # that it has expired is asked for later
                 try:
-                    raise self._error
+                    raise error
                 finally:
-                    self._error = _closed_error()  # the traceback of the error refers to this very call
+                    del error  # its traceback refers to this very call
             if self._exhausted and not self.window.in_flight:
                 if self._source_error is not None:  # in its turn: what the source gave before has been handed out
                     raise self._source_error

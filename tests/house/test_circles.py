@@ -11,8 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 # Files that import each other when they run, late imports included. There shall be none.
 AT_RUN_TIME = {
     "engine": {
-        "graph", "node", "passes", "picture", "planning", "program", "resources.eager", "resources.registry",
-        "stateful", "streams.limits", "tracing.replacement",
+        "graph", "node", "passes", "picture", "planning", "stateful", "streams.limits", "tracing.replacement",
     },
     "devices": {
         "device_executor", "device_node", "regions.fusion", "regions.giving_node", "regions.items",
