@@ -41,15 +41,15 @@ from ._errors import UnknownItemError as UnknownItemError
 from ._errors import WorkerDied as WorkerDied
 from ._errors import WorkSettledError as WorkSettledError
 from ._late import late as _late
-from .actors.batch import Batch as Batch
+from .actors.batching import Batch as Batch
 from .actors.current import FrameInfo as FrameInfo
 from .actors.current import current as current
-from .actors.inbox import Inbox as Inbox
-from .actors.own_loop import Actor as Actor
-from .actors.own_loop import StreamActor as StreamActor
+from .actors.loop_host import Actor as Actor
+from .actors.loop_host import StreamActor as StreamActor
+from .actors.own_loops import Inbox as Inbox
+from .actors.own_loops import StreamWork as StreamWork
+from .actors.own_loops import Work as Work
 from .actors.policy import Retry as Retry
-from .actors.work import StreamWork as StreamWork
-from .actors.work import Work as Work
 from .engine.control import cond as cond
 from .engine.control import map_each as map_each
 from .engine.control import switch as switch
@@ -63,8 +63,8 @@ from .engine.options import ExecutionOptions as ExecutionOptions
 from .engine.options import execution_options as execution_options
 from .engine.options import set_execution_options as set_execution_options
 from .engine.rate_limit import RateLimit as RateLimit
-from .engine.resources.resource import Resource as Resource
-from .engine.resources.resource import resource as resource
+from .engine.resource import Resource as Resource
+from .engine.resource import resource as resource
 from .engine.tracing.ref import Ref as Ref
 
 # Written here, too: to ask importlib.metadata takes as long as a quarter of all else. A test compares it.

@@ -11,9 +11,8 @@ from typing import Final
 
 from .._errors import MissingExtraError
 from ..telemetry.live.client import Client
-from ..telemetry.live.look import Look
-from ..telemetry.live.tables import look_table
-from ..telemetry.tables.as_text import to_text
+from ..telemetry.live.watch import Look, look_table
+from ..telemetry.tables.table import to_text
 from .arguments import program, seconds
 
 SUMMARY: Final = "show what a running process does, and which node limits it"

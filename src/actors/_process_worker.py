@@ -13,8 +13,8 @@ from functools import cache
 
 from ..telemetry import logs
 from ..telemetry.spans import incoming
-from . import pickling
-from .process_target import resolve
+from . import process_messages
+from .process_messages import resolve
 
 READY = b"R"
 # How often it is asked who the parent is.
@@ -42,7 +42,7 @@ def serve(connection: socket.socket, set_up_tracing: Callable[[], None] | None) 
     try:
         connection.sendall(READY)
         while True:
-            pickling.send(connection, _answer(*pickling.receive(connection), set_up_once))
+            process_messages.send(connection, _answer(*process_messages.receive(connection), set_up_once))
     except (EOFError, OSError):
         return  # nobody is left to answer
 
@@ -61,10 +61,12 @@ def _nothing() -> None:
     pass
 
 
-def _answer(body: memoryview, buffers: list[pickling.Memory], set_up_tracing: Callable[[], None]) -> pickling.Message:
-    """Run one call and encode `(True, result)` or `(False, exception)`, as `pickling.encode_error` does."""
+def _answer(
+    body: memoryview, buffers: list[process_messages.Memory], set_up_tracing: Callable[[], None]
+) -> process_messages.Message:
+    """Run one call and encode `(True, result)` or `(False, exception)`, as `process_messages.encode_error` does."""
     try:
-        target, args, kwargs, headers, item = pickling.decode(body, buffers)
+        target, args, kwargs, headers, item = process_messages.decode(body, buffers)
     except Exception as error:  # noqa: BLE001 - constructors are the arguments' own code and may raise anything
         reason = f"an argument cannot be rebuilt in the worker process: {type(error).__name__}: {error}"
         return _failure(TypeError(reason), error)
@@ -78,19 +80,19 @@ def _answer(body: memoryview, buffers: list[pickling.Memory], set_up_tracing: Ca
     finally:
         _item.reset(token)
     try:
-        return pickling.encode((True, result))
+        return process_messages.encode((True, result))
     except MemoryError as error:
         return _failure(error, error)
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
         reason = (
-            f"the result of {target!r} ({pickling.type_name(result)}) cannot be sent back from a worker process: "
-            f"{error}; return plain data instead"
+            f"the result of {target!r} ({process_messages.type_name(result)}) cannot be sent back from a worker "
+            f"process: {error}; return plain data instead"
         )
         return _failure(TypeError(reason), error)
 
 
-def _failure(error: BaseException, cause: BaseException) -> pickling.Message:
+def _failure(error: BaseException, cause: BaseException) -> process_messages.Message:
     frames = cause.__traceback__
     # The first frame is the worker's own.
     text = "".join(traceback.format_exception(type(cause), cause, frames.tb_next if frames else None))
-    return pickling.encode((False, pickling.encode_error(error, text)))
+    return process_messages.encode((False, process_messages.encode_error(error, text)))

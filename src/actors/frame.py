@@ -10,9 +10,9 @@ from ..telemetry import logs
 from ..telemetry.spans import FrameSpan
 
 if TYPE_CHECKING:
-    from .crew import Crew
     from .node_actor import NodeActor
-    from .parts import Reader
+    from .stream_buffer import Reader
+    from .worker import Crew
 
 State = Literal["running", "done", "failed", "cancelled"]
 

@@ -4,25 +4,140 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from weakref import ref
 
+from .._errors import ReentrantCallError
 from ..telemetry import logs
-from .chain import SLOW_SECONDS, Link, compose, failed_link, running_link
-from .channel import Channel
-from .channel_statistics import ChannelStatistics
-from .condition import Condition
-from .gate import Gate
-from .invocation import invoke, timed
-from .mailbox import Mailbox
-from .places import Places
+from .cancellation import Condition
+from .channel import Channel, ChannelStatistics
+from .invocation import SLOW_SECONDS, Link, compose, failed_link, invoke, running_link, timed
+from .loop_host import Gate
+from .own_loops import Mailbox
 from .policy import Policy
-from .reentrancy import refuse_if_endless
 from .supervision import ActorState
 
 if TYPE_CHECKING:
-    from .errand import Carrier
+    from .detached import Carrier
     from .frame import Frame
     from .recorder import Recorder, Sampling
-    from .worker import Worker
+    from .worker import Member, Worker
+
+
+# "No limit" is a number too, so that the hot path has one rule and no branch.
+UNLIMITED = 1 << 60
+
+
+class Places:
+    """The free places of one node, of one call site or (`shared`) of all that a limit covers.
+
+    Invariant: while a place is free, no inbox behind these places holds a frame. So whoever finds `free > 0` may
+    take a place without looking at any queue, and order is kept.
+
+    `free` may be negative: a thread that nobody waits for any more still holds its place, while the worker that left
+    it gives back one too (see `owe`).
+    """
+
+    __slots__ = ("free", "limit", "nested", "shared", "waiting")
+
+    def __init__(self, limit: int = UNLIMITED, *, shared: bool = False) -> None:
+        self.limit = limit
+        self.shared = shared
+        self.free = limit
+        # The actors whose inbox is not empty, each once: they take turns item by item. A list, because they are few and
+        # an empty deque takes 760 bytes, of which an idle deployment has no use.
+        self.waiting: list[NodeActor] = []
+        # The frames that waited here at the last look while a handler around them held one of these places.
+        self.nested: list[ref[Frame]] | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Places taken now."""
+        return self.limit - self.free
+
+    def release(self) -> None:
+        """Give a place back: the next queued frame gets it, if there is one."""
+        waiting = self.waiting
+        if not waiting or self.free < 0:
+            self.free += 1
+            return
+        actor = waiting[0]
+        inbox = actor.inbox
+        frame = inbox.get_nowait()
+        if not inbox.count:
+            del waiting[0]
+        elif len(waiting) > 1:
+            waiting.append(waiting.pop(0))
+        # `Frame.dequeued` and `Crew.enqueue` written out, for a frame that waited nowhere else: whatever waits for a
+        # place comes by here.
+        if frame.further_queues:
+            frame.dequeued(actor)
+        else:
+            frame.queued_at = None
+        crew = frame.crew
+        crew.ready.append((actor, frame))
+        if not crew.armed:
+            crew.arm()
+
+    def owe(self) -> None:
+        """Hold one place more, for a thread that runs on after its worker has left; `release` ends it."""
+        self.free -= 1
+
+
+def refuse_if_endless(actor: "NodeActor", frame: "Frame") -> None:
+    """Fail a frame that has begun to wait at shared places, if nobody will ever leave one of them.
+
+    That is so if each place is held by a handler that has started a run which waits here. It takes a frame that begins
+    to wait to complete such a circle, so this is the moment to look; and it is seen only where the circle leads
+    through one limit: two nodes that wait for each other's places are not.
+    """
+    places = actor.places
+    if frame.state != "running" or actor not in frame.queues() or not _holders(frame, places):
+        return
+    frames = [other for reference in places.nested or () if (other := reference()) is not None]
+    waiting = [other for other in frames if other is not frame and _waits(other, places)] + [frame]
+    places.nested = [ref(other) for other in waiting]
+    holders: set[Member] = set()
+    for other in waiting:
+        holders |= _holders(other, places)
+    if len(holders) >= places.limit:
+        actor.failed += 1
+        frame.fail(_error(actor, frame), actor)
+
+
+def _waits(frame: "Frame", places: "Places") -> bool:
+    return frame.state == "running" and any(actor.places is places for actor in frame.queues())
+
+
+def _holders(frame: "Frame", places: "Places") -> "set[Member]":
+    """Return the workers that hold one of the places in a handler around the frame."""
+    holders: set[Member] = set()
+    while frame.parent is not None:
+        caller, frame = frame.crew.caller, frame.parent
+        if caller is not None and caller.places is places:
+            # It may have ended without waiting for what it started; then it holds nothing.
+            holders.update(worker for worker in frame.crew.workers if worker.is_in(frame, caller))
+    return holders
+
+
+def _error(actor: "NodeActor", frame: "Frame") -> ReentrantCallError:
+    limit = actor.places.limit
+    chain = [_place(actor, frame)]
+    inner = frame
+    while inner.parent is not None:
+        caller, inner = inner.crew.caller, inner.parent
+        if caller is not None:
+            chain.insert(0, _place(caller, inner))
+    held = "the only place is" if limit == 1 else f"all {limit} places are"
+    return ReentrantCallError(
+        f"{' → '.join(chain)}: {held} held by handlers that wait, by way of a nested call, for a place of the same "
+        "node, which would never end; call the graph inside the graph instead of running it inside the node, move "
+        f"the nested call to a node without `concurrency`, or set a `concurrency` above {limit}"
+    )
+
+
+def _place(actor: "NodeActor", frame: "Frame") -> str:
+    return f"node {actor.name!r} of graph {frame.layout.name!r}"
+
 
 # How a worker runs the handler. The first two are the hot path; everything with a policy takes the third.
 INLINE: Final = 0
@@ -238,7 +353,7 @@ class NodeActor:
     def measure(self, sampling: "Sampling | None") -> None:
         """Time the executions from now on, all or a sample; with None, do not any more."""
         if sampling is not None:
-            from .recorder import Recorder  # with the records of a profile
+            from .recorder import Recorder
 
             switch = {ASYNC: self._time_async, INLINE: self._time_inline}.get(self.mode)
             self.recorder = Recorder(self, switch, sampling)

@@ -1,27 +1,160 @@
-"""Worker processes in which one death costs one item.
-
-Each worker is spawned, never forked, and has a socket of its own, so a worker that dies takes only its own call with
-it; `concurrent.futures.ProcessPoolExecutor` fails every queued call. One thread per worker blocks on its socket, which
-keeps pickling and large writes off the event loop. docs/decisions/0002-process-workers.md compares the alternatives.
-"""
+"""Worker processes in which one death costs one item."""
 
 import asyncio
 import contextvars
+import multiprocessing
 import os
+import select
+import signal
+import socket
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from multiprocessing import process, resource_tracker
+from typing import Any, cast
 
 from .._errors import EngineClosedError, WorkerDied
 from ..telemetry import spans
-from . import pickling
+from . import process_messages
+from ._process_worker import READY, serve
 from .threads import ThreadPool, before_interpreter_exit
 
-if TYPE_CHECKING:
-    from .worker_process import WorkerProcess
+# How often a thread that waits for a reply looks whether the process still exists. The closed socket says so at once,
+# unless the process left a forked child behind that holds the socket open.
+_ALIVE_CHECK_MILLISECONDS = 1000
+
+_spawn = multiprocessing.get_context("spawn")
+# multiprocessing's list of children is not made for threads: starting polls, and forgets, those that others close.
+_children_lock = threading.Lock()
+_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+class WorkerProcess:
+    """A spawned process and the parent's end of its socket. Methods block, except `kill`, `hang_up` and `alive`."""
+
+    def __init__(self) -> None:
+        self.killed = False
+        self._connection, child_end = socket.socketpair()
+        _sockets.update((self._connection, child_end))
+        # The first start would start it inside, which unblocks SIGINT again.
+        resource_tracker.ensure_running()
+        # Until the worker ignores SIGINT, it is blocked: a Ctrl-C while it starts must not print a traceback.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with child_end, _children_lock, _as_no_daemon():
+                arguments = child_end, spans.set_up_of_workers()
+                self._process = _spawn.Process(target=serve, args=arguments, name="penstock-worker")
+                self._process.start()
+        except BaseException:
+            self._connection.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        self._replies = select.poll()
+        self._replies.register(self._connection, select.POLLIN)
+
+    def wait_ready(self) -> bool:
+        """Block until the worker can take calls; False when it died before."""
+        try:
+            self._wait_for_reply()
+            return self._connection.recv(len(READY)) == READY
+        except (EOFError, OSError):
+            return False
+
+    def exchange(self, request: process_messages.Message) -> process_messages.Received:
+        """Send a call and block until its reply; raises EOFError or OSError when the process died."""
+        process_messages.send(self._connection, request)
+        self._wait_for_reply()
+        return process_messages.receive(self._connection)
+
+    def _wait_for_reply(self) -> None:
+        while not self._replies.poll(_ALIVE_CHECK_MILLISECONDS):
+            if not self.alive():
+                raise EOFError("the process is gone")
+
+    def alive(self) -> bool:
+        """Return whether the process has not ended yet."""
+        return self._process.exitcode is None
+
+    def kill(self) -> None:
+        """End the process now, and whoever waits for its reply."""
+        self.killed = True
+        self._process.kill()
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the process was gone already, and its end of the socket with it
+            pass
+
+    def hang_up(self) -> None:
+        """Tell an idle process to end."""
+        self._connection.close()
+
+    def reap(self, grace_seconds: float) -> str:
+        """Wait until the process has ended, killing it after `grace_seconds`, and say how it ended."""
+        self._connection.close()
+        self._process.join(grace_seconds)
+        if self.alive():
+            self._process.kill()
+        exit_code = None
+        # More than once: when another thread polls this process at the same moment, only one of the two is told.
+        for _ in range(100):
+            if (exit_code := self._process.exitcode) is not None:
+                with _children_lock:
+                    self._process.close()
+                break
+            self._process.join(0.01)
+        return _describe(exit_code)
+
+
+@contextmanager
+def _as_no_daemon() -> Generator[None]:
+    """Start a process though this one is a daemon of multiprocessing, as the workers of some servers are.
+
+    It forbids that to its daemons because they could leave their children behind; workers end with their parent.
+    """
+    configuration = cast("dict[str, Any]", getattr(process.current_process(), "_config"))  # noqa: B009 - not in its types
+    is_daemon = configuration.pop("daemon", False)
+    try:
+        yield
+    finally:
+        configuration["daemon"] = is_daemon
+
+
+def _leave_to_parent() -> None:
+    """In a process that was forked: hold no socket of a worker open, and take none for a child."""
+    global _children_lock  # noqa: PLW0603 - a thread of the parent may hold it, and is not here
+    _children_lock = threading.Lock()
+    for each in list(_sockets):
+        each.close()
+    # At exit, multiprocessing waits for its children, and fails if they are those of another process. In a process
+    # that it has forked itself, it forgets them in the same way.
+    process._children.clear()  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _describe(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "ended"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:  # a real-time signal has no name of its own
+        name = f"signal {-exit_code}"
+    return f"was killed by {name}" + (", often a sign of too little memory" if name == "SIGKILL" else "")
+
+
+# Worker processes in which one death costs one item.
+#
+# Each worker is spawned, never forked, and has a socket of its own, so a worker that dies takes only its own call with
+# it; `concurrent.futures.ProcessPoolExecutor` fails every queued call. One thread per worker blocks on its socket,
+# which keeps pickling and large writes off the event loop. docs/decisions/0002-process-workers.md compares the
+# alternatives.
 
 # An idle worker has nothing to do but run its exit handlers, which send its spans; one that takes longer is killed.
 _EXIT_GRACE_SECONDS = 0.5
@@ -205,7 +338,7 @@ class ProcessPool:
 
     def _perform(self, call: _Call) -> Any:
         """Run one call; the job of a thread."""
-        request = pickling.encode_request(call.target, call.args, call.kwargs, call.headers, call.item)
+        request = process_messages.encode_request(call.target, call.args, call.kwargs, call.headers, call.item)
         worker = self._assign(call)
         try:
             reply = worker.exchange(request)
@@ -232,7 +365,6 @@ class ProcessPool:
             if idle.alive():
                 return idle
             self._remove(idle, 0, call)
-        from .worker_process import WorkerProcess  # which loads multiprocessing
 
         worker = WorkerProcess()
         with self._lock:
@@ -268,18 +400,18 @@ class ProcessPool:
         return worker.reap(grace_seconds)
 
 
-def _unpack(target: str, body: memoryview, buffers: list[pickling.Memory]) -> Any:
+def _unpack(target: str, body: memoryview, buffers: list[process_messages.Memory]) -> Any:
     try:
-        succeeded, value = pickling.decode(body, buffers)
+        succeeded, value = process_messages.decode(body, buffers)
     except MemoryError:
         raise
     except Exception as error:  # constructors are the result's own code and may raise anything
         raise TypeError(f"the result of {target!r} cannot be rebuilt in this process: {error}") from error
     if succeeded:
         return value
-    raised = pickling.decode_error(value, target)
+    raised = process_messages.decode_error(value, target)
     try:
-        raise raised from pickling.RemoteTraceback(value.traceback)
+        raise raised from process_messages.RemoteTraceback(value.traceback)
     finally:
         del raised  # its traceback holds this frame, which must not hold it in turn
 

@@ -6,11 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..telemetry.profiling import registry
-from ..telemetry.profiling.depth import DepthWatch
-from ..telemetry.profiling.device_seconds import NO_DEVICE
-from ..telemetry.profiling.durations import Durations
-from ..telemetry.profiling.execution import Execution
-from ..telemetry.profiling.readings import TimedReading
+from ..telemetry.profiling.durations import NO_DEVICE, DepthWatch, Durations
+from ..telemetry.profiling.readings import Execution, TimedReading
 
 if TYPE_CHECKING:
     import asyncio

@@ -7,14 +7,22 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..actors.batch import Batch
+from ..actors.batching import Batch
 from ..engine.tracing.annotations import signature_of
 from .batches.batch_job import BatchItem
-from .batches.masks import mask_parameters
-from .batches.stacking import Stacker
+from .batches.stacking import Stacker, mask_parameters
 from .programs.configuration import current
 from .programs.signature import is_device_array, static_part
 from .untyped_jax import jax
+
+
+def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the parameters; none where they are not known."""
+    try:
+        return tuple(signature_of(fn).parameters)
+    except (TypeError, ValueError):  # some builtins have no signature
+        return ()
+
 
 _UNSUPPORTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

@@ -5,19 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from ..actors.accepted import NAME, SWITCH, check, optional, refuse_unknown, whole
-from ..actors.batch import BATCH, Batch
+from ..actors.batching import BATCH, Batch
 from ..actors.policy import Policy, Retry
 from ..engine.engine import default_engine
 from ..engine.graph import Graph
 from ..engine.node import Node, is_async, is_generator
 from ..engine.options import resolve
-from .batches.batch_statistics import BatchStatistics
+from .batches.batch_job import BatchStatistics
 from .jax_import import require_jax
 from .jax_types import is_device
-from .programs.compile_statistics import CompileStatistics
+from .programs.compiling import CompileStatistics
 
 if TYPE_CHECKING:
-    from .device_executor import DeviceExecutor
+    from .executor import DeviceExecutor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -116,8 +116,7 @@ def device_node(
 
     def decorate(target: Callable[..., Any]) -> Node[..., Any]:
         require_jax()
-        from .device_executor import DeviceExecutor
-        from .device_programs import DeviceOptions, DevicePrograms
+        from .executor import DeviceExecutor, DeviceOptions, DevicePrograms
 
         check("name", name, optional(NAME))
         label = name or str(getattr(target, "__name__", type(target).__name__))

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .platform.device_mesh import DeviceMesh
 from .platform.placement import Placement, axes_of, parts_of
+from .platform.selection import DeviceMesh
 from .untyped_jax import jax
 
 

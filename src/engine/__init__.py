@@ -4,7 +4,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from .._late import late as _late
-from ..actors.channel_statistics import ChannelStatistics as ChannelStatistics
+from ..actors.channel import ChannelStatistics as ChannelStatistics
 from ..actors.node_actor import ActorStatistics as ActorStatistics
 from ..actors.policy import RunsOn as RunsOn
 from ..actors.supervision import ActorState as ActorState
@@ -21,7 +21,7 @@ from .options import CallOptions as CallOptions
 from .options import resolve as _resolve
 from .planning import Plan as Plan
 from .planning import Scheduler as Scheduler
-from .statistics.bottleneck import Bottleneck as Bottleneck
+from .statistics import Bottleneck as Bottleneck
 from .streaming import Outcome as Outcome
 from .streaming import Stream as Stream
 from .streaming import StreamStatistics as StreamStatistics

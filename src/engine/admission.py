@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from .._errors import Overloaded
-from ..actors.lanes import Lanes
+from ..actors.channel import Lanes
 
 # How many calls the measured rate looks back on: it follows a change in load and does not jump with a single call. At
 # least two rounds of all places, because calls that began together end together, and a round is a burst and a pause.

@@ -1,30 +1,288 @@
-"""Deployment: the inside of a Service: how it starts, when calls may come, and how it ends."""
+"""Deployment: the inside of a Service: what it hosts, what is in flight, how it starts and how it ends."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError, PenstockError
-from ..actors.condition import Condition
+from .._errors import (
+    DeadlineExceeded,
+    DeploymentFailed,
+    EngineClosedError,
+    EngineLoopError,
+    Overloaded,
+    PenstockError,
+    PlanError,
+)
+from ..actors.cancellation import Condition, uninterrupted
+from ..actors.current import start_task
 from ..actors.frame import Frame
-from ..actors.started_tasks import start_task
 from ..actors.supervision import SupervisorFlags
-from ..actors.uninterrupted import uninterrupted
 from ..telemetry import logs, metrics
 from ..telemetry.metrics import Reading
 from .admission import Admission
+from .counters import deployment_counters, deployment_levels
 from .graph import Graph
-from .hosted_graphs import HostedGraphs
-from .in_flight import InFlight
-from .inside import host_context, refuse_from_inside
-from .metering import deployment_counters, deployment_levels
+from .nesting import host_context, refuse_from_inside
 from .options import ExecutionOptions
-from .scope import Scope
-from .wiring import Wired
+from .planning import gives_one_value, gives_stream
+from .program import Program
+from .resource import Opening
+from .scope import Scope, Wired, warm_up
 
 if TYPE_CHECKING:
-    from .resources.opening import Opening
-    from .runtime import Runtime
+    from .engine import Runtime
+    from .pipeline import Pipeline
+
+
+class InFlight:
+    """What is in flight in one deployment, and what has ended there.
+
+    Args:
+        admission: its places.
+        changed: notified when something has ended that its end waits for.
+
+    Attributes:
+        admission: the same.
+        live: the calls in flight, but not the items of streams of calls.
+        items: calls that were admitted; the number of the next one.
+        counts: calls and items that have ended, by how.
+    """
+
+    __slots__ = ("_changed", "_preparing", "_refusal", "_streams", "admission", "counts", "items", "live")
+
+    def __init__(self, admission: Admission, changed: Condition) -> None:
+        self.admission = admission
+        self.live: set[Frame] = set()
+        self.items = 0
+        self.counts = {"done": 0, "failed": 0, "cancelled": 0, "expired": 0, "running": 0}
+        self._streams: set[Pipeline] = set()
+        self._preparing: set[asyncio.Timeout] = set()  # calls that wait for something else than a place
+        self._refusal: Callable[[], PenstockError] | None = None
+        self._changed = changed
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether accepted calls have not ended; those of a stream may end unread."""
+        waiting = self._preparing or self.admission.statistics().queued
+        return bool(self.live or waiting or any(stream.window.running for stream in self._streams))
+
+    async def reserve(self, graph: str, priority: int, deadline: float | None) -> None:
+        """Take a place for a call, waiting for one if need be; a call that gets none is counted.
+
+        Raises:
+            Overloaded: as many calls wait as may.
+            DeadlineExceeded: it got no place in time.
+        """
+        timer = asyncio.timeout_at(deadline)
+        too_late = f"the call of graph {graph!r} got no place before its deadline"
+        # What is refused is counted as that.
+        await self._wait(self.admission.reserve(priority, graph), timer, too_late, counted=(Overloaded,))
+
+    async def prepare(self, preparing: Awaitable[None], graph: str, deadline: float | None) -> None:
+        """Wait for what a call needs; a call that does not get it is counted.
+
+        Raises:
+            DeadlineExceeded: it took too long.
+            PenstockError: the deployment has ended.
+        """
+        timer = asyncio.timeout_at(deadline)
+        too_late = f"the resources of graph {graph!r} were not opened again before the deadline of a call"
+        self._preparing.add(timer)
+        try:
+            await self._wait(preparing, timer, too_late)
+        finally:
+            self._preparing.discard(timer)
+            self._changed.notify_all()
+
+    async def _wait(
+        self, needed: Awaitable[None], timer: asyncio.Timeout, too_late: str, counted: tuple[type[Exception], ...] = ()
+    ) -> None:
+        """Wait for what a call needs; a call that does not get it is counted, unless the error is `counted` already."""
+        try:
+            async with timer:
+                await needed
+        except counted:
+            raise
+        except BaseException as error:
+            reason = self._not_begun(error, timer, too_late)
+            if reason is error:
+                raise
+            raise reason from error
+
+    def _not_begun(self, error: BaseException, timer: asyncio.Timeout, too_late: str) -> BaseException:
+        """Count a call that does not begin; returns what to raise."""
+        if isinstance(error, asyncio.CancelledError):
+            self.counts["cancelled"] += 1
+            return error
+        is_over = isinstance(error, TimeoutError) and timer.expired()
+        if is_over and self._refusal is None:
+            self.counts["expired"] += 1
+            return DeadlineExceeded(too_late)
+        self.counts["failed"] += 1
+        return self._refusal() if is_over and self._refusal is not None else error
+
+    def turn_away(self) -> None:
+        """A call got its place, and cannot be served any more."""
+        self.admission.release()
+        self.counts["failed"] += 1
+
+    def settled(self, frame: Frame) -> None:
+        """Nothing runs for a call any more: its place is free."""
+        self.live.discard(frame)
+        self._count(frame)
+        self.admission.release()
+        if not self.live:
+            self._changed.notify_all()
+
+    def stream_opened(self, stream: "Pipeline") -> None:
+        """A stream of calls has begun; its items are counted here."""
+        self._streams.add(stream)
+        stream.on_closed = self._stream_closed
+        stream.on_item_settled = self._item_settled
+
+    def finish_streams(self) -> None:
+        """Ask the sources of streams for no more."""
+        for stream in self._streams:
+            stream.finish()
+
+    async def end(self, make_error: Callable[[], PenstockError], refusal: Callable[[], PenstockError]) -> None:
+        """End everything, each with an error of its own; waits for the streams.
+
+        Args:
+            make_error: makes the error of a call that is interrupted.
+            refusal: makes that of a call that waits for something else than a place: places become free now.
+        """
+        self._refusal = refusal
+        for timer in self._preparing:
+            if not timer.expired():
+                timer.reschedule(asyncio.get_running_loop().time())
+        for frame in list(self.live):
+            if frame.state == "running":  # others have ended, and are unwinding
+                frame.fail(make_error())
+        for stream in list(self._streams):
+            stream.abort(make_error())
+            await stream.aclose()
+
+    def _count(self, frame: Frame) -> None:
+        self.counts["expired" if frame.has_expired else frame.state] += 1
+
+    def _item_settled(self, frame: Frame) -> None:
+        self._count(frame)
+        self._changed.notify_all()
+
+    def _stream_closed(self, stream: "Pipeline") -> None:
+        self._streams.discard(stream)
+        self._changed.notify_all()
+
+
+class HostedGraphs:
+    """The graphs of one deployment. It keeps the plans that it began with, whatever is rebound meanwhile.
+
+    Attributes:
+        names: their names.
+        ready: the actors of each graph whose calls give one value, and can begin at once; empty before `prepare`.
+    """
+
+    def __init__(self, graphs: tuple[Graph[..., Any], ...]) -> None:
+        self.names = ", ".join(graph.name for graph in graphs)
+        self.ready: dict[Graph[..., Any], Wired] = {}
+        self._wired: dict[Graph[..., Any], Wired] = {}
+        self._lost: set[Graph[..., Any]] = set()
+        self._graphs = graphs
+
+    async def prepare(self, scope: Scope, *, warms_up: bool) -> None:
+        """Make the actors, and enter the stateful nodes.
+
+        Args:
+            scope: where they run.
+            warms_up: whether nothing is left to the first call that can be done now.
+
+        Raises:
+            Exception: a graph cannot be traced, or a stateful node did not start.
+        """
+        for graph in self._graphs:
+            plan = graph._planned(is_cached=scope.options.enable_caching)
+            wired = self._wired[graph] = await scope.prepare(plan)
+            if warms_up:
+                await warm_up(wired.program, scope.engine.pools, scope.options.device_strategy)
+            if wired.program.resources and not wired.program.is_filled:  # one has ended while nodes were started
+                self._lost.add(graph)
+            elif not wired.program.plan._gives_stream:
+                self.ready[graph] = wired
+
+    def one_value(self, graph: Graph[..., Any], verb: str) -> Wired:
+        """Return the actors of a graph whose calls give one value.
+
+        Raises:
+            PlanError: it is not part of this deployment, or gives streams.
+        """
+        wired = self._deployed(graph)
+        if wired.program.plan._gives_stream:
+            raise gives_stream(graph, verb)
+        return wired
+
+    def values(self, graph: Graph[..., Any]) -> Wired:
+        """Return the actors of a graph whose calls give streams.
+
+        Raises:
+            PlanError: it is not part of this deployment, or gives one value.
+        """
+        wired = self._deployed(graph)
+        if not wired.program.plan._gives_stream:
+            raise gives_one_value(graph, "service")
+        return wired
+
+    def lost(self, programs: Collection[Program]) -> None:
+        """Resources of these programs have ended by themselves: `restore` has to come before the next call."""
+        for graph, wired in self._wired.items():
+            if wired.program in programs:
+                self._lost.add(graph)
+                self.ready.pop(graph, None)
+
+    def that_uses(self, opening: Opening) -> Graph[..., Any]:
+        """Return one of the graphs that use a resource."""
+        return next(graph for graph, wired in self._wired.items() if opening in wired.program.resources)
+
+    def is_complete(self, graph: Graph[..., Any]) -> bool:
+        """Whether no resource of a graph is lost."""
+        return graph not in self._lost
+
+    async def restore(self, graph: Graph[..., Any], scope: Scope) -> None:
+        """Open the resources of a graph again that have ended by themselves.
+
+        Raises:
+            Exception: what an opening raised; the next call tries again.
+        """
+        wired, resources, caller = self._wired[graph], scope.engine.resources, object()
+        try:
+            # For the caller first: the scope may have ended meanwhile, and would never let go what it got then.
+            await resources.hold(wired.program, caller)
+            if scope.is_open and resources.hold_nowait(wired.program, scope):
+                self._lost.discard(graph)
+                if not wired.program.plan._gives_stream:
+                    self.ready[graph] = wired
+        finally:
+            await resources.release(caller)
+
+    def find(self, graph: Graph[..., Any]) -> Wired | None:
+        """Return the actors of a graph; None if there are none yet."""
+        return self._wired.get(graph)
+
+    def __iter__(self) -> Iterator[Wired]:
+        """Yield the actors of every graph."""
+        return iter(self._wired.values())
+
+    def _deployed(self, graph: Graph[..., Any]) -> Wired:
+        if graph not in self._wired:
+            raise self._not_deployed(graph)
+        return self._wired[graph]
+
+    def _not_deployed(self, graph: Graph[..., Any]) -> PlanError:
+        return PlanError(
+            f"graph {graph.name!r} is not part of this deployment of {self.names}; deploy them together: "
+            f"engine.deploy({self.names}, {graph.name})"
+        )
+
 
 ServiceState = Literal["starting", "ready", "draining", "stopped"]
 """What `service.state` may be."""

@@ -4,6 +4,7 @@ import functools
 import inspect
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
@@ -11,18 +12,55 @@ from .._errors import GraphTraceError
 from ..telemetry.tables.characters import printable
 from .control import Control
 from .node import Node
+from .open_resources import run_eagerly
 from .passes import merge_equal_calls
 from .planning import Plan, make_plan
-from .resources.eager import run_eagerly
 from .stateful import is_stateful
 from .tracing.annotations import hints_of, is_stream_parameter, signature_of
-from .tracing.locations import call_location, definition_location, is_users
-from .tracing.outside import inner_codes
-from .tracing.ref import PendingRef, Ref, Unawaited, refuse_leak
+from .tracing.ref import PendingRef, Ref, Unawaited, call_location, definition_location, is_users, refuse_leak
 from .tracing.references import References, resolve_references
-from .tracing.replacement import epoch
 from .tracing.source_check import check_source
-from .tracing.tracer import Trace, Tracer, active, endless_recursion, is_tracing
+from .tracing.tracer import Trace, Tracer, active, endless_recursion, inner_codes, is_tracing
+
+_epoch = 0
+
+
+def epoch() -> int:
+    """Return a number that changes with every replacement."""
+    return _epoch
+
+
+def outdate_traces() -> None:
+    """Have every graph traced, planned and wired again at its next call."""
+    global _epoch  # noqa: PLW0603 - the one number that all traces compare with
+    _epoch += 1
+
+
+@contextmanager
+def replaced(node: Node[..., Any], fake: Callable[..., Any]) -> Generator[None, None, None]:
+    """Have `fake` run in place of a node, and of its copies with another policy, for a time."""
+    origin = node.origin
+    before = origin.replacement
+    # A method's fake is bound like the method; one for an instance's does not ask which instance it is.
+    _replace(origin, fake if node.bound_to is None else _without_self(fake))
+    try:
+        yield
+    finally:
+        _replace(origin, before)
+
+
+def _replace(origin: Node[..., Any], fake: Callable[..., Any] | None) -> None:
+    origin.replacement = fake
+    outdate_traces()
+
+
+def _without_self(fake: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fake)
+    def call(_self: object, *args: Any, **kwargs: Any) -> Any:
+        return fake(*args, **kwargs)
+
+    return call
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,11 +1,13 @@
-"""Node: a function, or a class whose instances are called, plus policy."""
+"""Node: a function, or a class whose instances are called, plus policy; what an executor is told of its call sites."""
 
 import dataclasses
 import functools
 import inspect
 import math
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Set
+from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -13,6 +15,7 @@ from typing import (
     Concatenate,
     Generic,
     ParamSpec,
+    Protocol,
     Self,
     TypeAlias,
     TypeVar,
@@ -25,16 +28,79 @@ from ..actors.accepted import NAME, check, refuse_unknown
 from ..actors.policy import Policy, Retry
 from ..telemetry.tables.characters import printable
 from .tracing.annotations import hints_of, signature_of
-from .tracing.locations import call_location
-from .tracing.ref import PendingRef, Ref, refuse_leak
+from .tracing.ref import PendingRef, Ref, call_location, refuse_leak
+from .tracing.template import Read, Template, builder, reads
 from .tracing.tracer import active
 
 if TYPE_CHECKING:
+    from ..actors.detached import Carrier
     from ..actors.loop_host import OwnsLoop
     from ..actors.threads import ThreadShare
-    from .executor import Executor
     from .graph import Graph
+    from .passes import Pass
+    from .planning import PlannedStep
     from .pools import Pools
+    from .program import Program, Unit
+
+
+# Executor: runs the handlers of nodes that run neither on the loop nor in threads or processes.
+#
+# The engine knows none by name: floors above it bring their own, with the nodes that they make.
+
+
+class Executor(Protocol):
+    """Where the handler of a node runs."""
+
+    @property
+    def label(self) -> str:
+        """What a drawing of the graph says of it."""
+        ...
+
+    @property
+    def passes(self) -> "tuple[Pass, ...]":
+        """Planning passes over graphs that have such nodes; the same objects for all executors of a kind."""
+        ...
+
+    @property
+    def takes_unready(self) -> bool:
+        """Whether arguments may be results of the same kind of executor that are not ready yet."""
+        ...
+
+    def check_reload(self, old: Any, new: Any) -> None:
+        """Refuse the new value of a resource that an argument of the node comes from.
+
+        Args:
+            old: what the resource gave until now.
+            new: what it will give; `old` stays if this raises.
+        """
+        ...
+
+    async def warm_up(
+        self, site: "CallSite", pools: "Pools", device_strategy: str, resources: "Mapping[str, Any]"
+    ) -> None:
+        """Do before the first item what the first item would wait for.
+
+        Args:
+            site: where the node is called.
+            pools: those of the Engine.
+            device_strategy: the execution option of the scope.
+            resources: the arguments that come from resources, by parameter.
+
+        Raises:
+            PlanError: it cannot be known what the items will be.
+        """
+        ...
+
+    def carrier(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "Carrier":
+        """Return what runs the handler for one item.
+
+        Args:
+            site: where the node is called.
+            pools: those of the Engine.
+            device_strategy: the execution option of the scope.
+        """
+        ...
+
 
 P = ParamSpec("P")
 Ret_co = TypeVar("Ret_co", covariant=True)
@@ -379,3 +445,119 @@ def _check_generator(name: str, policy: Policy) -> None:
     for option, reason in reasons.items():
         if reason:
             raise TypeError(f"node {name!r} is an async generator, to which {option} does not apply: {reason}")
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """Where a node is called in a graph.
+
+    Attributes:
+        node: the node.
+        label: its name in the graph, for errors.
+        resources: the parameters whose arguments come from resources: the same object for all items, until a reload.
+        constants: by parameter, the arguments that are the same for all items: written in the graph, or a default.
+        is_handed_on: whether only nodes with an executor of the same kind read the result. It may then be what is not
+            ready yet; everybody else gets a value.
+        owned: the parameters whose arguments are results that were handed on and that nobody else reads, not even
+            another attempt of this node.
+    """
+
+    node: Node[..., Any]
+    label: str
+    resources: frozenset[str]
+    constants: Mapping[str, Any]
+    is_handed_on: bool
+    owned: frozenset[str]
+
+
+def call_site_of(program: "Program", unit: "Unit") -> CallSite:
+    """Return what the executor of a unit's node has to know."""
+    step = unit.step
+    assert step is not None
+    node = step.head.callee
+    assert isinstance(node, Node)
+    shared = [name for name, template in _arguments(step, node) if is_known(template, program.plan.resource_sources)]
+    return CallSite(
+        node, step.label, frozenset(shared), _constants(step, node), _is_handed_on(program, unit, node),
+        _owned(program, unit, node),
+    )  # fmt: skip
+
+
+def resources_of(unit: "Unit", known: Mapping[int, Any]) -> dict[str, Any]:
+    """Return the arguments that come from resources, by parameter.
+
+    Args:
+        unit: where the node is called.
+        known: the values of resources, by their numbers.
+    """
+    step = unit.step
+    assert step is not None
+    node = step.head.callee
+    assert isinstance(node, Node)
+    return {
+        name: value_of(template, known) for name, template in _arguments(step, node) if is_known(template, known.keys())
+    }
+
+
+def is_known(template: Template, sources: Set[int]) -> bool:
+    """Return whether a template reads values of these numbers, and nothing else."""
+    read = {read.source for read in reads(template)}
+    return bool(read) and read <= sources
+
+
+def value_of(template: Template, known: Mapping[int, Any]) -> Any:
+    """Return the value of a template that reads only values that are known."""
+    slots = {source: slot for slot, source in enumerate(known)}
+    return builder(template, slots)([*known.values()])
+
+
+def _constants(step: "PlannedStep", node: Node[..., Any]) -> dict[str, Any]:
+    given = dict(_arguments(step, node))
+    parameters = signature_of(node.fn).parameters
+    defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+    written = {name: value_of(template, {}) for name, template in given.items() if not any(reads(template))}
+    return {**{name: value for name, value in defaults.items() if name not in given}, **written}
+
+
+def _arguments(step: "PlannedStep", node: Node[..., Any]) -> Iterator[tuple[str, Template]]:
+    yield from zip(node.positional, step.head.args, strict=False)
+    yield from step.head.kwargs.items()
+
+
+def _is_handed_on(program: "Program", unit: "Unit", node: Node[..., Any]) -> bool:
+    assert unit.step is not None
+    policy = node.policy
+    if policy.retry is not None or policy.fallback is not None or policy.timeout_seconds is not None:
+        return False  # whether an attempt was good, and in time, is known when its result is there
+    readers = [_executor_of(program.units[index].step) for index in unit.consumers]
+    is_result = unit.step.source in {read.source for read in reads(program.plan.result)}
+    kind = type(node.executor)
+    return (
+        bool(readers)
+        and not is_result
+        and all(one is not None and type(one) is kind and one.takes_unready for one in readers)
+    )
+
+
+def _owned(program: "Program", unit: "Unit", node: Node[..., Any]) -> frozenset[str]:
+    if node.policy.retry is not None or node.policy.fallback is not None:
+        return frozenset()
+    assert unit.step is not None
+    arguments = list(_arguments(unit.step, node))
+    read = Counter(one.source for _, template in arguments for one in reads(template))
+    makers = {one.step.source: (one, one.step.head.callee) for one in program.units if one.step is not None}
+    owned: set[str] = set()
+    for name, template in arguments:
+        if not isinstance(template, Read) or template.path or read[template.source] != 1:
+            continue
+        maker, made_by = makers.get(template.source, (None, None))
+        if maker is None or not isinstance(made_by, Node) or made_by.runs_in is None:
+            continue
+        if len(maker.consumers) == 1 and _is_handed_on(program, maker, made_by):
+            owned.add(name)
+    return frozenset(owned)
+
+
+def _executor_of(step: "PlannedStep | None") -> "Executor | None":
+    callee = None if step is None else step.head.callee
+    return callee.runs_in if isinstance(callee, Node) else None

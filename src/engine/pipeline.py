@@ -1,38 +1,163 @@
-"""Pipeline: the running part of a stream: source, window and crew, and how they end."""
+"""Pipeline: the running part of a stream of calls: source, window and crew, and how they end."""
 
 import asyncio
+import importlib
+import operator
+import sys
+from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.trace import Span
 
-from .._errors import DeadlineExceeded, DeploymentFailed, EngineClosedError, NodeCancelledError
-from ..actors.condition import Condition
-from ..actors.crew import Crew
-from ..actors.current import calling_actor, enclosing_frame
+from .._errors import DeadlineExceeded, DeploymentFailed, EngineClosedError, MissingExtraError, NodeCancelledError
+from ..actors.accepted import SWITCH, check
+from ..actors.cancellation import Condition, uninterrupted
+from ..actors.current import calling_actor, enclosing_frame, start_task
 from ..actors.frame import Frame, plain_error
+from ..actors.invocation import Outcome, outcome_of
 from ..actors.node_actor import NodeActor
-from ..actors.started_tasks import start_task
-from ..actors.traced import Outcome, outcome_of
-from ..actors.uninterrupted import uninterrupted
+from ..actors.worker import Crew
 from ..telemetry import logs, metrics, spans
 from ..telemetry.metrics import Reading
 from .admission import Admission
+from .counters import stream_counters, stream_levels
 from .graph import Graph
-from .inside import refuse_to_close_from_inside
-from .metering import stream_counters, stream_levels
+from .nesting import refuse_to_close_from_inside
 from .options import ExecutionOptions
-from .progress import StreamProgress
-from .reader_wait import ReaderWait
-from .scope import Scope
-from .source import Calls, Prepare, PulledSource, checked_call, enter, feed
-from .uptime import Uptime
-from .window import Window
-from .wiring import Wired
+from .scope import Scope, Wired
+from .source import Calls, Prepare, PulledSource, Window, checked_call, enter, feed
+from .statistics import Uptime
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.readings import WindowLook
+    from ..telemetry.progress.standing import Standing
+    from .streaming import StreamStatistics
+
+
+class ReaderWait:
+    """A watch that runs while the reader waits, in `with`; also where a second one comes, who is refused in there.
+
+    A reader that is cancelled meanwhile gets a `CancelledError` of its own, whose context is the one that arrived. The
+    traceback of an error refers to every frame that it passes, and so to the stream. Who runs the reader may keep the
+    error in a cycle: the task groups of anyio, which servers cancel when a client leaves, keep the innermost
+    `CancelledError` beside their own frame. That one has passed no frame outside of the engine, so the stream is closed
+    as soon as its reader drops it, and not when cycles are collected.
+    """
+
+    __slots__ = ("_before", "_readers", "_since")
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._readers = 0
+        self._since: float | None = None
+
+    def __enter__(self) -> None:
+        if not self._readers:
+            self._since = perf_counter()
+        self._readers += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._readers -= 1
+        if not self._readers:
+            self._before, self._since = self.seconds, None
+        if isinstance(error, asyncio.CancelledError):
+            raise asyncio.CancelledError(*error.args)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far, with those of a wait that goes on: the reader of a `map` waits once, until it is over."""
+        since = self._since
+        return self._before if since is None else self._before + perf_counter() - since
+
+
+# Rate and bottleneck are those of this time: long enough for a calm number, short enough to follow a change.
+_MEMORY_SECONDS: Final = 10.0
+
+
+def is_shown(wanted: bool) -> bool:
+    """Return whether progress can be shown, if that is wanted: standard error is a terminal.
+
+    Raises:
+        OptionsError: `progress=` is neither True nor False.
+        MissingExtraError: it is, and rich is not installed.
+    """
+    check("progress", wanted, SWITCH)
+    if not wanted or sys.stderr is None or not sys.stderr.isatty():
+        return False
+    try:
+        importlib.import_module("..telemetry.progress.display", __package__)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "rich":
+            raise
+        raise MissingExtraError(
+            'progress=True needs rich to show something on a terminal: pip install "penstock[rich]"', name=error.name
+        ) from error
+    return True
+
+
+def length_of(calls: object) -> int | None:
+    """Return how many calls there are, if they say so; a generator does not."""
+    try:
+        length = operator.length_hint(calls, -1)
+    except Exception:  # noqa: BLE001 - user code; a bar without an end is better than no stream
+        return None
+    return None if length < 0 else length
+
+
+class StreamProgress:
+    """The bar of a stream that has begun.
+
+    Args:
+        loop: that of the stream.
+        name: says what is streamed.
+        total: how many items there will be; None if unknown.
+        statistics: the counters of the stream.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        name: Callable[[], str],
+        total: int | None,
+        statistics: "Callable[[], StreamStatistics]",
+    ) -> None:
+        from ..telemetry.progress.display import Bar
+
+        self._name = name
+        self._total = total
+        self._statistics = statistics
+        self._past: deque[StreamStatistics] = deque()
+        self._bar = Bar(self._look, loop)
+
+    def end(self) -> None:
+        """Show what has been reached, and nothing of what the end of the stream does to the counters."""
+        self._bar.end()
+
+    async def aclose(self) -> None:
+        """End, and wait until the last numbers are on the terminal, also while being cancelled."""
+        self.end()
+        await uninterrupted(self._bar.drawn())
+
+    def _look(self) -> "Standing":
+        from ..telemetry.progress.standing import Standing
+
+        now, past = self._statistics(), self._past
+        while past and (now.elapsed_seconds or 0.0) - (past[0].elapsed_seconds or 0.0) > _MEMORY_SECONDS:
+            past.popleft()
+        lately = now.since(past[0]) if past else now
+        past.append(now)
+        ended = lately.completed + lately.failed
+        return Standing(
+            self._name(),
+            now.completed + now.failed,
+            now.failed,
+            self._total,
+            ended / lately.elapsed_seconds if lately.elapsed_seconds else None,
+            "" if lately.bottleneck is None else lately.bottleneck.node,
+        )
 
 
 class Pipeline:

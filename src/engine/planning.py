@@ -4,23 +4,26 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
+from .._errors import PlanError
 from ..telemetry import logs
 from ..telemetry.tables.characters import printable
 from . import passes
 from .node import Node
-from .passes import Draft, PassReport
+from .passes import Draft, PassReport, check_stream_limits
 from .program import Program
-from .streams.limits import check_stream_limits
 from .tracing.template import Template, reads
 from .tracing.tracer import Step, Trace
 
 if TYPE_CHECKING:
-    from .resources.registry import Resources
-    from .runtime import Runtime
-    from .shared_wirings import SharedWirings
+    from .engine import Runtime
+    from .graph import Graph
+    from .open_resources import Resources
+    from .options import ExecutionOptions
+    from .scope import SharedWirings
+
 
 Scheduler: TypeAlias = Literal["auto", "actors", "parallel", "wave", "sequential"]
 """The values of `scheduler=`."""
@@ -230,3 +233,44 @@ class _Labels:
         self._seen[name] += 1
         count = self._seen[name]
         return name if count == 1 else f"{name}#{count}"
+
+
+def one_value(
+    graph: "Graph[..., Any]", options: "ExecutionOptions", verb: str = "engine.stream of many calls"
+) -> "Plan":
+    """Return the plan of a graph whose calls give one value each.
+
+    Raises:
+        PlanError: they give streams.
+    """
+    plan = graph._planned(is_cached=options.enable_caching)
+    if plan._gives_stream:
+        raise gives_stream(graph, verb)
+    return plan
+
+
+def values(graph: "Graph[..., Any]") -> None:
+    """Check that the calls of a graph give streams.
+
+    Raises:
+        PlanError: they give one value.
+    """
+    if not graph._present_trace().gives_stream:
+        raise gives_one_value(graph, "engine")
+
+
+def gives_one_value(graph: "Graph[..., Any]", owner: str) -> PlanError:
+    """Return the error of a call that gives one value where a stream of values is asked for."""
+    return PlanError(
+        f"{owner}.stream takes an iterable of calls, or one call of a graph that returns an AsyncIterator; graph "
+        f"{graph.name!r} returns one value: for one call, use {owner}.run"
+    )
+
+
+def gives_stream(graph: "Graph[..., Any]", verb: str) -> PlanError:
+    """Return the error of a call that gives a stream where one value is asked for."""
+    owner = verb.partition(".")[0]
+    return PlanError(
+        f"graph {graph.name!r} returns a stream of values, and {verb} takes calls that give one value; read it with "
+        f"`async with {owner}.stream({graph.name}(...)) as values`"
+    )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from .._errors import EngineClosedError
-from ..actors.places import Places
+from ..actors.node_actor import Places
 from ..actors.threads import ThreadPool, ThreadPoolStatistics, ThreadShare
 from .node import Node
 

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ..actors.node_actor import NodeActor
-from ..actors.places import UNLIMITED
+from ..actors.node_actor import UNLIMITED, NodeActor
 from ..actors.threads import ThreadShare
 from ..telemetry.profiling.readings import Bound, NodeReading, Places, WindowLook
 from .control import Control
@@ -14,8 +13,8 @@ from .planning import Plan
 if TYPE_CHECKING:
     from .pools import Pools
     from .program import Unit
-    from .window import Window
-    from .wiring import Wired
+    from .scope import Wired
+    from .source import Window
 
 # How many runs of a plan there may be at a time, and what bounds them; None if nothing does.
 Room = tuple[int, Bound] | None

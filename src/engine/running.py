@@ -6,21 +6,19 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._errors import DeadlineExceeded, DeploymentFailed
-from ..actors.crew import Crew
+from ..actors.cancellation import until
 from ..actors.current import enclosing_frame, is_detached
 from ..actors.frame import Frame
-from ..actors.uninterrupted import until
+from ..actors.worker import Crew
 from ..telemetry import spans
+from .counters import RunMeter, end_call
 from .graph import Call
-from .metering import RunMeter, end_call
 from .options import ExecutionOptions
-from .planning import ChosenScheduler, Plan
-from .scope import Scope
-from .streams.call_kinds import one_value
-from .wiring import Wired
+from .planning import ChosenScheduler, Plan, one_value
+from .scope import Scope, Wired
 
 if TYPE_CHECKING:
-    from .runtime import Runtime
+    from .engine import Runtime
 
 T = TypeVar("T")
 

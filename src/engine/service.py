@@ -1,7 +1,7 @@
 """Service: resident graphs that many callers share."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,27 +16,53 @@ from ..actors.node_actor import ActorStatistics
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import metrics, spans
 from ..telemetry.tables.rendered import Rendered
+from ..telemetry.tables.table import to_html as table_to_html
+from ..telemetry.tables.table import to_text as table_to_text
+from . import drawing
 from .admission import AdmissionStatistics
+from .counters import RunMeter, end_call
 from .deployment import Deployment, Flight, ServiceState
+from .drawing import Drawing
 from .graph import Call, Graph, as_call, as_graph
-from .metering import RunMeter, end_call
 from .node import Node
+from .open_resources import reload
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
-from .pipeline import Pipeline
-from .progress import is_shown
-from .resources.reloading import reload
+from .picture import drawing_of, running_drawing
+from .pipeline import Pipeline, is_shown
+from .scope import Wired
 from .source import Calls
-from .statistics.bottleneck import Bottleneck, find_bottleneck
-from .statistics.difference import actors_less, less
+from .statistics import Bottleneck, actors_less, find_bottleneck, less
 from .streaming import CallsStream, Stream
-from .streams.call_scope import DeploymentScope
-from .streams.streaming_call import StreamingCall
-from .streams.values_stream import ValuesStream
-from .wiring import Wired
+from .tables import service_summary
+from .values import DeploymentScope, StreamingCall, ValuesStream
 
 if TYPE_CHECKING:
     from ..telemetry.tables.table import Table
-    from .runtime import Runtime
+    from .engine import Runtime
+
+
+def to_text(statistics: "ServiceStatistics", graphs: "Iterable[Graph[..., Any]]", deployment: "Deployment") -> str:
+    """Return the totals and the drawings of the graphs."""
+    drawings = map(drawing.to_text, _drawings(statistics, graphs, deployment))
+    return "\n\n".join([table_to_text(service_summary(statistics)), *drawings])
+
+
+def to_html(statistics: "ServiceStatistics", graphs: "Iterable[Graph[..., Any]]", deployment: "Deployment") -> str:
+    """Return the totals and the drawings of the graphs, for a notebook."""
+    drawings = map(drawing.to_svg, _drawings(statistics, graphs, deployment))
+    return "\n".join([table_to_html(service_summary(statistics)), *drawings])
+
+
+def _drawings(
+    statistics: "ServiceStatistics", graphs: "Iterable[Graph[..., Any]]", deployment: "Deployment"
+) -> Iterator[Drawing]:
+    for graph in graphs:
+        wired = deployment.graphs.find(graph)
+        if wired is None or deployment.scope is None:  # not started yet
+            yield drawing_of(graph._present_trace())
+        else:
+            yield running_drawing(wired.program.plan, deployment.scope.wiring, statistics.elapsed_seconds)
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,7 +114,7 @@ class ServiceStatistics(Rendered):
         )
 
     def _table(self) -> "Table":
-        from .statistics.tables import service_table
+        from .tables import service_table
 
         return service_table(self)
 
@@ -123,12 +149,10 @@ class Service(Generic[P, R]):
         return self._deployment.state
 
     def __str__(self) -> str:
-        from .service_picture import to_text
 
         return to_text(self.statistics(), self._graphs, self._deployment)
 
     def _repr_html_(self) -> str:
-        from .service_picture import to_html
 
         return to_html(self.statistics(), self._graphs, self._deployment)
 

@@ -8,10 +8,10 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .._errors import GraphTraceError
-from ..actors.own_loop import check_loop, owns_loop
+from ..actors.loop_host import check_loop, owns_loop
 from ..actors.policy import Policy
 from .node import Node, check_policy, is_async
-from .tracing.locations import call_location
+from .tracing.ref import call_location
 from .tracing.tracer import active
 
 if TYPE_CHECKING:

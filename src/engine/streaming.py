@@ -12,18 +12,15 @@ from ..actors.frame import Frame
 from ..actors.node_actor import ActorStatistics
 from ..telemetry.tables.rendered import Rendered
 from .options import ExecutionOptions
-from .pipeline import Pipeline
-from .progress import StreamProgress, length_of
+from .pipeline import Pipeline, StreamProgress, length_of
+from .planning import one_value
 from .scope import Scope
-from .source import Calls
-from .statistics.bottleneck import Bottleneck, find_bottleneck
-from .statistics.difference import actors_less, less
-from .streams.call_kinds import one_value
-from .window import Window
+from .source import Calls, Window
+from .statistics import Bottleneck, actors_less, find_bottleneck, less
 
 if TYPE_CHECKING:
     from ..telemetry.tables.table import Table
-    from .runtime import Runtime
+    from .engine import Runtime
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -93,7 +90,7 @@ class StreamStatistics(Rendered):
         )  # fmt: skip
 
     def _table(self) -> "Table":
-        from .statistics.tables import stream_table
+        from .tables import stream_table
 
         return stream_table(self)
 

@@ -7,28 +7,28 @@ from .logs import add_trace_context as add_trace_context
 
 if TYPE_CHECKING:
     from .exporting import setup as setup
-    from .incoming import continue_trace as continue_trace
-    from .incoming import continued as continued
-    from .live.exposing import expose as expose
+    from .live.server import expose as expose
+    from .profiling.evidence import CriticalPath as CriticalPath
+    from .profiling.limits import Verdict as Verdict
     from .profiling.node_profile import NodeProfile as NodeProfile
     from .profiling.recording import Profile as Profile
     from .profiling.recording import profile as profile
-    from .profiling.verdicts.critical_path import CriticalPath as CriticalPath
-    from .profiling.verdicts.limits.limit import Verdict as Verdict
-    from .profiling.verdicts.prediction import Prediction as Prediction
+    from .profiling.verdict import Prediction as Prediction
+    from .spans.tracer import continue_trace as continue_trace
+    from .spans.tracer import continued as continued
 else:
     __getattr__, __dir__ = _late(
         __name__,
         {
             "setup": ".exporting",
-            "continue_trace": ".incoming",
-            "continued": ".incoming",
-            "expose": ".live.exposing",
+            "continue_trace": ".spans.tracer",
+            "continued": ".spans.tracer",
+            "expose": ".live.server",
             "NodeProfile": ".profiling.node_profile",
             "Profile": ".profiling.recording",
             "profile": ".profiling.recording",
-            "CriticalPath": ".profiling.verdicts.critical_path",
-            "Verdict": ".profiling.verdicts.limits.limit",
-            "Prediction": ".profiling.verdicts.prediction",
+            "CriticalPath": ".profiling.evidence",
+            "Verdict": ".profiling.limits",
+            "Prediction": ".profiling.verdict",
         },
     )

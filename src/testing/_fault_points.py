@@ -8,17 +8,17 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..actors import current
-from ..actors.chain import Link
 from ..actors.channel import Channel
 from ..actors.frame import Frame, foreign_cancel
+from ..actors.invocation import Link
 from ..actors.loop_host import LoopHost
 from ..actors.node_actor import NodeActor
-from ..actors.parts import close_stream
 from ..actors.processes import ProcessPool
-from ..engine import instance
+from ..actors.stream_buffer import close_stream
+from ..engine import instances
+from ..engine.graph import outdate_traces
+from ..engine.scope import Wiring
 from ..engine.stateful import node_of
-from ..engine.tracing import replacement
-from ..engine.wiring import Wiring
 
 if TYPE_CHECKING:
     from .faults import Injections
@@ -46,7 +46,7 @@ def install(point: Point, injections: "Injections") -> None:
         for owner, name, replace in _REPLACED[point]:
             setattr(owner, name, replace(vars(owner)[name]))
     _active[point].append(injections)
-    replacement.outdate_traces()
+    outdate_traces()
 
 
 def remove(point: Point, injections: "Injections") -> None:
@@ -55,7 +55,7 @@ def remove(point: Point, injections: "Injections") -> None:
     if not _active[point]:
         for owner, name, original in _originals.pop(point):
             setattr(owner, name, original)
-    replacement.outdate_traces()
+    outdate_traces()
 
 
 async def _pass(point: Point, node: str) -> None:
@@ -228,7 +228,7 @@ def _assign(original: Any) -> Any:
 
 
 _REPLACED: dict[Point, tuple[tuple[Any, str, Replace], ...]] = {
-    "actor.start": ((instance, "fresh_instance", _fresh_instance), (LoopHost, "start", _start)),
+    "actor.start": ((instances, "fresh_instance", _fresh_instance), (LoopHost, "start", _start)),
     "node.call": ((Wiring, "_node_actor", _node_actor),),
     "channel.put": (
         (NodeActor, "offer", _offer),

@@ -4,11 +4,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, Generic, Self, TypeVar
 
-from ..actors.inbox import Inbox
-from ..actors.mailbox import Mailbox
-from ..actors.parts import DEFAULT_PARTS, Reader
-from ..actors.requests import AnyRequest, Request, StreamRequest
-from ..actors.work import StreamWork, Work
+from ..actors.own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
+from ..actors.stream_buffer import DEFAULT_PARTS, Reader
 
 In = TypeVar("In")
 Out = TypeVar("Out")

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
+from ..engine.graph import replaced
 from ..engine.node import Node
-from ..engine.resources.resource import Resource
+from ..engine.resource import Resource
 from ..engine.stateful import is_stateful, node_of
-from ..engine.tracing.replacement import replaced
 
 P = ParamSpec("P")
 R = TypeVar("R")

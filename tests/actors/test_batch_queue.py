@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.actors.batching import BatchQueue
-from penstock.actors.requests import AnyRequest
+from penstock.actors.own_loops import AnyRequest
 
 Item = AnyRequest[int]
 

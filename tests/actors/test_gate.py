@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock import ActorStopped
-from penstock.actors.gate import Gate
+from penstock.actors.loop_host import Gate
 from penstock.testing import wait_quiescent
 
 

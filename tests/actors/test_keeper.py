@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from penstock import testing
-from penstock.actors.keeper import Keeper
+from penstock.actors.cancellation import Keeper
 
 
 async def test_it_is_entered_and_left_by_one_task_which_is_not_the_callers() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.lanes import Lanes
+from penstock.actors.channel import Lanes
 
 
 class Entry:

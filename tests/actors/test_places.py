@@ -18,11 +18,10 @@ from hypothesis.stateful import (
 )
 
 from penstock.actors.channel import Channel
-from penstock.actors.crew import Crew
 from penstock.actors.frame import Frame, Layout
-from penstock.actors.node_actor import NodeActor
-from penstock.actors.places import Places
+from penstock.actors.node_actor import NodeActor, Places
 from penstock.actors.policy import Policy
+from penstock.actors.worker import Crew
 from penstock.testing import SeededLoop, wait_quiescent
 
 

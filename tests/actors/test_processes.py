@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from penstock._errors import EngineClosedError, WorkerDied
-from penstock.actors import pickling
-from penstock.actors.process_target import process_target
+from penstock.actors import process_messages
+from penstock.actors.process_messages import process_target
 from penstock.actors.processes import ProcessPool
 from tests.actors import process_jobs as jobs
 
@@ -101,7 +101,7 @@ async def test_arrays_travel_and_stay_writable() -> None:
 
 def test_an_array_is_written_from_its_own_memory() -> None:
     array = np.ones(1_000_000)
-    message = pickling.encode_request("module:fn", (array,), {}, {}, {})
+    message = process_messages.encode_request("module:fn", (array,), {}, {}, {})
     assert any(np.shares_memory(np.frombuffer(segment, dtype=np.uint8), array) for segment in message)
 
 
@@ -421,7 +421,7 @@ def run_script(path: Path) -> "subprocess.CompletedProcess[str]":
 
 SCRIPT = """
 import asyncio, os, time
-from penstock.actors.process_target import process_target
+from penstock.actors.process_messages import process_target
 from penstock.actors.processes import ProcessPool
 
 class Value:
@@ -460,7 +460,7 @@ def test_a_main_script_without_guard_gets_the_remedy(tmp_path: Path) -> None:
 
 def test_a_function_that_no_worker_can_import_is_refused(tmp_path: Path) -> None:
     code = (
-        "from penstock.actors.process_target import process_target\n"
+        "from penstock.actors.process_messages import process_target\n"
         "def job(): pass\n"
         "try: process_target(job)\n"
         "except TypeError as error: print(error)\n"

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock import DeploymentFailed
-from penstock.actors.supervision import RestartMode, SupervisorFlags
-from penstock.actors.supervisor import Supervisor
+from penstock.actors.supervision import RestartMode, Supervisor, SupervisorFlags
 from penstock.testing import run_virtual
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.token_bucket import TokenBucket
+from penstock.engine.rate_limit import TokenBucket
 
 
 def test_a_burst_then_the_rate() -> None:

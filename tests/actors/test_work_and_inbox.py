@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 
 import penstock as ps
-from penstock.actors.mailbox import Mailbox
-from penstock.actors.requests import AnyRequest, Request, StreamRequest
+from penstock.actors.own_loops import AnyRequest, Mailbox, Request, StreamRequest
 
 IntWork = Request[int, int]
 

@@ -6,7 +6,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices
-from penstock.devices.platform.measurements import Timed, summarise
+from penstock.devices.platform.benchmarking import Timed, summarise
 from penstock.devices.platform.self_check import SelfCheck
 
 pytest.importorskip("jax")

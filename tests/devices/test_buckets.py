@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.devices.batches.buckets import SHORTEST_LENGTH, batch_size, batch_sizes, padded_length
+from penstock.devices.batches.stacking import SHORTEST_LENGTH, batch_size, batch_sizes, padded_length
 
 
 @pytest.mark.parametrize(

@@ -658,7 +658,7 @@ async def test_a_failure_on_a_device_leaves_nothing_behind(monkeypatch: pytest.M
     async def of(x: Any) -> Any:
         return after(failing(slow(x)))
 
-    from penstock.devices.dispatch.failed_arrays import ORIGINS
+    from penstock.devices.dispatch.jobs import ORIGINS
 
     async with engine.Engine() as own:
         for _ in range(3):

@@ -14,8 +14,8 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine, telemetry
-from penstock.devices.dispatch.job_times import JobTimes
-from penstock.telemetry.profiling.timelines.timeline import DeviceSlice
+from penstock.devices.dispatch.jobs import JobTimes
+from penstock.telemetry.profiling.timeline import DeviceSlice
 
 if TYPE_CHECKING:
     from penstock.devices.programs.executable import Executable

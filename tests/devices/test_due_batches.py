@@ -2,9 +2,8 @@
 
 import asyncio
 
-from penstock.actors.batch import Batch
-from penstock.devices.dispatch.device_call import DeviceCall
-from penstock.devices.dispatch.device_queue import DeviceQueue, Lane, share
+from penstock.actors.batching import Batch
+from penstock.devices.dispatch.device_queue import DeviceCall, DeviceQueue, Lane, share
 from penstock.testing import run_seeded
 
 

@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.devices.platform.cgroups import CgroupLimits
-from penstock.devices.platform.machine import CpuStatus, read_slurm
-from penstock.devices.platform.platform_status import DeviceStatus
-from penstock.devices.platform.recommendations import Findings, recommend
+from penstock.devices.platform.machine import CgroupLimits, CpuStatus, read_slurm
+from penstock.devices.platform.platform_status import DeviceStatus, Findings, recommend
 from penstock.devices.platform.self_check import SelfCheckResult
 
 

@@ -13,7 +13,7 @@ import structlog
 import penstock as ps
 from penstock import engine
 from penstock.devices.programs.compile_cache import CompileCache
-from penstock.devices.programs.compile_log import CompileLog
+from penstock.devices.programs.compiling import CompileLog
 from tests.devices.compiled import called, leased, program
 
 Events = list[Any]

@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.programs.resharding import reshard
+from penstock.devices.programs.executable import reshard
 
 from .gates import Gate
 

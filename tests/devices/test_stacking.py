@@ -13,9 +13,14 @@ jnp = jax.numpy
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 import penstock as ps  # noqa: E402 - what follows needs JAX
-from penstock.devices.batches.batch_statistics import BatchLog  # noqa: E402
-from penstock.devices.batches.buckets import padded_length  # noqa: E402
-from penstock.devices.batches.stacking import Item, Stacker, on_host, split  # noqa: E402
+from penstock.devices.batches.batch_job import BatchLog  # noqa: E402
+from penstock.devices.batches.stacking import (  # noqa: E402
+    Item,
+    Stacker,
+    on_host,
+    padded_length,
+    split,
+)
 from penstock.devices.programs.configuration import current  # noqa: E402
 
 

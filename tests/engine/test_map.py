@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, telemetry
-from penstock.engine.window import Window
+from penstock.engine.source import Window
 from penstock.testing import run_seeded, run_virtual
 
 

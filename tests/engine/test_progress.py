@@ -15,7 +15,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from penstock.engine.progress import length_of
+from penstock.engine.pipeline import length_of
 from penstock.telemetry.progress.standing import Standing
 from tests.devices.processes import ROOT
 

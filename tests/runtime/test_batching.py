@@ -9,8 +9,7 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from penstock.actors.batching import Batcher
-from penstock.actors.mailbox import Mailbox
-from penstock.actors.requests import Request
+from penstock.actors.own_loops import Mailbox, Request
 
 BatchFunction = Callable[[list[int]], Awaitable[list[int | Exception]]]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.actors import chain
+from penstock.actors import invocation
 from tests.telemetry.virtual_time import VirtualTime
 
 CLOCKED = (
@@ -20,6 +20,6 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
     for module in CLOCKED:
         monkeypatch.setattr(f"penstock.{module}.perf_counter", now)
     monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
-    chain._compiled.cache_clear()
+    invocation._compiled.cache_clear()
     yield now
-    chain._compiled.cache_clear()
+    invocation._compiled.cache_clear()

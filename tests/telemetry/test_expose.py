@@ -19,11 +19,9 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry, testing
-from penstock.telemetry.live import connection, server, socket_file
+from penstock.telemetry.live import server
 from penstock.telemetry.live.client import Client
-from penstock.telemetry.live.look import Look, NodeLook
-from penstock.telemetry.live.tables import look_table
-from penstock.telemetry.live.watch import Watch
+from penstock.telemetry.live.watch import Look, NodeLook, Watch, look_table
 from penstock.telemetry.profiling import registry
 from penstock.testing import wait_quiescent
 from tests.telemetry.test_profile import CLOCKED, Clock
@@ -353,7 +351,7 @@ def test_a_malformed_request_is_answered_and_the_next_one_too(path: Path, reques
 
 def test_a_request_without_an_end_is_refused(path: Path) -> None:
     with telemetry.expose(path), Raw(path) as client:
-        client.send(b"x" * (connection.MAX_REQUEST_BYTES + 1))
+        client.send(b"x" * (server.MAX_REQUEST_BYTES + 1))
         assert client.answer()["error"] == "a request is a line of at most 4096 bytes"
         assert client.has_ended()
 
@@ -390,7 +388,7 @@ def test_without_a_descriptor_for_one_more_client_it_tries_again(path: Path, mon
                 raise error
             return super().accept()
 
-    monkeypatch.setattr(socket_file.socket, "socket", Full)
+    monkeypatch.setattr(server.socket, "socket", Full)
     with telemetry.expose(path), looking(path) as client:
         assert client.look().process == os.getpid()
 
@@ -430,13 +428,13 @@ def mode_of(path: Path) -> int:
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
 def test_only_the_owner_may_connect_whatever_the_umask(path: Path, umask: int, monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[int] = []
-    identity = socket_file._identity
+    identity = server._identity
 
     def record(file: Path) -> tuple[int, int]:  # what is called first once the file is there
         modes.append(mode_of(file))
         return identity(file)
 
-    monkeypatch.setattr(socket_file, "_identity", record)
+    monkeypatch.setattr(server, "_identity", record)
     before = os.umask(umask)
     try:
         with telemetry.expose(path):
@@ -591,7 +589,7 @@ def test_a_folder_that_cannot_hold_it_is_named(tmp_path: Path, name: str, error:
 
 
 def test_the_longest_path_works(tmp_path: Path) -> None:
-    path = tmp_path / ("x" * (socket_file.MAX_PATH_BYTES - len(str(tmp_path)) - 1))
+    path = tmp_path / ("x" * (server.MAX_PATH_BYTES - len(str(tmp_path)) - 1))
     with telemetry.expose(path), looking(path) as client:
         client.look()
 
@@ -607,9 +605,9 @@ def test_a_relative_path_is_that_of_the_beginning(tmp_path: Path, monkeypatch: p
 def test_who_holds_the_lock_of_the_folder_is_not_waited_for_without_end(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket_file, "_LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(server, "_LOCK_SECONDS", 0.0)
     with (
-        socket_file._alone_in(path.parent),
+        server._alone_in(path.parent),
         pytest.raises(TimeoutError, match=r"another process holds a lock \(flock\) on the folder"),
         telemetry.expose(path),
     ):

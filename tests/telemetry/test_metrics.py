@@ -13,7 +13,7 @@ import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
 from penstock.telemetry.metrics import Series
-from penstock.telemetry.metrics.definitions import COUNTERS
+from penstock.telemetry.metrics.instruments import COUNTERS
 from tests.telemetry.collected import Collected, collecting
 
 

@@ -19,8 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.telemetry import names
 from penstock.telemetry.metrics import Reading, Series, series
-from penstock.telemetry.metrics.definitions import OBSERVED
-from penstock.telemetry.metrics.instruments import Instruments
+from penstock.telemetry.metrics.instruments import OBSERVED, Instruments
 from penstock.telemetry.metrics.registry import Registry
 from tests.docs.snippets import ROOT
 

@@ -11,8 +11,9 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
-from penstock.telemetry.profiling.page import graph_picture, timeline_data
-from penstock.telemetry.profiling.timelines.device_work import DeviceWork
+from penstock.telemetry.profiling.page import graph_picture
+from penstock.telemetry.profiling.page import page as page_module
+from penstock.telemetry.profiling.readings import DeviceWork
 
 NASTY = "</script><script>alert(\"1\")</script><b a='x'>&amp;"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -191,13 +192,13 @@ async def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
 def test_a_page_is_bounded_and_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with telemetry.profile() as profile:
         timeline = profile.timeline
-        for number in range(3 * timeline_data.MAX_SLICES):
+        for number in range(3 * page_module.MAX_SLICES):
             timeline.add_executions(
                 "g", f"node {number % 7}", [(1e9 + number / 3, 1e9 + number, 10**6 + number, number)]
             )
-        for number in range(3 * timeline_data.MAX_POINTS):
+        for number in range(3 * page_module.MAX_POINTS):
             timeline.add_depths("g", "node 1", [(1e9 + number / 7, number % 3)])
-        for number in range(3 * timeline_data.MAX_DEVICE_SLICES):
+        for number in range(3 * page_module.MAX_DEVICE_SLICES):
             frames = tuple(range(10**6, 10**6 + 64))
             timeline.add_device_work(
                 DeviceWork("compute", "gpu:0", "node 1", 1e9 + number, 1e9 + number + 0.3, 64, 64, 0, frames)
@@ -205,14 +206,12 @@ def test_a_page_is_bounded_and_says_what_it_lacks(tmp_path: Path, monkeypatch: p
     text, page = written(profile, tmp_path)
     assert len(text) < 3_000_000
     data = page.data()
-    assert (
-        sum(len(one["slices"]) for one in data["tracks"]) == timeline_data.MAX_SLICES + timeline_data.MAX_DEVICE_SLICES
-    )
+    assert sum(len(one["slices"]) for one in data["tracks"]) == page_module.MAX_SLICES + page_module.MAX_DEVICE_SLICES
     assert data["dropped"] == {
-        "slices": 2 * timeline_data.MAX_SLICES, "device slices": 2 * timeline_data.MAX_DEVICE_SLICES,
-        "depths": 3 * timeline_data.MAX_POINTS - timeline_data.MAX_POINTS,
+        "slices": 2 * page_module.MAX_SLICES, "device slices": 2 * page_module.MAX_DEVICE_SLICES,
+        "depths": 3 * page_module.MAX_POINTS - page_module.MAX_POINTS,
     }  # fmt: skip
-    assert any(f"{2 * timeline_data.MAX_SLICES:,} slices" in text for text in page.texts["p"])
+    assert any(f"{2 * page_module.MAX_SLICES:,} slices" in text for text in page.texts["p"])
 
 
 async def test_a_graph_too_large_to_draw_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

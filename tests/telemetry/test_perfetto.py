@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, telemetry
-from penstock.telemetry.profiling.timelines import timeline as timelines
-from penstock.telemetry.profiling.timelines.device_work import DeviceWork
-from penstock.telemetry.profiling.timelines.perfetto import trace
-from penstock.telemetry.profiling.timelines.timeline import Timeline
-from penstock.telemetry.profiling.timelines.tracks import tracks
+from penstock.telemetry.profiling import timeline as timelines
+from penstock.telemetry.profiling.perfetto import trace
+from penstock.telemetry.profiling.readings import DeviceWork
+from penstock.telemetry.profiling.timeline import Timeline, tracks
 
 from .trace_format import Trace
 
@@ -152,9 +151,7 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_text("old")
     with telemetry.profile() as profile:
         pass
-    monkeypatch.setattr(
-        "penstock.telemetry.profiling.timelines.perfetto._events", lambda timeline: iter([{"ph": object()}])
-    )
+    monkeypatch.setattr("penstock.telemetry.profiling.perfetto._events", lambda timeline: iter([{"ph": object()}]))
     with pytest.raises(TypeError):
         profile.to_perfetto(path)
     assert path.read_text() == "old"

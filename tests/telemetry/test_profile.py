@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, telemetry, testing
-from penstock.actors import chain
+from penstock.actors import invocation
 from penstock.telemetry.profiling import registry
 from penstock.telemetry.profiling.durations import Durations
+from penstock.telemetry.profiling.evidence import Evidence, ReaderSum
 from penstock.telemetry.profiling.readings import NodeReading, Places
 from penstock.telemetry.profiling.sums import Sums
-from penstock.telemetry.profiling.timelines.timeline import Timeline
-from penstock.telemetry.profiling.verdicts.evidence import Evidence, ReaderSum
-from penstock.telemetry.profiling.verdicts.verdict import find_verdict
+from penstock.telemetry.profiling.timeline import Timeline
+from penstock.telemetry.profiling.verdict import find_verdict
 
 CLOCKED = (
     "actors.chain", "actors.channel", "actors.invocation", "engine.reader_wait",
@@ -55,9 +55,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     for module in CLOCKED:
         monkeypatch.setattr(f"penstock.{module}.perf_counter", now)
     monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
-    chain._compiled.cache_clear()
+    invocation._compiled.cache_clear()
     yield now
-    chain._compiled.cache_clear()
+    invocation._compiled.cache_clear()
 
 
 @ps.node
@@ -798,7 +798,7 @@ async def test_the_timeline_tells_when_each_node_ran_for_which_item() -> None:
 
 
 def test_the_timeline_keeps_the_newest_and_says_how_much_it_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.telemetry.profiling.timelines.timeline.MAX_SLICES", 100)
+    monkeypatch.setattr("penstock.telemetry.profiling.timeline.MAX_SLICES", 100)
     timeline = Timeline(10.0)
     timeline.add_executions("graph", "node", [(9.0, 9.5, 1, 0), (9.5, 10.5, 2, 1)])
     assert [one.item for one in timeline.slices] == [1]

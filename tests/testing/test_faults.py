@@ -12,8 +12,8 @@ from penstock import engine, testing
 from penstock.actors.loop_host import LoopHost
 from penstock.actors.node_actor import NodeActor
 from penstock.actors.processes import ProcessPool
-from penstock.engine import instance
-from penstock.engine.wiring import Wiring
+from penstock.engine import instances
+from penstock.engine.scope import Wiring
 from penstock.testing import faults
 from tests.bad_days.process_nodes import square
 
@@ -373,7 +373,7 @@ def functions() -> list[Any]:
     """Returns what the points may replace, and what an item runs through."""
     owners = (NodeActor, LoopHost, Wiring, ProcessPool)
     return [vars(owner)[name] for owner in owners for name in vars(owner) if callable(vars(owner)[name])] + [
-        instance.fresh_instance
+        instances.fresh_instance
     ]
 
 

@@ -5,9 +5,11 @@ Nothing here waits for a device, except `on_host` and `split`, which read arrays
 for the thread of the device.
 """
 
+import inspect
 import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -15,12 +17,101 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ...actors.batch import Batch, Buckets
+from ...actors.batching import Batch, Buckets
 from ...telemetry import logs
 from ..programs.configuration import Configuration
 from ..programs.signature import WeakRows, is_device_array, is_random_key
 from ..untyped_jax import jax
-from .buckets import padded_length
+
+# Below it, a program and a batch of its own for each of 1, 2 and 4 costs more than at most 7 elements of padding.
+SHORTEST_LENGTH = 8
+
+
+def batch_sizes(batch: Batch, multiple: int = 1) -> tuple[int, ...]:
+    """Return the sizes that batches are padded to, in ascending order; the last one holds `max_size` items.
+
+    Args:
+        batch: which sizes.
+        multiple: what each has to be a multiple of: the devices that share the rows of a batch.
+    """
+    if isinstance(batch.buckets, tuple):
+        sizes = [*batch.buckets, batch.max_size]
+    else:
+        sizes = [*(1 << exponent for exponent in range((batch.max_size - 1).bit_length())), batch.max_size]
+    return tuple(sorted({-(-size // multiple) * multiple for size in sizes}))
+
+
+def batch_size(count: int, sizes: tuple[int, ...]) -> int:
+    """Return the smallest of the sizes that holds `count` items; there are no more than the last one holds."""
+    return sizes[bisect_left(sizes, count)]
+
+
+def padded_length(length: int, buckets: Buckets) -> int | None:
+    """Return the length that an axis is padded to; None if it is longer than the last bucket."""
+    if isinstance(buckets, tuple):
+        index = bisect_left(buckets, length)
+        return buckets[index] if index < len(buckets) else None
+    return 1 << (length - 1).bit_length() if length > SHORTEST_LENGTH else SHORTEST_LENGTH
+
+
+_PASSED_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_TAKEN_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: str) -> dict[str, str]:
+    """Find the parameters that take the masks.
+
+    The mask of `tokens` is `tokens_mask`, or `mask` if no other parameter is padded.
+
+    Args:
+        signature: of the function.
+        padded: names of the padded parameters, the keys of `Batch(pad_axes=...)`.
+        node: its name, for errors.
+
+    Returns:
+        For each padded parameter the name of the one that takes its mask, in the order of the padded ones.
+
+    Raises:
+        TypeError: a name is not that of a parameter, or the function has none for the mask.
+    """
+    names = list(padded)
+    parameters = signature.parameters
+    found: dict[str, str] = {}
+    for name in names:
+        if name not in parameters or parameters[name].kind not in _PASSED_BY_POSITION:
+            raise TypeError(
+                f"node {node!r} has pad_axes={{{name!r}: ...}}, but no such parameter; it has {', '.join(parameters)}"
+            )
+        wanted = [f"{name}_mask", *(["mask"] if len(names) == 1 else [])]
+        mask = next((one for one in wanted if one in parameters and one not in names), None)
+        if mask is None:
+            raise TypeError(
+                f"node {node!r} pads {name!r}, so it has to tell padding from elements: add the parameter "
+                f"{' or '.join(f'{one}=None' for one in wanted)}, an array of bool, True where an element is real"
+            )
+        found[name] = mask
+    for mask in found.values():
+        _check_mask(parameters[mask], node)
+    _check_order(signature, set(found.values()), node)
+    return found
+
+
+def _check_mask(mask: inspect.Parameter, node: str) -> None:
+    if mask.default is not None or mask.kind not in _TAKEN_BY_KEYWORD:
+        raise TypeError(
+            f"node {node!r}: the parameter {mask.name!r} is passed by keyword in a batch and left out otherwise: make "
+            f"it {mask.name}=None"
+        )
+
+
+def _check_order(signature: inspect.Signature, masks: set[str], node: str) -> None:
+    first: str | None = None
+    for name, parameter in signature.parameters.items():
+        if name in masks:
+            first = first or name
+        elif first is not None and parameter.kind in (*_PASSED_BY_POSITION, inspect.Parameter.VAR_POSITIONAL):
+            raise TypeError(f"node {node!r}: move the parameter {first!r} behind {name!r}, which callers pass")
+
 
 # An array: dtype and shape; and what it is besides that: None, WEAK, or the implementation of a typed random key.
 Kind: TypeAlias = tuple[Any, tuple[int, ...], Any]

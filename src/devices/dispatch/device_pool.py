@@ -6,15 +6,14 @@ from collections.abc import Hashable
 from typing import Any, cast
 
 from ..._errors import EngineClosedError
-from ...actors.loop_mailbox import LoopMailbox
-from ...actors.uninterrupted import uninterrupted
+from ...actors.cancellation import uninterrupted
+from ...actors.threads import LoopMailbox
 from ..jax_import import start_backends
 from ..jax_types import is_device
 from ..platform.placement import Placement
 from ..platform.selection import following, select
-from ..programs.compile_cache import CACHE
-from ..programs.exception_twins import twin_of
-from .station import Station
+from ..programs.compile_cache import CACHE, twin_of
+from .engine_device import Station
 
 
 class DevicePool:

@@ -1,13 +1,4 @@
-"""Dispatch: the one thread from which everything is enqueued on a device or mesh.
-
-One thread keeps the order of what is enqueued; what meshes that overlap have to keep besides is in `enqueue_order`.
-Nothing of this happens on an event loop: a tiny kernel runs inline in the dispatch, and the 33rd computation in flight
-on a CPU blocks it.
-
-A second thread waits for the oldest computation, so that the transfers of the next one begin while the present one
-runs, also when the next one comes late. Where computations are short, the thread waits itself as soon as enough is in
-flight: to hand one over costs a fifth of a kernel of 0.2 ms, on two cores.
-"""
+"""Dispatch: the one thread from which everything is enqueued on a device or mesh."""
 
 import os
 import sys
@@ -24,7 +15,19 @@ from ...actors.threads import before_interpreter_exit
 from ...telemetry import logs, metrics, names
 from ...telemetry.metrics import Reading, series
 from ..jax_types import are_ready
-from .failed_arrays import ORIGINS
+from ..platform.placement import Placement
+from ..platform.self_check import self_check
+from .jobs import ORIGINS
+
+# Dispatch: the one thread from which everything is enqueued on a device or mesh.
+#
+# One thread keeps the order of what is enqueued; what meshes that overlap have to keep besides is in `enqueue_order`.
+# Nothing of this happens on an event loop: a tiny kernel runs inline in the dispatch, and the 33rd computation in
+# flight on a CPU blocks it.
+#
+# A second thread waits for the oldest computation, so that the transfers of the next one begin while the present one
+# runs, also when the next one comes late. Where computations are short, the thread waits itself as soon as enough is in
+# flight: to hand one over costs a fifth of a kernel of 0.2 ms, on two cores.
 
 # Computations in flight. Two overlap the transfer of one with the computation of the other; four leave room for items
 # that come in bursts. More keep the device busy while this thread is kept from enqueueing: for as long as the
@@ -312,3 +315,41 @@ def _end_all() -> None:
 
 before_interpreter_exit(_end_all)
 os.register_at_fork(after_in_child=_running.clear)  # they run in the parent
+
+
+class DispatchThreads:
+    """Shares one dispatch thread per device or mesh between all Engines and event loops of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: dict[Placement, tuple[DispatchThread, int]] = {}
+
+    def acquire(self, placement: Placement) -> DispatchThread:
+        """Return the thread of a device or mesh; it goes on until `release`."""
+        with self._lock:
+            thread, leases = self._threads.get(placement) or (self._start(placement), 0)
+            self._threads[placement] = thread, leases + 1
+            return thread
+
+    def release(self, placement: Placement, on_ended: Callable[[], object]) -> None:
+        """Give a lease back; the last one ends the thread, once it has done what was submitted.
+
+        Args:
+            placement: the device or mesh.
+            on_ended: called on some thread when this lease keeps nothing alive any more.
+        """
+        with self._lock:
+            thread, leases = self._threads.pop(placement)
+            if leases > 1:
+                self._threads[placement] = thread, leases - 1
+        if leases > 1:
+            on_ended()
+        else:
+            thread.end(on_ended)
+
+    def _start(self, placement: Placement) -> DispatchThread:
+        return DispatchThread(placement.name, lambda: self_check().verify(placement.devices[0]))
+
+
+# One for the process, as the devices are.
+THREADS = DispatchThreads()

@@ -1,30 +1,259 @@
-"""Jobs: one call, or a batch of calls, on its way through the dispatch thread."""
+"""Jobs: one call, or a batch of calls, on its way through the dispatch thread; its times, and its errors."""
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
 
 from ..._errors import DeviceError
+from ...actors.frame import blame
 from ...telemetry.profiling import registry
+from ...telemetry.profiling.durations import DeviceSeconds
+from ...telemetry.profiling.readings import DeviceWork, DeviceWorkKind
 from ...telemetry.spans import JobSpan
-from .. import jax_profile
-from ..jax_types import wait_until_ready
-from ..programs.exception_twins import twin_of
-from ..programs.signature import is_device_array
+from .. import jax_import
+from ..jax_types import are_ready, is_ready, wait_until_ready
+from ..programs.compile_cache import twin_of
+from ..programs.signature import is_device_array, is_random_key
 from ..untyped_jax import jax
-from .device_call import DeviceCall
-from .failed_arrays import ORIGINS, Origin
-from .job_times import JobTimes
-from .owned_arrays import owned
+from .device_queue import DeviceCall, owned
 
 if TYPE_CHECKING:
-    from ...actors.loop_mailbox import LoopMailbox
+    from ...actors.threads import LoopMailbox
     from ..programs.compile_cache import CompileCache
     from ..programs.compiling import Program
     from ..programs.executable import Executable
     from .dispatch_thread import DispatchThread
     from .parameters import PlacedParameters
+
+
+# Items of a batch that a timeline follows: more lines than these nobody can tell apart.
+_FOLLOWED: Final = 64
+
+
+class _Part(NamedTuple):
+    kind: DeviceWorkKind
+    began: float
+    ended: float
+
+
+class JobTimes:
+    """What the time of one job went into.
+
+    Its methods are called on the threads of the device and of the compiler, one after the other.
+    """
+
+    __slots__ = ("_compile_began", "_compile_seconds", "_parts", "_placed_at", "_placing_began", "_put")
+
+    def __init__(self) -> None:
+        self._parts: list[_Part] = []
+        self._compile_began: float | None = None
+        self._compile_seconds = 0.0
+        self._placing_began = self._placed_at = 0.0
+        self._put: list[Any] = []
+
+    def compile_begins(self) -> None:
+        """It waits for its program."""
+        self._compile_began = perf_counter()
+
+    def compile_ended(self) -> None:
+        """It has its program, or will never have one."""
+        if self._compile_began is not None:
+            self._compile_seconds += perf_counter() - self._compile_began
+            self._compile_began = None
+
+    def place(
+        self, executable: "Executable", args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
+    ) -> tuple[Any, ...]:
+        """Return what `executable.transferred` does, and note what is on its way from now on."""
+        self._placing_began = perf_counter()
+        placed = executable.transferred(args, around)
+        self._placed_at = perf_counter()
+        if placed is not args:
+            before: list[Any] = jax.tree.leaves(args)
+            self._put = [
+                leaf for leaf, old in zip(jax.tree.leaves(placed), before, strict=True) if leaf is not old
+            ]  # fmt: skip
+        return placed
+
+    def wait(self, inputs: Iterable[Any], given: Sequence[Any], busy_until: float) -> None:
+        """Block until what the job gives is ready.
+
+        Args:
+            inputs: what it reads.
+            given: what it gives.
+            busy_until: when what was enqueued before it was ready, in seconds.
+
+        Raises:
+            JaxRuntimeError: it failed.
+        """
+        arrived = self._placed_at
+        put = [array for array in self._put if not array.is_deleted()]
+        self._put = []
+        if put:
+            began = self._placing_began
+            # What is there by now has come while the device was busy with something else, nobody knows when.
+            if not are_ready(put):
+                with suppress(Exception):  # whoever reads it fails with that, too, if anybody does
+                    wait_until_ready(filter(is_device_array, inputs))
+                    began = max(began, perf_counter() if not are_ready(put) else began)
+                    wait_until_ready(put)
+                arrived = perf_counter()
+            self._parts.append(_Part("to device", began, arrived))
+        try:
+            wait_until_ready(given)
+        finally:
+            ended = perf_counter()
+            # A device computes one thing at a time, in the order in which they were enqueued.
+            self._parts.append(_Part("compute", min(max(arrived, busy_until), ended), ended))
+
+    def fetch(self, given: Any) -> Any:
+        """Return a pytree of arrays as one of NumPy's."""
+        began = perf_counter()
+        fetched = jax.tree.map(_on_host, given)
+        self.fetched(began)
+        return fetched
+
+    def fetched(self, began: float) -> None:
+        """Arrays have come from a device, since this moment."""
+        self._parts.append(_Part("from device", began, perf_counter()))
+
+    def tell(self, node: str, device: str, calls: "Sequence[DeviceCall]", rows: int, padding_share: float) -> None:
+        """Tell the profiles, once the job is over; on the loop.
+
+        Args:
+            node: whose program it was.
+            device: where it ran.
+            calls: whom it was for.
+            rows: of the batch, with those of padding; 0 for no batch.
+            padding_share: how much of the elements was padding.
+        """
+        self.compile_ended()
+        frames = tuple([call.frame.identity for call in calls[:_FOLLOWED] if call.frame is not None])
+        for kind, began, ended in self._parts:
+            registry.device_worked(
+                DeviceWork(kind, device, node, began, ended, len(calls), rows, padding_share, frames)
+            )  # fmt: skip
+        compute = sum([part.ended - part.began for part in self._parts if part.kind == "compute"])
+        transfer = sum([part.ended - part.began for part in self._parts if part.kind != "compute"])
+        seconds = DeviceSeconds(self._compile_seconds, transfer, compute)
+        for recorder, count in Counter([call.recorder for call in calls]).items():
+            if recorder is not None:
+                recorder.device = recorder.device.plus(seconds.for_items(count))
+
+
+def _on_host(leaf: Any) -> Any:
+    """Return an array as one of NumPy; typed random keys have no such, and are fetched where they are taken apart."""
+    return leaf if is_random_key(leaf) else np.asarray(leaf)
+
+
+# Failed arrays: which computation an asynchronous error comes from.
+#
+# A result that is handed on before it is ready may turn out to be an error later, and then each computation that reads
+# it fails with that error, too: on any device, and perhaps before the first one is known to have failed. The error
+# belongs to the first.
+
+
+class Origin:
+    """A computation whose result is handed on before it is ready.
+
+    Args:
+        label: of the node in its graph; None for what is no node.
+        inputs: the arrays that it reads.
+    """
+
+    __slots__ = ("_error", "_inputs", "_label")
+
+    def __init__(self, label: str | None, inputs: Iterable[Any]) -> None:
+        self._label = label
+        self._inputs = tuple(inputs)
+        self._error: BaseException | None = None
+
+    def over(self, error: BaseException | None) -> None:
+        """It has ended, well or with an error; it lets go of what it has read."""
+        if error is not None:
+            self._error = self._blamed(twin_of(error).with_traceback(None))  # a traceback would hold the arrays
+        self._inputs = ()
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return the error of the first computation that failed, where this one has failed with `error`."""
+        inputs = self._inputs  # before the error: `over` sets that first
+        if self._error is not None:
+            return twin_of(self._error)
+        return self._blamed(ORIGINS.cause_of(error, inputs))
+
+    def taken_over(self, error: BaseException) -> None:
+        """Note with an error that the result of this computation cannot be asked any more whether it is the cause."""
+        error.add_note(f"it computed in the memory of the result of node {self._label!r}, which may be what has failed")
+
+    def _blamed(self, error: BaseException) -> BaseException:
+        if self._label is not None:
+            blame(error, self._label)
+        return error
+
+
+class Origins:
+    """Which computation arrays come from that were handed on, for as long as anybody holds them; for all devices."""
+
+    def __init__(self) -> None:
+        self._origins: dict[int, tuple[weakref.ref[Any], Origin]] = {}  # arrays are not hashable
+
+    def add(self, arrays: Iterable[Any], origin: Origin) -> None:
+        """Note that these are results of a computation."""
+        for array in arrays:
+            self._origins[id(array)] = (weakref.ref(array, self._forget(id(array))), origin)
+
+    def cause_of(self, error: BaseException, inputs: Iterable[Any]) -> BaseException:
+        """Return the error of the first computation that failed; `error` itself if none of the inputs did.
+
+        Args:
+            error: of a computation.
+            inputs: what it read.
+        """
+        for array in inputs if self._origins else ():
+            origin = self._origin_of(array)
+            if origin is None:
+                continue
+            if array.is_deleted():
+                origin.taken_over(error)
+            elif (failure := _failure_of(array)) is not None:
+                return origin.cause_of(failure)
+        return error
+
+    def _origin_of(self, array: Any) -> Origin | None:
+        found = self._origins.get(id(array))
+        return found[1] if found is not None and found[0]() is array else None
+
+    def _forget(self, key: int) -> "Callable[[weakref.ref[Any]], None]":
+        def forget(gone: "weakref.ref[Any]") -> None:
+            if self._origins.get(key, (None,))[0] is gone:  # another array may have its place in memory by now
+                self._origins.pop(key, None)
+
+        return forget
+
+
+def _failure_of(array: Any) -> BaseException | None:
+    if not is_ready(array):
+        return None
+    try:
+        array.block_until_ready()
+    except Exception as error:  # noqa: BLE001 - whatever the computation of it has raised
+        return error.with_traceback(None)
+    return None
+
+
+# One for the process: results go from device to device.
+ORIGINS = Origins()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a device had too little memory; JAX has no type of its own for that."""
+    return str(error).startswith("RESOURCE_EXHAUSTED")
 
 
 @dataclass(frozen=True)
@@ -130,8 +359,8 @@ class Job:
             return None
         self.has_run = True
         try:
-            if jax_profile.is_taken():
-                with jax_profile.dispatching(self._program.name, self.calls):
+            if jax_import.is_taken():
+                with jax_import.dispatching(self._program.name, self.calls):
                     self._given = self._enqueue(executable, self._args)
             else:
                 self._given = self._enqueue(executable, self._args)

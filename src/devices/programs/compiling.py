@@ -1,22 +1,455 @@
-"""A program: a JAX function for one placement; and the ahead-of-time compilation of it for one signature."""
+"""Programs: the ahead-of-time compilation of a function for one placement and signature, counted and explained."""
 
 import inspect
 import itertools
-from collections.abc import Callable
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple
 
 from ..._errors import OptionsError, add_note
+from ...telemetry import logs
+from ...telemetry.tables.characters import printable
 from ..platform.placement import Placement
 from ..untyped_jax import jax
 from ..wrong_fusions import compiler_options
-from .captured_constants import warn_of_constants
-from .compile_log import CompileLog
 from .configuration import Configuration
-from .enqueue_order import ENQUEUE_ORDER
-from .executable import Executable
-from .explanations import described
+from .executable import ENQUEUE_ORDER, Executable, describe
 from .signature import Leaf, Signature, signature_of
+
+
+@dataclass(frozen=True, slots=True)
+class Recompilation:
+    """One reason why a node was compiled again, told against the most similar earlier program.
+
+    Attributes:
+        program: number of the program that this explains, the node's first being 1. One program may have several
+            reasons.
+        argument: name of the argument, with the path inside it: `batch['tokens']`; empty where it is none.
+        cause: "shape", "dtype", "weak type", "structure", "static value", "resource", "configuration", "function",
+            "eviction".
+        before: what the earlier program was compiled for.
+        after: what this one was compiled for.
+        remedy: what to change if this was not meant; empty for the sizes that the buckets of a `Batch` mean.
+    """
+
+    program: int
+    argument: str
+    cause: str
+    before: str
+    after: str
+    remedy: str
+
+    def __str__(self) -> str:
+        subject = f"{self.cause} of {self.argument}" if self.argument else self.cause
+        return printable(f"program {self.program}: {subject}: {self.before} -> {self.after}")
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Arguments that lay elsewhere and were moved for calls: what a mismatch between two nodes costs.
+
+    Attributes:
+        argument: name of the argument, with the path inside it.
+        source: where it lay: "cpu:0", or "mesh(data=4) P('data')".
+        destination: where the node takes it.
+        count: how often.
+    """
+
+    argument: str
+    source: str
+    destination: str
+    count: int
+
+    def __str__(self) -> str:
+        return printable(f"{self.argument}: {self.source} -> {self.destination}, {self.count} times")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileStatistics:
+    """What the programs of a node have cost.
+
+    A program that a node shares with others, because the planner made one region of them, counts for each of them.
+
+    Attributes:
+        programs: compiled programs held now.
+        hits: calls whose program was there.
+        misses: calls that waited for a compilation, also one that another call had begun.
+        seconds: time spent tracing, lowering and compiling.
+        evictions: programs dropped because the process held too many.
+        transfers: arguments that lay elsewhere, on another device or in another sharding, and were moved for a call.
+        directions: which those were, from where and to where; the most frequent first.
+        recompilations: why there is more than one program, the last hundred or so reasons.
+    """
+
+    programs: int
+    hits: int
+    misses: int
+    seconds: float
+    evictions: int
+    transfers: int
+    directions: tuple[Transfer, ...]
+    recompilations: tuple[Recompilation, ...]
+
+    @classmethod
+    def total(cls, parts: "Sequence[CompileStatistics]") -> "CompileStatistics":
+        """Return the sum of several."""
+        return cls(
+            programs=sum(part.programs for part in parts),
+            hits=sum(part.hits for part in parts),
+            misses=sum(part.misses for part in parts),
+            seconds=sum(part.seconds for part in parts),
+            evictions=sum(part.evictions for part in parts),
+            transfers=sum(part.transfers for part in parts),
+            directions=tuple(one for part in parts for one in part.directions),
+            recompilations=tuple(one for part in parts for one in part.recompilations),
+        )
+
+
+# Powers of two from 1 to 128 are eight sizes: more than that is not a handful of sizes any more, and each has cost a
+# compilation (300 random sizes: 183 programs and 12 s without buckets, 9 and 0.6 s with them).
+MANY_SHAPES: Final = 8
+
+_SAME_SHAPE: Final = "pass arrays of the same shape"
+_REMEDIES: Final = {
+    "shape": f"{_SAME_SHAPE}, or of a few; a device node with batch=ps.Batch(buckets=...), and pad_axes= for ragged "
+    "axes, bounds their number",
+    "dtype": "convert the argument to one dtype before the node",
+    "weak type": "pass an array with a dtype instead of a Python number, or always the number",
+    "structure": "pass the same structure each time; None in the place of an array is another structure",
+    "static value": "take the argument out of static=(...) if the function can compute with it as an array",
+    "resource": "a batch has a row for each item of what callers pass, and of what a resource gives there is one for "
+    "all, which are two programs: let the argument come from a @resource wherever the node is called, or nowhere",
+    "configuration": "set JAX's configuration once, before the first call",
+    "function": "define the function once, outside of the loop or method that passes it: each object is compiled",
+    "eviction": "the process needs more programs than the cache keeps: bound the shapes of the nodes that have most",
+}
+
+
+class Compiled:
+    """What is remembered of a program for explanations: no arrays, and not the function."""
+
+    def __init__(self, program: "Program", configuration: "Configuration", signature: "Signature") -> None:
+        # Programs of one node that are meant to be several, one per placement or batched and not, are not compared.
+        self.family = (
+            program.placement,
+            program.donate_argnums,
+            program.static_argnums,
+            getattr(program.fn, "__code__", type(program.fn)),
+            getattr(inspect.unwrap(program.fn), "__code__", None),
+        )
+        self.serial = program.serial
+        self.origin = origin_of(program.fn)
+        self.parameter = program.parameter
+        self.static_argnums = program.static_argnums
+        self.configuration = configuration
+        self.signature = signature
+        self.bucketed = program.bucketed
+
+
+def explain(this: Compiled, earlier: list[Compiled], number: int) -> list[Recompilation]:
+    """Return what differs between a program and the most similar earlier one; nothing if it is the first.
+
+    Args:
+        this: the program that was compiled.
+        earlier: the programs of the node before it, the last one at the end.
+        number: of the program, the node's first being 1.
+    """
+    differences = [_differences(before, this) for before in reversed(earlier) if before.family == this.family]
+    if not differences:
+        return []
+    nearest = min(differences, key=len) or [
+        _difference("", "eviction", "compiled before", "dropped, and compiled again")
+    ]
+    return [Recompilation(number, *one) for one in nearest]
+
+
+def report(node: str, reason: Recompilation, shapes: int, is_first: Callable[[Hashable], bool]) -> None:
+    """Log a recompilation, each cause once, and once more where an argument's shapes seem to have no end.
+
+    Args:
+        node: name of the node.
+        reason: what to tell; one without a remedy is meant, and not told.
+        shapes: how many programs the argument's shapes have cost so far.
+        is_first: tells whether a cause has not been told of before.
+    """
+    if not reason.remedy:
+        return
+    if reason.cause == "shape" and shapes >= MANY_SHAPES and is_first(("many shapes", reason.argument)):
+        logs.warning("program.many_shapes", node=node, argument=reason.argument, programs=shapes, remedy=reason.remedy)
+    elif is_first((reason.cause, reason.argument)):
+        logs.warning(
+            "program.recompiled",
+            node=node,
+            argument=reason.argument,
+            cause=reason.cause,
+            before=reason.before,
+            after=reason.after,
+            remedy=reason.remedy,
+        )
+
+
+def described(part: tuple[Any, ...]) -> str:
+    """Return one argument's part of a signature as text: `float32[3, 4]`, a tree of those, a static value."""
+    if len(part) == 3:
+        return _leaf_text(part)
+    if isinstance(part[0], type):
+        return repr(part[1])
+    return str(jax.tree.unflatten(part[0], [_Text(_leaf_text(leaf)) for leaf in part[1]]))
+
+
+def origin_of(fn: Any) -> str:
+    """Return name, file and line of a function."""
+    inner = inspect.unwrap(fn)
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    code = getattr(inner, "__code__", None)
+    return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"
+
+
+class _Text(str):
+    """Text that shows without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class _Difference(NamedTuple):
+    argument: str
+    cause: str
+    before: str
+    after: str
+    remedy: str
+
+
+def _difference(argument: str, cause: str, before: str, after: str) -> _Difference:
+    return _Difference(argument, cause, before, after, _REMEDIES[cause])
+
+
+def _differences(before: Compiled, after: Compiled) -> list[_Difference]:
+    found: list[_Difference] = []
+    shared = [
+        position
+        for position, (was, is_now) in enumerate(zip(before.bucketed, after.bucketed, strict=False))
+        if bool(was) != bool(is_now)
+    ]
+    for position in shared:
+        texts = ["passed by callers" if one.bucketed[position] else "from a resource" for one in (before, after)]
+        found.append(_difference(after.parameter(position), "resource", *texts))
+    if before.serial != after.serial and not shared:
+        found.append(_difference("", "function", before.origin, f"another object with the same code, {after.origin}"))
+    if before.configuration is not after.configuration:
+        found.extend(
+            _difference(name, "configuration", repr(was), repr(is_now))
+            for name, (was, is_now) in after.configuration.changes_since(before.configuration).items()
+        )
+    for position, (old, new) in enumerate(zip_longest(before.signature, after.signature)):
+        if old != new and position not in shared:
+            found.extend(_argument_differences(after, position, old, new))
+    return found
+
+
+def _argument_differences(after: Compiled, position: int, old: Any, new: Any) -> list[_Difference]:
+    name = after.parameter(position)
+    if old is None or new is None:
+        texts = ["absent" if part is None else described(part) for part in (old, new)]
+        return [_difference(name, "structure", texts[0], texts[1])]
+    if position in after.static_argnums:
+        return [_difference(name, "static value", repr(old[1]), repr(new[1]))]
+    if len(old) == len(new) == 3:
+        return [_leaf_difference(after, position, "", old, new)]
+    if len(old) != len(new) or old[0] != new[0]:
+        return [_difference(name, "structure", described(old), described(new))]
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.flatten_with_path(_numbered(new))[0]]
+    return [
+        _leaf_difference(after, position, path, was, is_now)
+        for path, was, is_now in zip(paths, old[1], new[1], strict=True)
+        if was != is_now
+    ]
+
+
+def _numbered(part: tuple[Any, ...]) -> Any:
+    return jax.tree.unflatten(part[0], list(range(len(part[1]))))
+
+
+def _leaf_difference(after: Compiled, position: int, path: str, old: "Leaf", new: "Leaf") -> _Difference:
+    name = after.parameter(position)
+    texts = _leaf_text(old), _leaf_text(new)
+    if old[0] != new[0]:
+        return _Difference(name + path, "shape", *texts, _remedy_of_shape(after, position, old[0], new[0]))
+    return _difference(name + path, "dtype" if old[1] != new[1] else "weak type", *texts)
+
+
+def _remedy_of_shape(after: Compiled, position: int, old: tuple[int, ...], new: tuple[int, ...]) -> str:
+    """Return what bounds the shapes of an argument; nothing if its buckets do already."""
+    if not after.bucketed:
+        return _REMEDIES["shape"]
+    padded = after.bucketed[position]
+    changed = {axis for axis, (was, is_now) in enumerate(zip_longest(old, new)) if was != is_now}
+    if len(old) == len(new) and changed <= padded:
+        return ""
+    if len(old) != len(new) or not padded:  # padding gives no axes, and only to what has a row for each item
+        return _SAME_SHAPE
+    axes = sorted(axis - 1 for axis in changed | padded if axis)  # of one item
+    wanted = axes[0] if len(axes) == 1 else tuple(axes)
+    return f"{_SAME_SHAPE}, or have its Batch pad them to a few: pad_axes={{{after.parameter(position)!r}: {wanted}}}"
+
+
+def _leaf_text(leaf: Any) -> str:
+    shape, dtype, weak_type = leaf
+    return f"{'weakly typed ' if weak_type else ''}{dtype}[{', '.join(map(str, shape))}]"
+
+
+# Enough for whoever looks at a table, and bounded where every item has a shape of its own.
+_MAX_REASONS: Final = 100
+_MAX_REMEMBERED: Final = 64
+
+
+class CompileLog:
+    """What `compile_statistics()` of a node shows. Its programs share it; callable from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._executables: set[Executable] = set()
+        self._programs = 0
+        self._hits_of_dropped = 0
+        self._transfers_of_dropped: Counter[tuple[str, Any, Any]] = Counter()
+        self._misses = 0
+        self._seconds = 0.0
+        self._evictions = 0
+        self._remembered: deque[Compiled] = deque(maxlen=_MAX_REMEMBERED)
+        self._reasons: deque[Recompilation] = deque(maxlen=_MAX_REASONS)
+        self._told: set[Hashable] = set()
+        self._shapes: dict[str, int] = {}
+
+    def statistics(self) -> CompileStatistics:
+        """Return a snapshot."""
+        with self._lock:
+            transfers = Counter(self._transfers_of_dropped)
+            for executable in self._executables:
+                transfers.update(dict(executable.transfers))  # a copy: devices' threads count on
+            return CompileStatistics(
+                programs=len(self._executables),
+                hits=self._hits_of_dropped + sum(executable.hits for executable in self._executables),
+                misses=self._misses,
+                seconds=self._seconds,
+                evictions=self._evictions,
+                transfers=transfers.total(),
+                directions=tuple(
+                    [
+                        Transfer(argument, describe(source), describe(destination), count)
+                        for (argument, source, destination), count in transfers.most_common()
+                    ]
+                ),
+                recompilations=tuple(self._reasons),
+            )
+
+    def is_first(self, cause: Hashable) -> bool:
+        """Tell whether a cause is told of for the first time, so that each is logged once."""
+        with self._lock:
+            if cause in self._told:
+                return False
+            self._told.add(cause)
+            return True
+
+    def missed(self) -> None:
+        """Count a call whose program was not there."""
+        with self._lock:
+            self._misses += 1
+
+    def spent(self, seconds: float) -> None:
+        """Count time spent compiling, also in vain."""
+        with self._lock:
+            self._seconds += seconds
+
+    def compiled(
+        self, program: "Program", configuration: "Configuration", signature: "Signature", executable: "Executable"
+    ) -> None:
+        """Count a program, find out why the node needed another one, and log that once per cause."""
+        this = Compiled(program, configuration, signature)
+        with self._lock:
+            self._programs += 1
+            self._executables.add(executable)
+            reasons = explain(this, list(self._remembered), self._programs)
+            self._remembered.append(this)
+            self._reasons.extend(reasons)
+            counts: list[int] = []
+            for reason in reasons:
+                if reason.cause == "shape" and reason.remedy:
+                    self._shapes[reason.argument] = self._shapes.get(reason.argument, 1) + 1
+                counts.append(self._shapes.get(reason.argument, 0))
+        for reason, count in zip(reasons, counts, strict=True):
+            report(program.name, reason, count, self.is_first)
+
+    def dropped(self, executable: "Executable") -> None:
+        """Count a program that had to go, and let go of it."""
+        with self._lock:
+            if executable in self._executables:
+                self._executables.discard(executable)
+                self._evictions += 1
+                self._hits_of_dropped += executable.hits
+                self._transfers_of_dropped.update(executable.transfers)
+
+
+# A captured array becomes a part of the program: a matrix of 64 MB made 134 MB of HLO, once per program. A megabyte is
+# more than what tables and masks take, and less than what parameters do.
+LARGE_BYTES: Final = 1 << 20
+_MAX_NAMED: Final = 3
+
+
+def warn_of_constants(name: str, traced: Any, log: CompileLog) -> None:
+    """Log a warning, once per node, if a traced function has captured more than `LARGE_BYTES` of arrays."""
+    constants = captured_constants(traced)
+    total = sum(_bytes(constant) for constant in constants)
+    if total <= LARGE_BYTES or not log.is_first(("constants",)):
+        return
+    largest = sorted(constants, key=_bytes, reverse=True)[:_MAX_NAMED]
+    logs.warning(
+        "program.captured_constants",
+        node=name,
+        bytes=total,
+        largest=[f"{constant.dtype}{list(constant.shape)}" for constant in largest],
+        remedy="pass them as an argument that comes from a @resource: constants are copied into every program, and "
+        "make it slow to compile",
+    )
+
+
+def captured_constants(traced: Any) -> list[Any]:
+    """Return the distinct arrays that a traced function has captured, those of functions inside of it included."""
+    found: dict[int, Any] = {id(constant): constant for constant in getattr(traced, "_consts", ())}
+    seen: set[int] = set()
+    _collect(traced.jaxpr, found, seen)
+    # Literals without axes are numbers in the code, which are free.
+    return [constant for constant in found.values() if getattr(constant, "shape", ()) != ()]
+
+
+def _collect(jaxpr: Any, found: dict[int, Any], seen: set[int]) -> None:
+    if id(jaxpr) in seen:
+        return
+    seen.add(id(jaxpr))
+    # A closed jaxpr has constants. Where JAX hoists them out, they are literals among the operands instead.
+    found.update((id(constant), constant) for constant in getattr(jaxpr, "consts", ()))
+    for equation in jaxpr.eqns:
+        found.update((id(operand.val), operand.val) for operand in equation.invars if hasattr(operand, "val"))
+        for parameter in equation.params.values():
+            for inner in _jaxprs(parameter):
+                _collect(inner, found, seen)
+
+
+def _jaxprs(parameter: Any) -> Iterator[Any]:
+    if hasattr(parameter, "eqns"):
+        yield parameter
+    elif isinstance(parameter, list | tuple):
+        for part in parameter:  # pyright: ignore[reportUnknownVariableType]
+            yield from _jaxprs(part)
+
+
+def _bytes(constant: Any) -> int:
+    return int(constant.size) * int(constant.dtype.itemsize)
+
 
 # What JAX raises where a value is needed while there are only shapes; JAXTypeError is a TypeError.
 _NOT_TRACEABLE: Final[tuple[type[Exception], ...]] = (TypeError, IndexError, jax.errors.JAXTypeError)

@@ -5,12 +5,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from ..._errors import GraphTraceError
-from ...engine.tracing.locations import call_location
-from ...engine.tracing.ref import PendingRef, Ref, refuse_leak
+from ...engine.tracing.ref import PendingRef, Ref, call_location, refuse_leak
 from ...engine.tracing.tracer import active
 from ..device_node import DeviceNode, device_node
 from ..jax_import import require_jax
-from .subscripts import Subscripts
+from .contraction import Subscripts
 
 if TYPE_CHECKING:
     import jax

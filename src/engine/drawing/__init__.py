@@ -4,13 +4,13 @@ All four take a `Drawing` and are pure, deterministic and free of recursion. Tex
 running graph are doing.
 """
 
-from .dot import to_dot as to_dot
-from .load import Load as Load
-from .load import Places as Places
-from .mermaid import to_mermaid as to_mermaid
+from .languages import to_dot as to_dot
+from .languages import to_mermaid as to_mermaid
 from .model import Drawing as Drawing
 from .model import DrawnNode as DrawnNode
 from .model import Edge as Edge
 from .model import Kind as Kind
+from .model import Load as Load
+from .model import Places as Places
 from .svg import to_svg as to_svg
 from .text import to_text as to_text

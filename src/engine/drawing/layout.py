@@ -5,8 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from .load import Load
-from .model import Drawing, DrawnNode, Edge
+from .model import Drawing, DrawnNode, Edge, Load
 
 _INDEX = re.compile(r"\[\d+\]")
 

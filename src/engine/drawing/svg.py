@@ -8,7 +8,7 @@ from ...telemetry.layered import Layers, Route, place
 from ...telemetry.tables.characters import clip, printable, width
 from .layout import Row, rows
 from .model import Drawing, innermost_first
-from .summary import summary
+from .text import summary
 
 MAX_ROWS = 150  # larger drawings are summarised: nobody follows their edges
 _MAX_SEGMENTS = 3_000

@@ -1,18 +1,136 @@
 """A graph as text: what `print(graph)` shows."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from ...telemetry.tables.characters import clip, pad, printable, width
 from .layout import Row, rows
 from .model import Drawing, innermost_first
-from .rails import rails
-from .summary import summary
+
+_GLYPHS = {"input": "○", "resource": "□", "node": "●", "control": "◆", "output": "◎"}
+
+
+def rails(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """Return, for every row, the rails on its line, and the rails that run on below it.
+
+    A rail starts under the node that makes a value and ends at its last reader. On a node's line, `├`, `┤` and `┼`
+    mark a value that it reads and others will read, `╰`, `╯` and `┴` one that it reads last, and a `│` in the
+    middle of its line is a value that only passes by.
+    """
+    columns: list[int | None] = []
+    unread = [len(row.readers) for row in rows]
+    lines: list[str] = []
+    below: list[str] = []
+    dead_end: int | None = None  # a column whose node on the line above has no reader: nothing may seem to follow it
+    for index, row in enumerate(rows):
+        held = {source: at for at, source in enumerate(columns) if source is not None}
+        read = sorted(held[each.source] for each in row.reads)
+        for each in row.reads:
+            unread[each.source] -= 1
+        ended = [at for at in read if unread[_occupant(columns, at)] == 0]
+        place = ended[0] if ended else _free_column(columns, read[0] if read else -1, dead_end)
+        columns.extend([None] * (place + 1 - len(columns)))
+        lines.append(_line(columns, read, set(ended), place, _GLYPHS[row.node.kind]))
+        for at in ended:
+            columns[at] = None
+        columns[place] = index if row.readers else None
+        dead_end = None if row.readers else place
+        while columns and columns[-1] is None:
+            columns.pop()
+        below.append(" ".join(" " if source is None else "│" for source in columns))
+    return lines, below
+
+
+def _occupant(columns: list[int | None], at: int) -> int:
+    source = columns[at]
+    assert source is not None
+    return source
+
+
+def _free_column(columns: list[int | None], right_of: int, dead_end: int | None) -> int:
+    for at in range(right_of + 1, len(columns)):
+        if columns[at] is None and at != dead_end:
+            return at
+    return len(columns) + (len(columns) == dead_end)
+
+
+def _line(columns: list[int | None], read: list[int], ended: set[int], place: int, glyph: str) -> str:
+    left, right = min([*read, place]), max([*read, place])
+    reading = set(read)
+    cells: list[str] = []
+    for at, source in enumerate(columns):
+        if at == place:
+            cell = glyph
+        elif at in reading:
+            at_edge = 0 if at == left else 2 if at == right else 1
+            cell = ("╰┴╯" if at in ended else "├┼┤")[at_edge]
+        elif source is not None:
+            cell = "│"
+        else:
+            cell = "─" if left < at < right else " "
+        cells.append(cell)
+        cells.append("─" if left <= at < right else " ")
+    return "".join(cells).rstrip()
+
+
+_MAX_NAMES = 12
+_MAX_NAME_COLUMNS = 44
+_MAX_LEVELS = 3  # at each end
+_MAX_NAMES_A_LEVEL = 4
+
+
+def summary(drawing: Drawing, found: Sequence[Row]) -> list[str]:
+    """Return lines that say how many nodes a graph has of each name, how deep and wide it is, how it begins and ends.
+
+    The counts add up to the number of nodes; what is left out is counted.
+    """
+    names: Counter[str] = Counter()
+    levels: list[Counter[str]] = []
+    edges = 0
+    for row in found:
+        names[row.node.label] += row.count
+        edges += len(row.node.inputs) * row.count
+        if row.level == len(levels):
+            levels.append(Counter())
+        levels[row.level][row.node.label] += row.count
+    widest = max(level.total() for level in levels)
+    lines = [
+        f"too large to draw: {names.total():,} nodes, {edges:,} edges, {len(levels):,} levels, up to {widest:,} wide"
+    ]
+    if drawing.bodies:
+        lines.append(f"not counted: what is inside its control flow ({len(drawing.bodies):,})")
+    lines += ["", "  nodes  name"]
+    lines += [f"{count:>7,}  {_shown(name)}" for name, count in names.most_common(_MAX_NAMES)]
+    rest = names.most_common()[_MAX_NAMES:]
+    if rest:
+        lines.append(f"{sum(count for _, count in rest):>7,}  of {len(rest):,} other names")
+    lines += ["", "  level  nodes"]
+    first = range(min(_MAX_LEVELS, len(levels)))
+    last = range(max(len(first), len(levels) - _MAX_LEVELS), len(levels))
+    lines += [f"{at:>7,}  {_level(levels[at])}" for at in first]
+    if last and last[0] > len(first):
+        lines.append("      …")
+    lines += [f"{at:>7,}  {_level(levels[at])}" for at in last]
+    return lines
+
+
+def _shown(name: str) -> str:
+    return clip(printable(name), _MAX_NAME_COLUMNS)
+
+
+def _level(names: Counter[str]) -> str:
+    parts = [
+        clip(printable(name), _MAX_NAME_COLUMNS // 2) + (f" ×{count:,}" if count > 1 else "")
+        for name, count in names.most_common(_MAX_NAMES_A_LEVEL)
+    ]
+    rest = names.total() - sum(count for _, count in names.most_common(_MAX_NAMES_A_LEVEL))
+    return ", ".join(parts) + (f" and {rest:,} more" if rest else "")
+
 
 MAX_COLUMNS = 100
 MAX_ROWS = 60  # about what fits on one screen; of more, a summary says more than a picture
 _MAX_LINES = 2 * MAX_ROWS  # with the bodies of control flow; above it they are counted instead of drawn
 _MAX_RAIL_COLUMNS = 40
-_MAX_NAME_COLUMNS = 44
 _MAX_READS_COLUMNS = 60
 
 _Bodies = dict[str, list[tuple[Drawing, list[str]]]]

@@ -1,16 +1,76 @@
-"""Ref: what stands for a value while a graph is traced."""
+"""Ref: what stands for a value while a graph is traced, where it was made, and where it may hide."""
 
-from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+import functools
+import os
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import cache, lru_cache
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from ..._errors import GraphTraceError
 from ...telemetry.tables.characters import printable
 from .annotations import Hint, hint_inside, members_of
-from .locations import call_location
 from .template import Access, Read
 
 if TYPE_CHECKING:
     from .tracer import Tracer
+
+
+_PACKAGE = os.path.realpath(__file__).rsplit(os.sep, 3)[0] + os.sep
+
+
+def call_location() -> str:
+    """Return "file:line" of the line of a graph that led here, e.g. through functions of installed libraries."""
+    found: types.FrameType | None = None
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = _owner(frame.f_code.co_filename)
+        if owner == "user" and not is_generated(frame):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if owner == "installed":
+            found = frame  # perhaps the graph itself: then it is the outermost of the frames inside the tracer's
+        elif owner == "penstock" and found is not None:
+            break
+        frame = frame.f_back
+    return "<unknown>:0" if found is None else f"{found.f_code.co_filename}:{found.f_lineno}"
+
+
+def definition_location(fn: object) -> str:
+    """Return "file:line" of a function's definition; its name where it has none, e.g. a builtin."""
+    code = getattr(getattr(fn, "__func__", fn), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(fn)
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is neither of this package nor of the standard library; what has no file may be a notebook."""
+    return _owner(filename) in ("user", "installed")
+
+
+def is_generated(frame: types.FrameType) -> bool:
+    """Whether nobody wrote the code of a frame, such as the `__init__` of a dataclass: its line means nothing."""
+    return frame.f_code.co_filename.startswith(("<string>", "<attrs")) and "__file__" in frame.f_globals
+
+
+@cache
+def _paths(*names: str) -> tuple[str, ...]:
+    import sysconfig  # which takes a while to load
+
+    return tuple([os.path.realpath(sysconfig.get_path(name)) + os.sep for name in names])
+
+
+@lru_cache(maxsize=1024)
+def _owner(filename: str) -> Literal["user", "installed", "library", "penstock"]:
+    if filename.startswith("<"):
+        return "library" if filename.startswith("<frozen ") else "user"
+    path = os.path.realpath(filename)
+    if path.startswith(_PACKAGE):
+        return "penstock"
+    if path.startswith(_paths("purelib", "platlib")):
+        return "installed"
+    return "library" if path.startswith(_paths("stdlib", "platstdlib")) else "user"
 
 
 class Ref:
@@ -218,3 +278,75 @@ for _name, (_what, _remedy) in _FORBIDDEN.items():
     setattr(PendingRef, _name, _forbid(_what, _remedy))
 for _name, _what in (("len", "taking its len()"), ("iter", "iterating over it"), ("getitem", "taking an item of it")):
     setattr(PendingRef, f"__{_name}__", _forbid(_what, ""))
+
+
+# A Ref that a graph put somewhere is near the surface; beyond, large constants must not make tracing slow.
+_MAX_OBJECTS = 1000
+_PLAIN = (type, types.ModuleType, types.CodeType, int, float, complex, str, bytes, range, type(None))
+
+
+def hidden_ref(value: object, max_objects: int = _MAX_OBJECTS) -> Ref | PendingRef | None:
+    """Return a symbolic value inside `value`, the one nearest to the surface; None if there is none.
+
+    Args:
+        value: any object.
+        max_objects: how many objects to look at.
+    """
+    queue: deque[object] = deque([value])
+    seen: set[int] = set()
+    while queue and len(seen) < max_objects:
+        current = queue.popleft()
+        if isinstance(current, Ref | PendingRef):
+            return current
+        if not isinstance(current, _PLAIN) and id(current) not in seen:
+            seen.add(id(current))
+            queue.extend(islice(_inside(current), max_objects))
+    return None
+
+
+def _inside(value: object) -> Iterable[object]:
+    members: Iterable[object] = ()
+    whole = value
+    if isinstance(value, Mapping):
+        members = cast("Mapping[object, object]", value).values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        members = cast("Iterable[object]", value)
+    return chain(list(members), _behind(whole))
+
+
+def _behind(value: object) -> Iterable[object]:
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args, *value.keywords.values())
+    if isinstance(value, types.MethodType | types.BuiltinMethodType):
+        return (value.__self__,)
+    if isinstance(value, types.FunctionType):
+        defaults = (value.__defaults__ or (), (value.__kwdefaults__ or {}).values())
+        return chain(closure_values(value), *defaults)
+    if isinstance(value, types.GeneratorType):
+        return () if value.gi_frame is None else value.gi_frame.f_locals.values()
+    if isinstance(value, types.CoroutineType):
+        return () if value.cr_frame is None else value.cr_frame.f_locals.values()
+    return _attributes(value)
+
+
+def _attributes(value: object) -> Iterator[object]:
+    """Yield what the attributes hold, without running properties."""
+    yield from list(getattr(value, "__dict__", {}).values())
+    for cls in type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            descriptor = vars(cls).get(name)
+            if isinstance(descriptor, types.MemberDescriptorType):
+                try:
+                    yield descriptor.__get__(value)
+                except AttributeError:  # not assigned
+                    continue
+
+
+def closure_values(function: types.FunctionType) -> Iterator[Any]:
+    """Yield what the closure of a function holds."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # a variable that is assigned later
+            continue

@@ -1,26 +1,320 @@
-"""Tracer: runs a graph function once with symbolic values and records what it calls."""
+"""Tracer: runs a graph function once with symbolic values and records what it calls, and who reads which stream."""
 
+import asyncio
 import types
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from inspect import unwrap
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 from ..._errors import GraphTraceError
-from ..streams.one_reader import StreamValues
 from .annotations import Hint, is_stream_parameter, parameter_of_body
-from .driving import drive, located_errors
-from .hidden import hidden_ref
-from .locations import call_location, definition_location
-from .outside import Outside
-from .ref import PendingRef, Ref, Unawaited, read_of
+from .ref import (
+    PendingRef,
+    Ref,
+    Unawaited,
+    call_location,
+    closure_values,
+    definition_location,
+    hidden_ref,
+    is_generated,
+    is_users,
+    read_of,
+)
 from .template import Constant, Read, Template, capture, reads, with_reads
 
 if TYPE_CHECKING:
     from ..control import Control
     from ..node import Node
-    from ..resources.opening import Opening
+    from ..resource import Opening
+
+
+class StreamValues:
+    """The streams of one trace.
+
+    Attributes:
+        sources: the numbers of the values that are streams.
+    """
+
+    def __init__(self) -> None:
+        self.sources: dict[int, str] = {}  # with a name for each
+        self._readers: dict[int, str] = {}
+
+    def add(self, source: int, name: str) -> None:
+        """Note that a value is a stream."""
+        self.sources[source] = name
+
+    def read_by_step(
+        self, callee: "Callee", args: tuple[Template, ...], captured: tuple[Template, ...], location: str
+    ) -> None:
+        """Note what a step reads.
+
+        Args:
+            callee: what the step calls.
+            args: its arguments.
+            captured: what the bodies of a control-flow step take from outside.
+            location: "file:line" of the call.
+
+        Raises:
+            GraphTraceError: a stream has a reader already, or cannot be read by this step.
+        """
+        if not self.sources:
+            return
+        for read in reads(*captured):
+            if read.source in self.sources:
+                raise GraphTraceError(
+                    f"{location}: the body of {callee.name} takes {self._named(read)} from outside, which would be "
+                    "read again for each item; read it in a node before, and pass the value on"
+                )
+        for read in reads(*args):
+            if read.source not in self.sources:
+                continue
+            if not callee.reads_streams:
+                raise GraphTraceError(
+                    f"{location}: {self._named(read)} is passed to {callee.name!r}, which cannot read it: only an "
+                    "`async def`, an async generator and ps.map_each can; read it in one of these, and pass on what "
+                    "it returns"
+                )
+            self._read(read, location, repr(callee.name))
+
+    def result(self, template: Template, location: str) -> bool:
+        """Note what the graph returns; whether that is a stream.
+
+        Raises:
+            GraphTraceError: a stream is returned together with something else, or was read already.
+        """
+        found = [read for read in reads(template) if read.source in self.sources]
+        for read in found:
+            if not isinstance(template, Read):
+                raise GraphTraceError(
+                    f"{location}: {self._named(read)} is returned inside a {template_kind(template)}; return the "
+                    "stream alone, and give what belongs to it as its first values"
+                )
+            self._read(read, location, "the result")
+        return bool(found)
+
+    def _read(self, read: Read, location: str, reader: str) -> None:
+        if read.path:
+            raise GraphTraceError(
+                f"{location}: an attribute or item of {self._named(read)} is passed to {reader}; a stream has none "
+                "in a graph: read it in a node, or use ps.map_each(node, stream)"
+            )
+        before = self._readers.get(read.source)
+        if before is not None:
+            raise GraphTraceError(
+                f"{location}: {self._named(read)} is read by {reader} and was read before by {before}; a stream has "
+                "one reader: call the node once for each, or read it in one node that returns what both need"
+            )
+        self._readers[read.source] = f"{reader} ({location})"
+
+    def _named(self, read: Read) -> str:
+        return f"stream {self.sources[read.source]!r}"
+
+
+def template_kind(template: Template) -> str:
+    """Return the name of the container that a template builds."""
+    kind: type[object] | None = getattr(template, "kind", None)
+    return "value" if kind is None else kind.__name__
+
+
+# What exists outside of a graph, told from what its body makes anew for each call.
+#
+# A list written in the body of a graph is a new one for each item, as in plain Python. A list that a global or a
+# closure names is the same for all, and a node that appends to it must append to that one.
+
+# Configuration is small; beyond, what a very large global holds in its depth would be copied.
+_MAX_OBJECTS = 100_000
+_PLAIN = (type, int, float, complex, str, bytes, range, type(None))
+
+
+class Outside:
+    """The objects that the names of traced functions lead to; looked up at the first question, as few graphs ask."""
+
+    def __init__(self) -> None:
+        self._functions: list[Callable[..., object]] = []
+        self._codes: set[types.CodeType] = set()
+        self._found: set[int] | None = None
+
+    def add(self, fn: Callable[..., object]) -> None:
+        """Add what the names of a function mean."""
+        if fn not in self._functions:
+            self._functions.append(fn)
+            self._found = None
+
+    def __contains__(self, value: object) -> bool:
+        if self._found is None:
+            self._found = self._search()
+        return id(value) in self._found
+
+    def _search(self) -> set[int]:
+        roots = [function for fn in self._functions if (function := _function_of(fn)) is not None]
+        codes = {code for function in roots for code in inner_codes(function.__code__)}
+        names = {name for code in (*codes, *(function.__code__ for function in roots)) for name in code.co_names}
+        queue: deque[object] = deque()
+        for fn in self._functions:
+            queue.extend([fn.__self__] if isinstance(fn, types.MethodType) else [])
+        for function in roots:
+            # A function made by the body of a graph closes over what that body made.
+            queue.extend(_named(function, with_closure=function.__code__ not in codes))
+        seen: set[int] = set()
+        while queue and len(seen) < _MAX_OBJECTS:
+            current = queue.popleft()
+            if isinstance(current, _PLAIN) or id(current) in seen:
+                continue
+            seen.add(id(current))
+            queue.extend(_inside(current, names))
+        return seen
+
+
+def _function_of(fn: object) -> types.FunctionType | None:
+    fn = unwrap(fn) if callable(fn) else fn
+    fn = fn.__func__ if isinstance(fn, types.MethodType) else fn
+    return fn if isinstance(fn, types.FunctionType) else None
+
+
+def inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of the functions defined inside."""
+    stack = [code]
+    while stack:
+        for constant in stack.pop().co_consts:
+            if isinstance(constant, types.CodeType):
+                yield constant
+                stack.append(constant)
+
+
+def _named(function: types.FunctionType, *, with_closure: bool) -> Iterator[object]:
+    codes = (function.__code__, *inner_codes(function.__code__))
+    for name in {name for code in codes for name in code.co_names}:
+        if name in function.__globals__:
+            yield function.__globals__[name]
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    if with_closure:
+        yield from closure_values(function)
+
+
+def _inside(value: object, names: set[str]) -> Iterable[object]:
+    if isinstance(value, dict):
+        return list(cast("dict[object, object]", value).values())
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return list(cast("Iterable[object]", value))
+    if isinstance(value, types.FunctionType):
+        return _named(value, with_closure=True)
+    # Of an object or a module, what the functions ask for by name.
+    found: list[Mapping[str, object]] = [vars(cls) for cls in type(value).__mro__]
+    if hasattr(value, "__dict__"):
+        found.append(vars(value))
+    named = [namespace[name] for namespace in found for name in names & namespace.keys()]
+    slots = [one for one in named if isinstance(one, types.MemberDescriptorType)]
+    return [*named, *(getattr(value, slot.__name__, None) for slot in slots if not isinstance(value, type))]
+
+
+def drive(value: Any, fn: Callable[..., Any]) -> Any:
+    """Run what a graph function or a body returned to its end.
+
+    Args:
+        value: a coroutine, a call that is not awaited yet, or the value of a plain function.
+        fn: the function, for errors.
+
+    Raises:
+        GraphTraceError: it waits for something that is neither a node nor a graph.
+    """
+    running: Any = value
+    if not isinstance(value, types.CoroutineType):
+        if isinstance(value, Ref) or not hasattr(value, "__await__"):
+            return value
+        running = value.__await__()
+    try:
+        foreign = running.send(None)
+    except StopIteration as stop:
+        return stop.value
+    except Exception as error:
+        location, module = _raised_at(error, call_location())
+        if module.partition(".")[0] != "asyncio" or asyncio._get_running_loop() is not None:
+            raise
+        raise _foreign(location, fn, "something of asyncio") from error
+    location, awaited = _suspended_at(running)
+    running.close()
+    if asyncio.isfuture(foreign):
+        foreign._asyncio_future_blocking = False  # an event loop would have, and others may await it
+    raise _foreign(location, fn, awaited)
+
+
+@contextmanager
+def located_errors(fn: Callable[..., Any]) -> Generator[None, None, None]:
+    """Have what is raised inside say where in a graph that was, and why: a library that got a `Ref` does not know.
+
+    Args:
+        fn: the function that is traced.
+
+    Raises:
+        GraphTraceError: anything else was raised, which is its cause.
+    """
+    try:
+        yield
+    except (GraphTraceError, RecursionError):  # a graph that calls itself without end is told where it begins
+        raise
+    except Exception as error:
+        location, _ = _raised_at(error, definition_location(fn))
+        raise GraphTraceError(
+            f"{location}: tracing graph {name_of(fn)!r} raised {type(error).__name__}: {error}; its body runs once, "
+            "with a Ref for each value that is not known yet: put what needs the value itself, or may fail, into a "
+            "node (`@ps.node`)"
+        ) from error
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """Return the name of a traced function."""
+    return str(getattr(fn, "__name__", repr(fn)))
+
+
+def _foreign(location: str, fn: Callable[..., Any], awaited: str) -> GraphTraceError:
+    return GraphTraceError(
+        f"{location}: graph {name_of(fn)!r} awaits {awaited}, which is neither a node nor a "
+        "graph; put it into a node (`@ps.node`) and await that"
+    )
+
+
+def _suspended_at(running: object) -> tuple[str, str]:
+    """Return the innermost line of the user's that waits, and the name of what it waits for."""
+    location, awaited = call_location(), "something"
+    while running is not None:
+        frame, awaits = _frame_of(running)
+        if frame is None or not is_users(frame.f_code.co_filename):
+            return location, _name_of(running)
+        location = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        running = awaits
+    return location, awaited
+
+
+def _frame_of(running: object) -> tuple[types.FrameType | None, object]:
+    if isinstance(running, types.CoroutineType):
+        return running.cr_frame, cast("object", running.cr_await)
+    if isinstance(running, types.GeneratorType):
+        generator = cast("types.GeneratorType[object, object, object]", running)
+        return generator.gi_frame, generator.gi_yieldfrom
+    return None, None
+
+
+def _name_of(running: object) -> str:
+    name = getattr(running, "__qualname__", None) or type(running).__name__
+    return f"{name}()" if isinstance(running, types.CoroutineType | types.GeneratorType) else str(name)
+
+
+def _raised_at(error: BaseException, location: str) -> tuple[str, str]:
+    """Return the user's line that led to an exception, or else `location`, and the module that raised it."""
+    module, traceback = "", error.__traceback__
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if is_users(filename) and not is_generated(traceback.tb_frame):
+            location = f"{filename}:{traceback.tb_lineno}"
+        module = str(traceback.tb_frame.f_globals.get("__name__"))
+        traceback = traceback.tb_next
+    return location, module
+
 
 # What a step runs.
 Callee: TypeAlias = "Node[..., Any] | Control"

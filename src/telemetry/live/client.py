@@ -10,8 +10,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from .look import Look
 from .protocol import REQUEST, ProtocolError, read_answer
+from .watch import Look
 
 # A look takes milliseconds. A process that a debugger has stopped takes for ever.
 _ANSWER_SECONDS: Final = 10.0

@@ -18,8 +18,8 @@ import json
 from dataclasses import asdict, fields
 from typing import Any, Final
 
-from ..profiling.verdicts.limits.limit import Verdict
-from .look import Look, NodeLook
+from ..profiling.limits import Verdict
+from .watch import Look, NodeLook
 
 VERSION: Final = 1
 # A request is a few dozen bytes; who sends more without an end is no client.

@@ -1,16 +1,246 @@
-"""Server: answers the clients of a listening socket, in a thread of its own."""
+"""The socket on which a process tells what its nodes do: its file, its clients, and the thread that answers them."""
 
+import errno
+import fcntl
 import os
 import socket
+import stat
+import struct
+import sys
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from typing import Final
 from weakref import WeakSet
 
 from .. import logs
-from .connection import Connection
-from .protocol import refusal
+from ..profiling import registry
+from .protocol import MAX_REQUEST_BYTES, ProtocolError, answer, check_request, refusal
+from .watch import Watch
+
+# What fits into `sun_path` with its end: unix(7).
+MAX_PATH_BYTES: Final = 107 if sys.platform == "linux" else 103
+_MODE: Final = 0o600
+# Who else opens a socket in this folder is done in a moment.
+_LOCK_SECONDS: Final = 5.0
+
+
+@contextmanager
+def listening(path: Path) -> Generator[socket.socket, None, None]:
+    """Listen at an absolute path inside of the block; then its file is gone.
+
+    Raises:
+        OSError: nobody can listen there; the message says why, and what to do.
+    """
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise OSError(
+            errno.ENAMETOOLONG,
+            f"the path of a socket has at most {MAX_PATH_BYTES} bytes, and this one has {len(os.fsencode(path))}: "
+            "choose a shorter one, such as one in /run or /tmp",
+            str(path),
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        process = os.getpid()
+        with _alone_in(path.parent):
+            file = _bind(listener, path)
+        try:
+            yield listener
+        finally:
+            # While it still listens, so that nobody takes it for a dead one and puts another into its place.
+            with suppress(FileNotFoundError):
+                if _identity(path) == file and os.getpid() == process:  # not in one that was forked inside of the block
+                    path.unlink()
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Generator[None, None, None]:
+    """Keep others who do this from looking at, removing and making sockets in a folder at the same time.
+
+    By a lock on the folder itself, which leaves nothing behind, also if the process is killed.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            "there is no such folder for the socket: make it (mkdir -m 700), or choose another",
+            str(folder),
+        ) from None
+    except NotADirectoryError:
+        raise NotADirectoryError(
+            errno.ENOTDIR, "this is no folder for the socket: choose another", str(folder)
+        ) from None
+    except PermissionError:
+        raise PermissionError(
+            errno.EACCES, "this process may not look into the folder for the socket: choose another", str(folder)
+        ) from None
+    try:
+        give_up = time.monotonic() + _LOCK_SECONDS
+        while not _locked(descriptor):
+            if time.monotonic() > give_up:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, "another process holds a lock (flock) on the folder for the socket", str(folder)
+                )
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _bind(listener: socket.socket, path: Path) -> tuple[int, int]:
+    """Make the file, and listen; returns what tells it from others."""
+    # Linux gives the file the mode of its descriptor, less the umask. Other systems refuse to set that, or leave it
+    # alone: there, and under a umask that takes bits from the owner, the mode is set before anybody can connect.
+    with suppress(OSError):
+        os.fchmod(listener.fileno(), _MODE)
+    try:
+        try:
+            listener.bind(str(path))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            _remove_stale(path)
+            listener.bind(str(path))
+    except PermissionError:
+        raise PermissionError(
+            errno.EACCES, "this process may not make a socket in the folder: choose another", str(path)
+        ) from None
+    file = _identity(path)
+    if stat.S_IMODE(path.lstat().st_mode) != _MODE:
+        path.chmod(_MODE)
+    listener.listen()
+    return file
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a process that has ended.
+
+    Raises:
+        FileExistsError: it is no socket, or somebody listens there.
+    """
+    if not stat.S_ISSOCK(path.lstat().st_mode):
+        raise FileExistsError(
+            errno.EEXIST, "there is something else already, and no socket: remove it, or choose another path", str(path)
+        )
+    if listener := _who_listens(path):
+        raise FileExistsError(
+            errno.EEXIST,
+            f"{listener} listens there already: end it, or choose a path for each process, such as one with its "
+            f"number, {os.getpid()}",
+            str(path),
+        )
+    path.unlink()
+
+
+def _who_listens(path: Path) -> str:
+    """Return who listens at a socket; empty if nobody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return ""
+        except OSError:  # it has no room for one more, is not ours to look at, or is of another kind
+            return "another process"
+        if not hasattr(socket, "SO_PEERCRED"):
+            return "another process"
+        size = struct.calcsize("3i")
+        process, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        return "this very process" if process == os.getpid() else f"process {process}"
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    file = path.lstat()
+    return file.st_dev, file.st_ino
+
+
+class Connection:
+    """Answers a client as it reads: while an answer waits to be read, nothing more is read of it, and nothing is held.
+
+    Attributes:
+        socket: the client's.
+        is_open: whether there is somebody to answer.
+    """
+
+    def __init__(self, client: socket.socket) -> None:
+        client.setblocking(False)
+        self.socket = client
+        self.is_open = True
+        self._received = bytearray()
+        self._answer = memoryview(b"")
+        self._hangs_up = False  # after this answer
+        self._watch: Watch | None = None
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether there is something to send, or to answer before more is read."""
+        return bool(self._answer) or b"\n" in self._received
+
+    def go_on(self) -> None:
+        """Do what can be done without waiting: answer one request, or send what is left of an answer, or read."""
+        try:
+            if not self.has_answers:
+                self._receive()
+            if not self._answer:
+                self._take_request()
+            if self._answer:
+                self._answer = self._answer[self.socket.send(self._answer) :]
+                if self._hangs_up and not self._answer:
+                    self.is_open = False
+        except BlockingIOError:
+            pass
+        except OSError:  # the client is gone
+            self.is_open = False
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._watch is not None:
+            self._watch.end()
+        self.socket.close()
+
+    def leave_to_parent(self) -> None:
+        """In a process that was forked: keep nothing open, and look at nothing."""
+        if self._watch is not None:
+            registry.end(self._watch)  # not `Watch.end`: its lock may be held by a thread that is not here
+        self.socket.close()
+
+    def _receive(self) -> None:
+        received = self.socket.recv(MAX_REQUEST_BYTES)
+        self._received += received
+        self.is_open = bool(received)
+
+    def _take_request(self) -> None:
+        line, end, rest = self._received.partition(b"\n")
+        if end:
+            self._received = rest
+            self._answer = memoryview(self._answered(bytes(line)))
+        elif len(line) > MAX_REQUEST_BYTES:
+            self._hangs_up = True
+            self._answer = memoryview(refusal(f"a request is a line of at most {MAX_REQUEST_BYTES} bytes"))
+
+    def _answered(self, line: bytes) -> bytes:
+        try:
+            check_request(line)
+            if self._watch is None:
+                self._watch = Watch()
+            return answer(self._watch.look())
+        except ProtocolError as error:
+            return refusal(str(error))
+        except Exception as error:  # noqa: BLE001 - a look that fails must not end those of the others
+            logs.warning("expose.look_failed", error=repr(error))
+            return refusal(f"it could not be looked at: {error!r}")
+
 
 # Each client that looks has counters of its own, and a descriptor. More than a few are a mistake.
 MAX_CLIENTS: Final = 16
@@ -125,3 +355,36 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+@contextmanager
+def expose(path: str | os.PathLike[str]) -> Generator[Path, None, None]:
+    """Let `python -m penstock top PATH` look at everything that this process runs inside of the `with` block.
+
+    A thread of its own answers at a Unix socket, so a process whose event loop is blocked can be looked at, too. All
+    Engines count, whichever thread they run in. The socket has mode 0600: only its user, and root, may connect. Its
+    file is gone after the block. That of a process that has died is replaced.
+
+    It costs nothing while nobody looks. While somebody does, `async def` nodes are timed, as by `profile()`.
+
+    Args:
+        path: where the socket is to be, in a folder that is there; at most 107 bytes, on Linux. Each process needs one
+            of its own.
+
+    Returns:
+        The absolute path.
+
+    Raises:
+        FileExistsError: another process listens there, or there is something that is no socket.
+        OSError: there cannot be a socket; the message says why, and what to do.
+    """
+    # With the first use: not every system has Unix sockets, and most programs expose nothing.
+
+    absolute = Path(path).absolute()
+    with listening(absolute) as listener:
+        server = Server(listener)
+        server.start()
+        try:
+            yield absolute
+        finally:
+            server.stop()

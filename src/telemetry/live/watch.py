@@ -1,20 +1,207 @@
-"""Watch: what all nodes of this process do between two looks, seen from a thread of its own."""
+"""Watch: what all nodes of this process do between two looks, as records and as a table."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..profiling import registry
-from ..profiling.execution import Execution
+from ..profiling.evidence import Evidence, ReaderSum
+from ..profiling.limits import Verdict
+from ..profiling.loop_watch import thread_seconds
+from ..profiling.node_profile import node_profile_of
 from ..profiling.open_scopes import OpenScopes, settled
-from ..profiling.readings import Host, Reader, Scope
-from ..profiling.thread_time import thread_seconds
-from ..profiling.timelines.device_work import DeviceWork
-from ..profiling.verdicts.evidence import Evidence, ReaderSum
-from ..profiling.verdicts.verdict import find_verdict
-from .look import Look
-from .nodes import node_looks
+from ..profiling.readings import DeviceWork, Execution, Host, NodeReading, Reader, Scope
+from ..profiling.sums import Name, Sums
+from ..profiling.verdict import find_verdict
+from ..tables.table import UNKNOWN, Column, Table, count, duration, of, significant
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLook:
+    """One node, over all scopes of its graph.
+
+    Attributes:
+        graph: name of its graph, or of the body of control flow that it belongs to.
+        node: name of the node, as drawn.
+        runs_on: "loop", "thread", "process", or where else.
+        completed: items that it finished with a result since the look before.
+        failed: items that ended in an error here since then.
+        total_completed: items that it has finished with a result in the scopes that are open now.
+        total_failed: items that have ended in an error there.
+        busy_share: how much of the time since the look before its places were busy, of the items that left it
+            meanwhile; of a node without a limit, the items that it had at a time. None if it is not known.
+        inbox_depth: items that wait in its inbox now.
+        inbox_capacity: how many may; None if unbounded.
+        in_flight: items in it now.
+        limit: how many may be; None if unlimited.
+    """
+
+    graph: str
+    node: str
+    runs_on: str
+    completed: int
+    failed: int
+    total_completed: int
+    total_failed: int
+    busy_share: float | None
+    inbox_depth: int
+    inbox_capacity: int | None
+    in_flight: int
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a process does.
+
+    Attributes:
+        process: its number.
+        seconds: how long ago the look before was; None if this is the first, which has no rates.
+        nodes: those of the scopes that are open, and of those that have ended since the look before.
+        verdict: what limits; None if nothing has left a node since the look before.
+    """
+
+    process: int
+    seconds: float | None
+    nodes: tuple[NodeLook, ...]
+    verdict: Verdict | None
+
+
+@dataclass
+class _Now:
+    """A node in all scopes that are open."""
+
+    runs_on: str
+    completed: int = 0
+    failed: int = 0
+    depth: int = 0
+    capacity: int | None = 0
+    # By places, because scopes may share them.
+    in_flight: dict[Hashable, tuple[int, int | None]] = field(default_factory=dict[Hashable, tuple[int, int | None]])
+
+    def add(self, reading: NodeReading) -> None:
+        self.completed += reading.completed
+        self.failed += reading.failed
+        self.depth += reading.inbox_depth
+        unbounded = self.capacity is None or reading.inbox_capacity is None
+        self.capacity = None if unbounded else (self.capacity or 0) + (reading.inbox_capacity or 0)
+        own = reading.places[0] if reading.places else None
+        self.in_flight[reading.key if own is None else own.key] = reading.in_flight, None if own is None else own.limit
+
+    @property
+    def limit(self) -> int | None:
+        limits = [limit for _, limit in self.in_flight.values()]
+        return None if None in limits or not limits else sum(limit or 0 for limit in limits)
+
+
+def node_looks(sums: Sums, readings: Iterable[NodeReading]) -> tuple[NodeLook, ...]:
+    """Return what there is to say of each node, those of one graph together.
+
+    Args:
+        sums: what they did since the look before.
+        readings: what the counters of all that are open say now.
+    """
+    found: dict[Name, _Now] = {}
+    for reading in readings:
+        found.setdefault((reading.graph, reading.node), _Now(reading.runs_on)).add(reading)
+    for name, node in sums.nodes.items():  # also of what has ended meanwhile
+        found.setdefault(name, _Now(node.reading.runs_on))
+    graphs = {graph: place for place, graph in enumerate(dict.fromkeys(graph for graph, _ in found))}
+    return tuple(_look_of(name, found[name], sums) for name in sorted(found, key=lambda name: graphs[name[0]]))
+
+
+def _look_of(name: Name, now: _Now, sums: Sums) -> NodeLook:
+    node = sums.nodes.get(name)
+    share = 0.0 if node is None else node_profile_of(sums, node).busy_share
+    if share is not None and now.limit is not None:
+        share = min(share, 1.0)  # the time of an item counts when it leaves, so there may be more than there was time
+    return NodeLook(
+        *name,
+        now.runs_on,
+        0 if node is None else node.completed,
+        0 if node is None else node.failed,
+        now.completed,
+        now.failed,
+        share,
+        now.depth,
+        now.capacity,
+        sum(in_flight for in_flight, _ in now.in_flight.values()),
+        now.limit,
+    )
+
+
+_COLUMNS: Final = (
+    Column("node", is_number=False),
+    Column("graph", is_number=False),
+    Column("items/s"),
+    Column("in flight"),
+    Column("inbox"),
+    Column("busy"),
+    Column("done"),
+    Column("failed"),
+    Column("", is_number=False),
+)
+
+
+def look_table(look: Look, max_rows: int | None = None) -> Table:
+    """Return what is shown of a look.
+
+    Args:
+        look: the look.
+        max_rows: how many nodes there is room for; None for all.
+    """
+    over = "" if look.seconds is None else f", over {duration(look.seconds)}"
+    facts = (("process", f"{look.process}{over}"), ("limits", _limits(look)))
+    shown = _most_telling(look, max_rows)
+    remark = "" if look.nodes else "no nodes yet"
+    if len(shown) < len(look.nodes):
+        remark = f"and {count(len(look.nodes) - len(shown))} nodes that do less; --json has all of them"
+    return Table(facts, _COLUMNS, tuple(_row(look, node) for node in shown), remark)
+
+
+def _limits(look: Look) -> str:
+    if look.seconds is None:
+        return UNKNOWN
+    return "nothing has left a node meanwhile" if look.verdict is None else str(look.verdict)
+
+
+def _row(look: Look, node: NodeLook) -> tuple[str, ...]:
+    ended = node.completed + node.failed
+    return (
+        node.node,
+        node.graph,
+        UNKNOWN if not look.seconds else significant(ended / look.seconds),
+        of(node.in_flight, node.limit),
+        of(node.inbox_depth, node.inbox_capacity),
+        UNKNOWN if not look.seconds or node.busy_share is None else _share(node),
+        count(node.total_completed),
+        count(node.total_failed) + (f" (+{node.failed:,})" if look.seconds and node.failed else ""),
+        "◀ limits" if _is_limit(look, node) else "",
+    )
+
+
+def _share(node: NodeLook) -> str:
+    assert node.busy_share is not None
+    return f"{node.busy_share:.0%}" if node.limit is not None else f"{significant(node.busy_share)} at once"
+
+
+def _is_limit(look: Look, node: NodeLook) -> bool:
+    return look.verdict is not None and (look.verdict.graph, look.verdict.node) == (node.graph, node.node)
+
+
+def _most_telling(look: Look, max_rows: int | None) -> Sequence[NodeLook]:
+    """Return the nodes that limit, wait and do most; in their order."""
+
+    def weight(index: int) -> tuple[bool, int, int, int]:
+        node = look.nodes[index]
+        return _is_limit(look, node), node.inbox_depth, node.in_flight, node.completed + node.failed
+
+    if max_rows is None or len(look.nodes) <= max_rows:
+        return look.nodes
+    chosen = sorted(range(len(look.nodes)), key=weight, reverse=True)[: max(max_rows, 1)]
+    return [look.nodes[index] for index in sorted(chosen)]
 
 
 class _ReaderSince(NamedTuple):

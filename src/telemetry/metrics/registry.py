@@ -1,20 +1,26 @@
-"""Who counts now, and what those have counted who do no more.
-
-A source is known from its opening to its closing, by a weak reference. When it closes, its counters are added to
-those of all that closed before it, by metric and attributes: so totals only grow, and take no more memory for each
-scope. Sources open and close on event loops, or when they are collected as garbage, which must never wait for whoever
-reads; and readers have threads of their own.
-"""
+"""Who counts now, what those have counted who do no more, and how long calls took."""
 
 import os
 import threading
 from collections import deque
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from .. import names
 from . import instruments
-from .definitions import COUNTERS
-from .readings import Reading, Series, Source
+from .instruments import COUNTERS, Reading, Series, Source, histogram
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+
+# Who counts now, and what those have counted who do no more.
+#
+# A source is known from its opening to its closing, by a weak reference. When it closes, its counters are added to
+# those of all that closed before it, by metric and attributes: so totals only grow, and take no more memory for each
+# scope. Sources open and close on event loops, or when they are collected as garbage, which must never wait for whoever
+# reads; and readers have threads of their own.
 
 
 class Registry:
@@ -134,3 +140,38 @@ def vanished(source: Source) -> None:
 def add(readings: Iterable[Reading]) -> None:
     """Add to the counters of what is no source."""
     _registry.add(readings)
+
+
+def run_ended(graph: str, seconds: float, outcome: str, error: BaseException | None, span: "Span | None") -> None:
+    """Record one call.
+
+    Args:
+        graph: name of the graph.
+        seconds: how long it took, from the call to the outcome, waiting for a place included.
+        outcome: done, failed, cancelled, expired or refused.
+        error: what it ended with.
+        span: that of the call: a sampled one becomes an example of its bucket.
+    """
+    _record(names.METRIC_RUN_DURATION, graph, seconds, outcome, error, span)
+
+
+def stream_ended(graph: str, seconds: float, outcome: str, error: BaseException | None, span: "Span | None") -> None:
+    """Record one stream of calls; as `run_ended`."""
+    _record(names.METRIC_STREAM_DURATION, graph, seconds, outcome, error, span)
+
+
+def _record(
+    name: str, graph: str, seconds: float, outcome: str, error: BaseException | None, span: "Span | None"
+) -> None:
+    found = histogram(name)
+    if found is None:
+        return
+    attributes = {names.GRAPH: graph, names.OUTCOME: outcome}
+    if error is not None and outcome in ("failed", "expired", "refused"):
+        attributes[names.ERROR_TYPE] = type(error).__qualname__
+    if span is None:
+        found.record(seconds, attributes)
+    else:
+        from opentelemetry import trace
+
+        found.record(seconds, attributes, trace.set_span_in_context(span))

@@ -1,9 +1,130 @@
-"""Durations: how long many executions took, in bounded memory, so that percentiles can be told."""
+"""Durations, depths and device times of many executions, in bounded memory."""
 
-from collections import Counter
+import math
+from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import log2
-from typing import Final
+from time import perf_counter
+from typing import Final, NamedTuple
+
+# Points of the curve that are kept until somebody collects them, and the least time between two: a curve of a second
+# then has 1,000 points, which is more than a screen.
+_POINTS: Final = 1024
+_POINT_SECONDS: Final = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class DepthTotals:
+    """What the depth of a queue adds up to.
+
+    Attributes:
+        waited_seconds: time that items were in it, over all items: the integral of its depth.
+        occupied_seconds: time that it was not empty.
+        full_seconds: time that it was full.
+    """
+
+    waited_seconds: float
+    occupied_seconds: float
+    full_seconds: float
+
+    def __add__(self, other: "DepthTotals") -> "DepthTotals":
+        return DepthTotals(
+            self.waited_seconds + other.waited_seconds,
+            self.occupied_seconds + other.occupied_seconds,
+            self.full_seconds + other.full_seconds,
+        )
+
+    def __sub__(self, earlier: "DepthTotals") -> "DepthTotals":
+        return DepthTotals(
+            self.waited_seconds - earlier.waited_seconds,
+            self.occupied_seconds - earlier.occupied_seconds,
+            self.full_seconds - earlier.full_seconds,
+        )
+
+
+NO_DEPTH: Final = DepthTotals(0.0, 0.0, 0.0)
+
+
+class DepthWatch:
+    """Adds up over time how many items are in a queue; told of every change while a profile is taken.
+
+    Args:
+        depth: items in it now.
+        capacity: how many it may hold; None for no bound.
+
+    Attributes:
+        points: the newest moments and depths, a selection.
+    """
+
+    __slots__ = ("_at", "_capacity", "_depth", "_full", "_kept_at", "_occupied", "_waited", "points")
+
+    def __init__(self, depth: int, capacity: int | None) -> None:
+        self._depth = depth
+        self._capacity = math.inf if capacity is None else capacity
+        self._at = perf_counter()
+        self._kept_at = 0.0
+        self._waited = self._occupied = self._full = 0.0
+        self.points: deque[tuple[float, int]] = deque(maxlen=_POINTS)
+
+    def changed(self, depth: int) -> None:
+        """It holds another number of items from now on."""
+        now = perf_counter()
+        before = self._depth
+        if before:
+            seconds = now - self._at
+            self._waited += seconds * before
+            self._occupied += seconds
+            if before >= self._capacity:
+                self._full += seconds
+        self._at = now
+        self._depth = depth
+        if now - self._kept_at < _POINT_SECONDS and self.points:
+            self.points[-1] = self._kept_at, depth
+        else:
+            self._kept_at = now
+            self.points.append((now, depth))
+
+    def totals(self) -> DepthTotals:
+        """Return the sums up to now."""
+        depth = self._depth
+        seconds = perf_counter() - self._at if depth else 0.0
+        return DepthTotals(
+            self._waited + seconds * depth,
+            self._occupied + seconds,
+            self._full + (seconds if depth >= self._capacity else 0.0),
+        )
+
+
+class DeviceSeconds(NamedTuple):
+    """What items waited for on devices; each counts for itself, also those of one batch.
+
+    Args:
+        compile_seconds: for a program to be compiled.
+        transfer_seconds: for arrays on their way to the device, from another device or back. What was on its way while
+            the device computed something else counts only for as long as it held up its own computation.
+        compute_seconds: for the device to compute, once it had begun.
+    """
+
+    compile_seconds: float
+    transfer_seconds: float
+    compute_seconds: float
+
+    def plus(self, other: "DeviceSeconds") -> "DeviceSeconds":
+        """Return the sum."""
+        return DeviceSeconds(*[one + more for one, more in zip(self, other, strict=True)])
+
+    def for_items(self, count: int) -> "DeviceSeconds":
+        """Return what so many items have waited for that all waited for this."""
+        return DeviceSeconds(*[one * count for one in self])
+
+    def minus(self, earlier: "DeviceSeconds") -> "DeviceSeconds":
+        """Return what was added since."""
+        return DeviceSeconds(*[one - before for one, before in zip(self, earlier, strict=True)])
+
+
+NO_DEVICE: Final = DeviceSeconds(0.0, 0.0, 0.0)
+
 
 # Bins for each doubling. A percentile is the middle of its bin, so it is wrong by 2.2 % at most; from 0.1 us to a day
 # these are fewer than 700 bins.

@@ -1,16 +1,21 @@
-"""What a profile reads of whatever runs nodes: records of counters, and the protocols of those who keep them.
-
-Telemetry knows no engine. An engine that wants to be seen implements these.
-"""
+"""What a profile reads of whatever runs nodes: records of counters, executions and device work."""
 
 import asyncio
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from .depth import DepthTotals
-from .device_seconds import NO_DEVICE, DeviceSeconds
-from .durations import Durations
+from .durations import NO_DEVICE, DepthTotals, DeviceSeconds, Durations
+
+# When it began and ended, with all its attempts, in seconds of `time.perf_counter`; a number that stands for the item
+# on its whole way through a graph, and its index in its stream, deployment or `map_each`, both None if unknown.
+# A plain tuple: to make anything else takes longer than all else that is done for an execution.
+Execution: TypeAlias = tuple[float, float, int | None, int | None]
+
+
+# What a profile reads of whatever runs nodes: records of counters, and the protocols of those who keep them.
+#
+# Telemetry knows no engine. An engine that wants to be seen implements these.
 
 # What bounds the items in flight in a node: `concurrency=`; that a stateful node, or a plain function, takes one at a
 # time; a pool; `max_workers`, `max_in_flight`, `map_each(concurrency=)`; or that there is one call of the graph.
@@ -174,3 +179,33 @@ class Host(Protocol):
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop; None before its first use."""
         ...
+
+
+# Computing a batch or a call; compiling a program; arrays on their way to a device, or from it.
+DeviceWorkKind: TypeAlias = Literal["compute", "compile", "to device", "from device"]
+
+
+class DeviceWork(NamedTuple):
+    """What a device, or the compiler, did in one piece.
+
+    Args:
+        kind: what it did.
+        device: name of the device or mesh; for a program that is compiled, of that which it is compiled for.
+        node: name of the node; of a region that became one program, the names of all its nodes.
+        began: when it began, in seconds of `time.perf_counter`.
+        ended: when it ended.
+        items: for how many items; 0 if it was for none in particular.
+        rows: of the batch, with those of padding; 0 if it was no batch.
+        padding_share: how much of the elements of the batch's arrays was padding, of rows or of lengths: 0 to 1.
+        frames: a number for each of the items, as in the executions of nodes; for a large batch, of the first ones.
+    """
+
+    kind: DeviceWorkKind
+    device: str
+    node: str
+    began: float
+    ended: float
+    items: int = 0
+    rows: int = 0
+    padding_share: float = 0.0
+    frames: tuple[int, ...] = ()

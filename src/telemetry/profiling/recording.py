@@ -9,26 +9,18 @@ from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import NamedTuple
 
-from ..tables.quantities import UNKNOWN, count, duration, milliseconds, seconds
 from ..tables.rendered import Rendered
-from ..tables.table import Column, Table
+from ..tables.table import UNKNOWN, Column, Table, count, duration, milliseconds, seconds
 from . import registry
-from .execution import Execution
-from .loop_watch import LoopWatch
+from .evidence import CriticalPath, Evidence, ReaderSum, critical_paths
+from .limits import Verdict, is_held
+from .loop_watch import LoopWatch, thread_seconds
 from .node_profile import NodeProfile, node_profile_of
 from .open_scopes import OpenScopes, running_loop, settled
-from .readings import Reader, Scope
-from .thread_time import thread_seconds
-from .timelines.device_work import DeviceWork
-from .timelines.perfetto import trace
-from .timelines.timeline import Timeline
-from .timelines.written import write_whole
-from .verdicts.critical_path import CriticalPath, critical_paths
-from .verdicts.evidence import Evidence, ReaderSum
-from .verdicts.limits.limit import Verdict
-from .verdicts.limits.loop import is_held
-from .verdicts.prediction import Prediction, predict
-from .verdicts.verdict import find_verdict
+from .perfetto import trace
+from .readings import DeviceWork, Execution, Reader, Scope
+from .timeline import Timeline, write_whole
+from .verdict import Prediction, find_verdict, predict
 
 _COLUMNS = (
     Column("node", is_number=False),

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 if TYPE_CHECKING:  # the records that a profile is made of are loaded when one is taken
-    from .execution import Execution
-    from .readings import Host, Reader, Scope
-    from .timelines.device_work import DeviceWork
+    from .readings import DeviceWork, Execution, Host, Reader, Scope
 
 
 class Collector(Protocol):

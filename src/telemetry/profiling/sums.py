@@ -3,9 +3,7 @@
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 
-from .depth import NO_DEPTH, DepthTotals
-from .device_seconds import NO_DEVICE, DeviceSeconds
-from .durations import Durations
+from .durations import NO_DEPTH, NO_DEVICE, DepthTotals, DeviceSeconds, Durations
 from .readings import Bound, NodeReading, Places, TimedReading
 
 Name = tuple[str, str]  # graph and node

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ..tables.characters import printable
-from ..tables.quantities import count, duration, rate
+from ..tables.table import count, duration, rate
 
 
 @dataclass(frozen=True, slots=True)

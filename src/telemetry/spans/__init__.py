@@ -9,10 +9,6 @@ from .nodes import consists_of as consists_of
 from .nodes import fell_back as fell_back
 from .nodes import present as present
 from .nodes import retried as retried
-from .processes import incoming as incoming
-from .processes import outgoing as outgoing
-from .processes import set_up_of_workers as set_up_of_workers
-from .processes import set_up_workers as set_up_workers
 from .runs import FrameSpan as FrameSpan
 from .runs import admitted as admitted
 from .runs import end_run as end_run
@@ -20,3 +16,7 @@ from .runs import end_stream as end_stream
 from .runs import item_skipped as item_skipped
 from .runs import start_run as start_run
 from .runs import start_stream as start_stream
+from .tracer import incoming as incoming
+from .tracer import outgoing as outgoing
+from .tracer import set_up_of_workers as set_up_of_workers
+from .tracer import set_up_workers as set_up_workers

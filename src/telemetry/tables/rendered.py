@@ -17,7 +17,7 @@ class Rendered(ABC):
         """Return what is shown."""
 
     def __str__(self) -> str:
-        from .as_text import to_text
+        from .table import to_text
 
         return to_text(self._table())
 
@@ -27,6 +27,6 @@ class Rendered(ABC):
         return to_rich(self._table())
 
     def _repr_html_(self) -> str:
-        from .as_html import to_html
+        from .table import to_html
 
         return to_html(self._table())

@@ -12,9 +12,8 @@ from types import FunctionType, MethodType
 from ...._errors import GraphTraceError
 from ....telemetry import logs
 from .interpreter import SourceInterpreter
-from .location import locate
 from .rules import Problem, SourceRules
-from .values import Kind, Value
+from .values import Kind, Value, locate
 
 _warned: set[tuple[str, int, str]] = set()  # places, so that a factory of graphs is warned of once
 

@@ -9,8 +9,7 @@ from importlib.util import resolve_name
 from types import FunctionType, ModuleType
 from typing import Final, NamedTuple, cast
 
-from .location import SourceLocation
-from .values import GRAPH, MISSING, NODE, PLAIN, UNKNOWN, Kind, Value, join
+from .values import GRAPH, MISSING, NODE, PLAIN, UNKNOWN, Kind, SourceLocation, Value, join
 
 COND: Final = "use ps.cond or ps.switch"
 FALLBACK: Final = (

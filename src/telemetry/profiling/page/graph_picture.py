@@ -8,7 +8,7 @@ from typing import Final
 
 from ...layered import Layers, Placement, place
 from ...tables.characters import clip, printable, width
-from ...tables.quantities import milliseconds
+from ...tables.table import milliseconds
 from ..node_profile import NodeProfile
 
 # Larger graphs are not drawn: nobody follows their edges.

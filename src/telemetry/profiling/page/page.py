@@ -1,19 +1,221 @@
-"""A page that shows a profile: one file of HTML, with its style, its script and its data in it."""
+"""A page that shows a profile: one file of HTML, with its tables, its timeline, its style and its script in it."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from ...tables.characters import printable
-from ...tables.quantities import count, duration, rate
-from ..timelines.timeline import Timeline
-from ..verdicts.limits.limit import Verdict
+from ...tables.table import count, duration, milliseconds, rate, seconds
+from ..limits import Verdict
+from ..node_profile import NodeProfile
+from ..timeline import DepthPoint, DeviceSlice, Slice, Timeline, tracks
 from .graph_picture import COLOURS, DrawnNode, by_graph, graph_picture
-from .node_table import node_table
-from .timeline_data import timeline_data
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of numbers.
+
+    Args:
+        title: its heading.
+        about: what the number is.
+        value: reads it.
+        text: writes it.
+        is_share: whether it is one, and drawn as a bar.
+    """
+
+    title: str
+    about: str
+    value: Callable[[NodeProfile], float | None]
+    text: Callable[[float | None], str]
+    is_share: bool = False
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _whole(value: float | None) -> str:
+    return count(None if value is None else int(value))
+
+
+_COLUMNS: Final[tuple[_Column, ...]] = (
+    _Column("done", "items that it finished", lambda node: node.count, _whole),
+    _Column("failed", "items that ended in an error here", lambda node: node.errors, _whole),
+    _Column("mean", "time in its handler, waits included", lambda node: node.mean_seconds, milliseconds),
+    _Column("p50", "half of its executions took at most this long", lambda node: node.p50_seconds, milliseconds),
+    _Column("p90", "90 % of them did", lambda node: node.p90_seconds, milliseconds),
+    _Column("p99", "99 % of them did", lambda node: node.p99_seconds, milliseconds),
+    _Column("busy", "share of the time of its places", lambda node: node.busy_share, _share, is_share=True),
+    _Column(
+        "queue wait", "how long an item waited in its inbox", lambda node: node.mean_queue_wait_seconds, milliseconds
+    ),
+    _Column(
+        "occupancy", "share of the time that items waited in its inbox", lambda node: node.occupancy, _share,
+        is_share=True,
+    ),
+    _Column(
+        "blocked", "time that finished items waited for room after it, over all", lambda node: node.blocked_seconds,
+        seconds,
+    ),
+    _Column("compile", "share of its busy time", lambda node: node.compile_share, _share),
+    _Column("transfer", "share of its busy time", lambda node: node.transfer_share, _share),
+)  # fmt: skip
+
+
+def node_table(nodes: Sequence[DrawnNode]) -> Iterator[str]:
+    """Yield the table, without columns that would tell nothing: of the only graph, or of devices that nobody used."""
+    has_graphs = len({node.profile.graph for node in nodes}) > 1
+    uses_devices = any(node.profile.compile_share or node.profile.transfer_share for node in nodes)
+    columns = [column for column in _COLUMNS if uses_devices or column.title not in ("compile", "transfer")]
+    yield '<table id="nodes"><caption class="unseen">What each node did</caption><thead><tr>'
+    yield _heading("node", "name of the node", is_number=False)
+    if has_graphs:
+        yield _heading("graph", "name of its graph, or of the body of control flow", is_number=False)
+    for column in columns:
+        yield _heading(column.title, column.about)
+    yield "</tr></thead><tbody>\n"
+    for node in nodes:
+        yield from _row(node, columns, has_graph=has_graphs)
+    yield "</tbody></table>\n"
+
+
+def _heading(title: str, about: str, *, is_number: bool = True) -> str:
+    kind = ' class="number"' if is_number else ""
+    return (
+        f'<th scope="col"{kind} aria-sort="none"><button type="button" title="{escape(about)}">{escape(title)}'
+        '<span class="arrow" aria-hidden="true"></span></button></th>'
+    )
+
+
+def _row(node: DrawnNode, columns: Sequence[_Column], *, has_graph: bool) -> Iterator[str]:
+    profile = node.profile
+    kind, badge = (' class="limits"', ' <span class="badge">limits</span>') if node.limits else ("", "")
+    name, graph = escape(printable(profile.node)), escape(printable(profile.graph))
+    yield f'<tr id="{node.anchor}"{kind}><th scope="row" data-value="{name}">{name}{badge}</th>'
+    if has_graph:
+        yield f'<td class="graph" data-value="{graph}">{graph}</td>'
+    for column in columns:
+        value = column.value(profile)
+        text = escape(column.text(value))
+        if column.is_share and value is not None:
+            text += f'<span class="bar" aria-hidden="true"><i style="width:{min(value, 1):.1%}"></i></span>'
+        yield f'<td class="number" data-value="{"" if value is None else f"{value:.9g}"}">{text}</td>'
+    yield "</tr>\n"
+
+
+# What a page shows: 1.5 MB of data at most, which it draws within a frame of the screen.
+MAX_SLICES: Final = 20_000
+MAX_DEVICE_SLICES: Final = 4_000
+MAX_POINTS: Final = 20_000
+# Items of a batch that a click on it shows.
+_FRAMES: Final = 32
+
+
+class _Bar(NamedTuple):
+    """A slice; times are whole nanoseconds."""
+
+    began: int
+    ended: int
+    rest: list[Any]
+
+
+def timeline_data(timeline: Timeline, limits: tuple[str | None, str | None]) -> dict[str, Any]:
+    """Return what the script draws.
+
+    Args:
+        timeline: what happened.
+        limits: graph and node of what limits.
+    """
+    slices, works, points = timeline.slices, timeline.device_slices, timeline.depths
+    newest = sorted(slices, key=lambda one: one.ended_seconds)[-MAX_SLICES:]
+    newest_works = sorted(works, key=lambda one: one.ended_seconds)[-MAX_DEVICE_SLICES:]
+    newest_points = points[-MAX_POINTS:]
+    return {
+        "tracks": [*_node_tracks(newest, newest_points, limits), *_device_tracks(newest_works)],
+        "dropped": {
+            "slices": len(slices) - len(newest) + timeline.dropped,
+            "device slices": len(works) - len(newest_works) + timeline.dropped_device_slices,
+            "depths": len(points) - len(newest_points) + timeline.dropped_depths,
+        },
+    }
+
+
+def _node_tracks(
+    slices: Sequence[Slice], points: Sequence[DepthPoint], limits: tuple[str | None, str | None]
+) -> list[dict[str, Any]]:
+    bars: dict[tuple[str, str], list[_Bar]] = defaultdict(list)
+    depths: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for one in slices:
+        bars[one.graph, one.node].append(_Bar(*_interval(one), [one.item, one.frame]))
+    for point in points:
+        depths[point.graph, point.node].append((round(point.at_seconds * 1e9), point.depth))
+    begins = {name: min([bar.began for bar in found]) for name, found in bars.items()}
+    graphs = {graph: number for number, (graph, _) in enumerate(sorted(begins, key=begins.__getitem__))}
+    names = sorted(begins, key=lambda name: (graphs[name[0]], begins[name]))
+    return [
+        {
+            "kind": "node",
+            "group": printable(graph),
+            "name": printable(node),
+            "limits": (graph, node) == limits,
+            **_lanes(bars[graph, node]),
+            "depths": _deltas(depths[graph, node]),
+        }
+        for graph, node in names
+    ]
+
+
+def _device_tracks(works: Iterable[DeviceSlice]) -> list[dict[str, Any]]:
+    bars: dict[tuple[str, str], list[_Bar]] = defaultdict(list)
+    for one in works:
+        track = "compiler" if one.kind == "compile" else one.device
+        kind = "transfer" if one.kind in ("to device", "from device") else one.kind
+        about = [one.kind, printable(one.node), one.items, one.rows, round(one.padding_share * 100)]
+        bars[track, kind].append(_Bar(*_interval(one), [*about, list(one.frames[:_FRAMES])]))
+    return [
+        {
+            "kind": kind,
+            "group": "devices",
+            "name": printable(f"{device} transfers" if kind == "transfer" else device),
+            "limits": False,
+            **_lanes(bars[device, kind]),
+            "depths": [],
+        }
+        for device, kind in sorted(bars)
+    ]
+
+
+def _interval(one: Slice | DeviceSlice) -> tuple[int, int]:
+    began, ended = round(one.began_seconds * 1e9), round(one.ended_seconds * 1e9)
+    return began, max(ended, began + 1)
+
+
+def _lanes(bars: Iterable[_Bar]) -> dict[str, Any]:
+    """Return the number of lanes, and each slice as lane, time since the last one began, duration and the rest."""
+    lanes = tracks(bars)
+    found = sorted([(bar, lane) for lane, track in enumerate(lanes) for bar in track], key=lambda each: each[0].began)
+    slices: list[list[Any]] = []
+    before = 0
+    for bar, lane in found:
+        slices.append([lane, bar.began - before, bar.ended - bar.began, *bar.rest])
+        before = bar.began
+    return {"lanes": len(lanes), "slices": slices}
+
+
+def _deltas(points: Sequence[tuple[int, int]]) -> list[int]:
+    """Return times, each since the last one, and depths by turns."""
+    found: list[int] = []
+    before = 0
+    for at, depth in points:
+        found += [at - before, depth]
+        before = at
+    return found
+
 
 # Whatever a name in the profile says: nothing is loaded from anywhere, and no other script runs.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'"

@@ -1,0 +1,204 @@
+"""Stream buffer: a bounded stream of values from one producer to one reader."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, Self, TypeVar
+
+# Parts: a bounded stream of parts from one producer to one reader.
+#
+# It touches the event loop only when somebody has to wait: `put_nowait`, and a reader that finds a part, are plain
+# calls on a deque. The producer holds `Parts`, the reader a `Reader`: so a reader that is simply dropped is noticed as
+# well.
+
+T = TypeVar("T")
+
+# Parts that a stream holds. As for an inbox: 16 hides the gap between two turns of the loop, and is small enough that
+# a slow reader holds its producer back at once.
+DEFAULT_PARTS = 16
+
+
+class Parts(Generic[T]):
+    """A bounded queue of parts with one producer and one reader, on one event loop.
+
+    Args:
+        capacity: the most parts it holds.
+
+    Attributes:
+        held: the parts that wait for the reader.
+        position: parts that the reader has taken.
+        ended: no more parts will come.
+        abandoned: the reader has left, or read to the end: parts are of no use any more.
+        on_abandoned: called once when the reader leaves before it has read to the end; None where nobody has to know,
+            as when the producer has ended.
+        waiter: what the reader waits with; it is resolved when there is a part, or the end.
+    """
+
+    __slots__ = ("_error", "_putter", "abandoned", "capacity", "ended", "held", "on_abandoned", "position", "waiter")
+
+    def __init__(self, capacity: int = DEFAULT_PARTS) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
+        self.capacity = capacity
+        self.held: deque[T] = deque()
+        self.position = 0
+        self.ended = False
+        self.abandoned = False
+        self.on_abandoned: Callable[[], None] | None = None
+        self._error: BaseException | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        self._putter: asyncio.Future[None] | None = None
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the stream ended with, as long as its reader has not seen it."""
+        return self._error
+
+    def put_nowait(self, part: T) -> bool:
+        """Put a part if there is room; returns False if there is none, or the reader has left."""
+        held = self.held
+        if len(held) >= self.capacity or self.ended or self.abandoned:
+            return False
+        held.append(part)
+        if self.waiter is not None:
+            self._wake_reader()
+        return True
+
+    async def put(self, part: T) -> bool:
+        """Put a part, waiting for room; returns False if the reader has left."""
+        while not self.put_nowait(part):
+            if self.ended or self.abandoned:
+                return False
+            self._putter = asyncio.get_running_loop().create_future()
+            try:
+                await self._putter
+            finally:
+                self._putter = None
+        return True
+
+    def end(self, error: BaseException | None = None) -> None:
+        """No more parts will come: the reader gets those that are there, and then the error or the end.
+
+        The first end counts.
+        """
+        if not self.ended:
+            self.ended = True
+            self._error = error
+            self._wake_reader()
+
+    def fail(self, error: BaseException) -> None:
+        """End at once: what the reader has not taken is dropped, and it gets `error` next, also after an `end`."""
+        self.ended = True
+        self._error = error
+        self.held.clear()
+        self._wake_reader()
+        self._wake_producer()
+
+    def reader(self) -> "Reader[T]":
+        """Return the reading end; asked for once."""
+        return Reader(self)
+
+    async def get(self) -> T:
+        """Take the next part, for the reader.
+
+        Raises:
+            StopAsyncIteration: the stream has ended, or the reader has left.
+            BaseException: what the stream ended with.
+        """
+        while not self.held:
+            if self.abandoned:
+                raise StopAsyncIteration
+            if self.ended:
+                self.abandoned, self.on_abandoned = True, None
+                error, self._error = self._error, None
+                try:
+                    raise StopAsyncIteration if error is None else error
+                finally:
+                    del error  # its traceback refers to this very call
+            await self.wait()
+        return self.take()
+
+    def take(self) -> T:
+        """Take the next part, which is there."""
+        self.position += 1
+        if self._putter is not None:
+            self._wake_producer()
+        return self.held.popleft()
+
+    async def wait(self) -> None:
+        """Wait until there is a part, or the end.
+
+        Raises:
+            RuntimeError: somebody else waits already.
+        """
+        if self.waiter is not None:
+            raise RuntimeError("this stream is being read by another task; a stream has one reader")
+        waiter = self.waiter = asyncio.get_running_loop().create_future()
+        try:
+            await waiter
+        finally:
+            self.waiter = None
+
+    def abandon(self) -> None:
+        """The reader has left: what is there is dropped, and the producer is told."""
+        if self.abandoned:
+            return
+        self.abandoned = True
+        self.held.clear()
+        self._wake_reader()
+        self._wake_producer()
+        on_abandoned, self.on_abandoned = self.on_abandoned, None
+        if on_abandoned is not None:
+            on_abandoned()
+
+    def _wake_reader(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def _wake_producer(self) -> None:
+        if self._putter is not None and not self._putter.done():
+            self._putter.set_result(None)
+
+
+class Reader(Generic[T]):
+    """The reading end of a stream of parts: an async iterator with `aclose`, like an async generator.
+
+    A reader that is cancelled while it waits may go on reading; one that is closed or dropped has left.
+    """
+
+    __slots__ = ("_loop", "parts")
+
+    def __init__(self, parts: Parts[T]) -> None:
+        self.parts = parts
+        self._loop = asyncio.get_running_loop()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        """Return the next part; see `Parts.get`."""
+        parts = self.parts
+        if parts.held:
+            return parts.take()
+        return await parts.get()
+
+    def leave(self) -> None:
+        """Stop reading: the producer is told, and ends."""
+        self.parts.abandon()
+
+    async def aclose(self) -> None:
+        """Stop reading, like an async generator that is closed. Idempotent."""
+        self.parts.abandon()
+
+    def __del__(self) -> None:
+        parts: Parts[Any] | None = getattr(self, "parts", None)
+        if parts is not None and parts.on_abandoned is not None and not self._loop.is_closed():
+            # Perhaps in another thread: the garbage collector chooses where it runs.
+            self._loop.call_soon_threadsafe(parts.abandon)
+
+
+async def close_stream(iterator: Any) -> None:
+    """Close an async iterator, if it has something to close."""
+    aclose: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
+    if aclose is not None:
+        await aclose()

@@ -1,0 +1,191 @@
+"""Projection: a planning pass that has programs give what is read of their results."""
+
+import dataclasses
+import functools
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass, replace
+from itertools import chain
+from typing import Any, Final, TypeAlias, get_origin
+
+from ...engine.node import Node
+from ...engine.passes import Draft, PassReport
+from ...engine.tracing.annotations import hint_inside
+from ...engine.tracing.template import Access, Read, Values, builder, key, reads, with_reads
+from ...engine.tracing.tracer import Step
+from ..executor import DeviceExecutor, DevicePrograms
+from .fusion import as_arrays
+
+# From a value to something in it, as of `Read`.
+Path: TypeAlias = tuple[Access, ...]
+_Part: TypeAlias = Callable[[Any], Any]
+
+
+def giving_node(step: Step, paths: Sequence[Path]) -> "Node[..., Any]":
+    """Return the node that a step calls with another result.
+
+    Args:
+        step: a call of a device node.
+        paths: where in the present result that is: a tuple of all of them; of one, that itself. The first is the whole
+            if the node has `out_specs`.
+    """
+    node = step.callee
+    assert isinstance(node, Node)
+    assert isinstance(node.executor, DeviceExecutor)
+    programs, policy = node.executor.programs, node.policy
+    part = _part(paths, node.name)
+    identity = tuple([key(Read(0, path)) for path in paths])
+    giving = programs.giving.get(identity)
+    if giving is None:
+        giving = programs.giving[identity] = _giving(programs, part, len(paths))
+    if policy.fallback is not None:
+        policy = dataclasses.replace(policy, fallback=_fallback(policy.fallback, part))
+    return Node(
+        node.fn, policy, name=node.name, origin=node.origin, bound_to=node.bound_to, executor=DeviceExecutor(giving)
+    )  # fmt: skip
+
+
+def _giving(programs: DevicePrograms, part: _Part, count: int) -> DevicePrograms:
+    options, whole = programs.options, programs.fn
+    if options.out_specs is not None:
+        options = dataclasses.replace(options, out_specs=(options.out_specs, *[None] * (count - 1)))
+
+    @functools.wraps(whole, updated=())
+    def fn(*args: Any, **kwargs: Any) -> Any:
+        return part(as_arrays(whole(*args, **kwargs)))
+
+    return DevicePrograms(programs.name, fn, options, programs.samples, programs.members)
+
+
+def _part(paths: Sequence[Path], name: str) -> _Part:
+    """Return what takes out of a result what is to be given."""
+    wanted = [Read(0, path) for path in paths]
+    readers: list[tuple[Read, Callable[[Values], Any]]] = [(one, builder(one, {0: 0})) for one in wanted]
+
+    def part(value: Any) -> Any:
+        values: Values = [value]
+        found: list[Any] = []
+        for one, read in readers:
+            try:
+                found.append(read(values))
+            except Exception as error:  # whatever has no such item raises
+                error.add_note(f"while taking {one} of the result of node {name!r}")
+                raise
+        return tuple(found) if len(found) > 1 else found[0]
+
+    return part
+
+
+def _fallback(fallback: Callable[[Exception], Any], part: _Part) -> Callable[[Exception], Any]:
+    """Return a fallback whose result is read as that of the program."""
+
+    async def given(error: Exception) -> Any:
+        value = fallback(error)
+        return part(await value if inspect.isawaitable(value) else value)
+
+    return given
+
+
+# Items: a planning pass that has programs give what is read of their results.
+#
+# The item in `g(f(x)[0])` is there if `f` gives a tuple. Of an array it is a computation, and whoever reads it would
+# dispatch that on the event loop, and the first time also compile it there. So the program of `f` gives the item.
+
+# Attributes of an array that are computed from it; the others tell about it.
+_COMPUTED: Final = frozenset(["T", "mT", "real", "imag"])
+
+
+def give_items(draft: Draft) -> tuple[Draft, PassReport]:
+    """Have programs of device nodes give what is read of their results, where to take it may be a computation."""
+    items = _find_items(draft)
+    if not items:
+        return draft, PassReport("items", 0, 0)
+
+    def replaced(read: Read) -> Read:
+        return items[read.source].replaced(read) if read.source in items else read
+
+    steps: list[tuple[Step, ...]] = []
+    changes: list[str] = []
+    for members in draft.steps:
+        first, found = members[0], items.get(members[0].source)
+        if found is not None:
+            first = replace(first, callee=giving_node(first, found.paths))
+            changes += [f"{first.callee.name} gives {Read(0, path)} of its result" for path in found.paths if path]
+        steps.append(tuple([step.with_reads(replaced) for step in (first, *members[1:])]))
+    given = replace(draft, steps=tuple(steps), result=with_reads(draft.result, replaced))
+    return given, PassReport("items", len(changes), 0, tuple(changes))
+
+
+class _Items:
+    """What is read of the result of a device node.
+
+    Args:
+        hint: its annotation.
+        found: all that reads it.
+        with_whole: whether the program has to give it as a whole, too.
+
+    Attributes:
+        paths: what the program gives: a tuple of these; of one, that itself.
+        are_computed: whether any may be a computation.
+    """
+
+    def __init__(self, hint: Any, found: Iterable[Read], *, with_whole: bool) -> None:
+        self._hint = hint
+        given: dict[Hashable, Path] = {_key(()): ()} if with_whole else {}
+        for read in found:
+            path = self._computed(read)
+            given.setdefault(_key(path), path)
+        self.paths: Sequence[Path] = tuple(given.values())
+        self._positions = {one: position for position, one in enumerate(given)}
+        self.are_computed = any(self.paths)
+
+    def replaced(self, read: Read) -> Read:
+        """Return what reads the same of what the program gives."""
+        path = self._computed(read)
+        there: Path = () if len(self.paths) == 1 else (("item", self._positions[_key(path)]),)
+        return Read(read.source, there + read.path[len(path) :], str(read))
+
+    def _computed(self, read: Read) -> Path:
+        """Return the part of a path that ends with what may be a computation."""
+        hint, length = self._hint, 0
+        for number, access in enumerate(read.path, 1):
+            how, what = access
+            if not _is_container(hint) and (how == "item" or what in _COMPUTED):
+                hint, length = None, number
+                continue
+            hint = hint_inside(hint, access)
+            if hint is None and how == "attribute":
+                break  # such as the shape of an array, whose items are numbers
+        return read.path[:length]
+
+
+def _find_items(draft: Draft) -> dict[int, _Items]:
+    """Return for the steps whose programs are to give items, by the numbers of their values, which."""
+    found: defaultdict[int, list[Read]] = defaultdict(list)
+    for read in chain(*[step.reads() for members in draft.steps for step in members], reads(draft.result)):
+        found[read.source].append(read)
+    items: dict[int, _Items] = {}
+    for members in draft.steps:
+        callee, source = members[0].callee, members[0].source
+        executor = callee.runs_in if isinstance(callee, Node) else None
+        if not isinstance(executor, DeviceExecutor) or not any(read.path for read in found[source]):
+            continue
+        options = executor.programs.options
+        if options.batch is not None:
+            continue  # rows of NumPy, whose items are views
+        with_whole = options.donate or options.out_specs is not None  # both are about the result as it is
+        one = _Items(callee.result_annotation(), found[source], with_whole=with_whole)
+        if one.are_computed:
+            items[source] = one
+    return items
+
+
+def _key(path: Path) -> Hashable:
+    return key(Read(0, path))
+
+
+def _is_container(hint: Any) -> bool:
+    """Return whether an annotation is of what has its items, and does not compute them."""
+    kind: object = get_origin(hint) or hint
+    return is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, Mapping | Sequence))

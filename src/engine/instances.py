@@ -1,0 +1,395 @@
+"""Instances: the stateful nodes and the actors with loops of one scope, which their supervisor can replace."""
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any, cast
+
+from .._errors import ActorRestarted, NodeCancelledError, NodeError, add_note
+from ..actors.cancellation import Keeper, uninterrupted
+from ..actors.loop_host import Gate, LoopHost, OwnsLoop
+from ..actors.supervision import ActorState, ExitKind, RestartMode, Supervisor
+from ..actors.threads import ThreadShare
+from ..telemetry import logs
+from . import nesting
+from .node import MakeLoop, Node
+from .planning import Plan
+from .pools import Pools
+from .stateful import fresh_instance
+
+Handler = Callable[..., Any]
+
+
+class Instance:
+    """The instance of a stateful node in one scope, and its successors: a child of the scope's supervisor.
+
+    Each is entered and left by a task of its own, since `__aenter__` may open a task group or a cancel scope, which
+    must be left by the task that entered it.
+
+    Attributes:
+        name: name of the node.
+        restart: which exits it is restarted after.
+        restarts: how often it was replaced.
+        gate: what attempts pass; None if the supervisor can have no reason to restart it.
+    """
+
+    def __init__(self, node: Node[..., Any], pools: Pools, supervisor: Supervisor) -> None:
+        self.name = node.name
+        self.restart: RestartMode = node.policy.restart
+        self.restarts = 0
+        self.gate: Gate | None = None
+        if node.policy.restart_on or supervisor.flags.strategy != "one_for_one":
+            self.gate = Gate(node.name, node.policy.restart_on, self._crashed)
+        self._supervisor = supervisor
+        self._node = node
+        self._pools = pools
+        self._handler: Handler | None = None
+        self._crash: Exception | None = None
+        self._keeper: Keeper[None] | None = None
+        self._is_up = False  # started, and nobody is about to stop it
+
+    @property
+    def handler(self) -> Handler:
+        """What handles an item: of the present instance if it is never replaced, else of whichever is there."""
+        assert self._handler is not None
+        if self.gate is None:
+            return self._handler
+
+        @functools.wraps(self._node.fn, updated=())  # not the handler, which would keep the first instance alive
+        def handle(*args: Any, **kwargs: Any) -> Any:
+            assert self._handler is not None
+            return self._handler(*args, **kwargs)
+
+        return handle
+
+    @property
+    def state(self) -> ActorState:
+        """Whether it runs, or will run again."""
+        return self._supervisor.state_of(self)
+
+    async def start(self) -> None:
+        """Make an instance, and enter it.
+
+        Raises:
+            Exception: what its `__init__` or `__aenter__` raised.
+        """
+        keeper = self._keeper = Keeper(self._entered(), f"penstock-instance-{self.name}")
+        try:
+            await keeper.settled()
+        except BaseException:
+            try:
+                await keeper.ended()
+            finally:
+                self._keeper = None
+                if keeper.error is not None:
+                    logs.warning("actor.not_released", node=self.name, error=repr(keeper.error))
+            raise
+        if keeper.was_opened:
+            keeper.task.add_done_callback(lambda _: self._ended(keeper))
+            return
+        self._keeper = None
+        if keeper.error is None:
+            raise NodeCancelledError(f"the start of stateful node {self.name!r} was cancelled, but not by the engine")
+        raise keeper.error
+
+    async def stop(self, cause: BaseException | None) -> None:
+        """Wait until nothing runs in the instance, and leave it; nothing if there is none."""
+        self._is_up = False
+        if self.gate is not None:
+            await self.gate.clear(cause)
+        keeper = self._keeper
+        if keeper is None:
+            return
+        keeper.end_soon()
+        await asyncio.wait([keeper.task])
+        self._keeper = self._crash = None
+        if keeper.error is not None and (cause is None or keeper.error is not cause):
+            raise keeper.error
+
+    async def close(self) -> None:
+        """Leave the instance at the end of the scope."""
+        await self.stop(None)
+
+    def hold(self) -> None:
+        """Let no more attempts in."""
+        self._is_up = False
+        if self.gate is not None:
+            self.gate.hold()
+
+    def resume(self) -> None:
+        """Let attempts in."""
+        self._is_up = True
+        if self.gate is not None:
+            self.gate.open()
+        if self._keeper is not None and self._keeper.task.done():
+            self._ended(self._keeper)
+
+    def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
+        """Let attempts fail with `ActorStopped`."""
+        self._is_up = False
+        if self.gate is not None:
+            self.gate.stop(cause, why)
+
+    def _crashed(self, error: Exception) -> None:
+        self._crash = error
+        self._supervisor.exited(self, "crash", error)
+
+    def _ended(self, keeper: Keeper[None]) -> None:
+        """What the instance has opened ended it: such as a task group, a task of which has failed."""
+        if keeper is not self._keeper or not self._is_up:
+            return
+        if keeper.task.cancelled():  # a loop that is shut down does that: there is nothing to start any more
+            self.abandon(NodeCancelledError(f"the task that keeps stateful node {self.name!r} was cancelled"))
+            return
+        error = keeper.error or NodeError(f"stateful node {self.name!r} was left, although its scope goes on")
+        if self.gate is not None:
+            self._supervisor.exited(self, "crash", error)
+        else:  # those who call it know only this instance
+            self._is_up = False
+            self._supervisor.give_up(self, error)
+
+    @asynccontextmanager
+    async def _entered(self) -> AsyncGenerator[None, None]:
+        has_started = False
+        nesting.host(self._pools)
+        try:
+            instance, handler = fresh_instance(self._node.template)
+            async with AsyncExitStack() as stack:
+                if hasattr(instance, "__aenter__"):
+                    await stack.enter_async_context(instance)
+                if self._handler is not None:
+                    self.restarts += 1
+                self._handler = handler
+                has_started = True
+                try:
+                    yield
+                except BaseException:
+                    if self.gate is not None and self._is_up:
+                        self.gate.hold()  # what comes now waits for the next one
+                    raise
+                if self._crash is not None:
+                    await _leave_after(stack, self._crash)
+        except BaseException as error:
+            if not has_started:
+                add_note(error, f"while stateful node {self.name!r} was started")
+            raise
+
+
+async def _leave_after(stack: AsyncExitStack, crash: Exception) -> None:
+    """Leave an instance as `async with` does when its block raises `crash`, which has been reported already."""
+    try:
+        await stack.__aexit__(type(crash), crash, crash.__traceback__)
+    except BaseException as error:
+        if not _is_only(error, crash):
+            raise
+
+
+def _is_only(error: BaseException, one: BaseException) -> bool:
+    """Whether an error is `one`, or a group of nothing else: a task group raises again what it was left with."""
+    if error is one or not isinstance(error, BaseExceptionGroup):
+        return error is one
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return all(_is_only(inner, one) for inner in group.exceptions)
+
+
+class LoopInstance:
+    """A node that owns its loop, and its successors: another kind of child of the scope's supervisor.
+
+    Its inbox takes work also while no loop runs, so there is nothing to hold back.
+
+    Attributes:
+        name: name of the node.
+        restart: which exits it is restarted after.
+        restarts: how often its loop was started again.
+        host: runs the loop.
+    """
+
+    def __init__(
+        self,
+        node: Node[..., Any],
+        make_loop: MakeLoop,
+        pools: Pools,
+        threads: ThreadShare | None,
+        supervisor: Supervisor,
+    ) -> None:
+        self.name = node.name
+        self.restart: RestartMode = node.policy.restart
+        self.restarts = 0
+
+        def make() -> OwnsLoop:  # in the task that runs the loop
+            nesting.host(pools)
+            return make_loop(node, pools, threads)
+
+        self.host = LoopHost(
+            make,
+            node.name,
+            capacity=None if node.gives_stream else node.policy.capacity,  # there it is that of the stream
+            max_bytes=node.policy.max_bytes,
+            shutdown_seconds=node.policy.shutdown_seconds,
+            on_exit=self._exited,
+        )
+        self._supervisor = supervisor
+        self._has_run = False
+        self._is_supervised = False
+        self._early_exit: tuple[ExitKind, BaseException | None] | None = None
+
+    @property
+    def state(self) -> ActorState:
+        """Whether it runs, or will run again."""
+        return self._supervisor.state_of(self)
+
+    async def start(self) -> None:
+        """Make an instance, enter it, and begin its loop.
+
+        Raises:
+            Exception: what its `__init__` or `__aenter__` raised.
+        """
+        try:
+            await self.host.start()
+        except BaseException as error:
+            # One that is cancelled, for another restart, may have begun its loop a moment ago, and that taken work.
+            self.host.fail_taken(partial(self._restarted_error, error))
+            add_note(error, f"while stateful node {self.name!r} was started")
+            raise
+        self.restarts += self._has_run
+        self._has_run = True
+
+    async def stop(self, cause: BaseException | None) -> None:
+        """End the loop now, and what it has taken; the inbox keeps the rest."""
+        self.host.fail_taken(lambda: self._restarted_error(cause))
+        try:
+            await self.host.halt()
+        finally:  # a task of the loop may have been given work just before
+            self.host.fail_taken(lambda: self._restarted_error(cause))
+
+    async def close(self) -> None:
+        """End the loop, once it has done what its inbox holds."""
+        await self.host.close()
+
+    def hold(self) -> None:
+        """Work waits in the inbox."""
+
+    def resume(self) -> None:
+        """The loop runs."""
+
+    def supervised(self) -> None:
+        """Its supervisor knows it now: tell it of an end of the loop that was too early for that."""
+        self._is_supervised = True
+        exit_, self._early_exit = self._early_exit, None
+        if exit_ is not None:
+            self._supervisor.exited(self, *exit_)
+
+    def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
+        """Fail all work, now and later, with `ActorStopped`."""
+        self.host.abandon(cause, why)
+
+    def _exited(self, host: LoopHost, error: BaseException | None) -> None:
+        kind: ExitKind = "normal" if error is None else "crash"
+        if self._is_supervised:
+            self._supervisor.exited(self, kind, error)
+        else:
+            self._early_exit = kind, error
+
+    def _restarted_error(self, cause: BaseException | None) -> ActorRestarted:
+        error = ActorRestarted(f"actor {self.name!r} was restarted while it worked on this item, after: {cause!r}")
+        error.__cause__ = cause
+        return error
+
+
+class InstanceRegistry:
+    """One instance of each stateful node that a scope uses, shared by all of its call sites.
+
+    Args:
+        pools: what their Engine owns.
+        threads: those that the scope may have busy; None for as many as the Engine has.
+        supervisor: restarts those that crash, and stops all of them at the end.
+    """
+
+    def __init__(self, pools: Pools, threads: ThreadShare | None, supervisor: Supervisor) -> None:
+        self._pools = pools
+        self._threads = threads
+        self._supervisor = supervisor
+        self._instances: dict[object, Instance] = {}
+        self._loops: dict[object, LoopInstance] = {}
+
+    def instance_of(self, node: Node[..., Any]) -> Instance:
+        """Return the instance of a stateful node in this scope."""
+        return self._instances[instance_key(node)]
+
+    def loop_of(self, node: Node[..., Any]) -> LoopInstance:
+        """Return what runs the loop of a node that owns one, in this scope."""
+        return self._loops[instance_key(node)]
+
+    async def open(self, plan: Plan) -> None:
+        """Make and enter the instances that a plan uses and that are not there yet.
+
+        Raises:
+            Exception: what an `__aenter__` raised; the instances entered with it are left again.
+        """
+        nodes = {instance_key(node): node for node in stateful_nodes(plan)}
+        opened: dict[object, Instance | LoopInstance] = {}
+        try:
+            for key, node in nodes.items():
+                if key not in self._instances and key not in self._loops:
+                    child = self._make(node)
+                    await child.start()
+                    opened[key] = child
+        except BaseException:
+            await uninterrupted(_leave_all(list(opened.values())))
+            raise
+        for key, child in opened.items():
+            if isinstance(child, Instance):
+                self._instances[key] = child
+            else:
+                self._loops[key] = child
+            self._supervisor.add(child)
+            child.resume()
+        for child in opened.values():  # the supervisor has to know all of them: one may take others along
+            if isinstance(child, LoopInstance):
+                child.supervised()
+
+    async def close(self) -> None:
+        """Leave all instances, the last first; every one is left, also when another raises.
+
+        Raises:
+            Exception: the first that an `__aexit__` raised.
+        """
+        await self._supervisor.close()
+        self._instances.clear()
+        self._loops.clear()
+
+    def _make(self, node: Node[..., Any]) -> Instance | LoopInstance:
+        if node.make_loop is None:
+            return Instance(node, self._pools, self._supervisor)
+        return LoopInstance(node, node.make_loop, self._pools, self._threads, self._supervisor)
+
+
+async def _leave_all(children: list[Instance | LoopInstance]) -> None:
+    """Leave instances whose scope did not start; that is what is raised, so what else goes wrong is logged."""
+    for child in reversed(children):
+        try:
+            await child.close()
+        except Exception as error:  # noqa: BLE001 - user code; the others have to be left as well
+            logs.warning("actor.not_released", node=child.name, error=repr(error))
+
+
+def instance_key(node: Node[..., Any]) -> object:
+    """Return what tells the instances of one scope apart; copies with another policy share theirs."""
+    return id(node.origin) if node.template is None else id(node.template), node.binding
+
+
+def stateful_nodes(plan: Plan) -> Iterator[Node[..., Any]]:
+    """Yield the nodes of a plan, and of the bodies of its control flow, of which each scope has its own instance."""
+    plans = [plan]
+    while plans:
+        current = plans.pop()
+        for step in current.steps:
+            plans.extend(step.bodies)
+            for link in step.chain:
+                callee = link.callee
+                if not isinstance(callee, Node) or callee.origin.replacement is not None:
+                    continue
+                if callee.template is not None or callee.make_loop is not None:
+                    yield callee

@@ -1,1 +1,0 @@
-"""Streams as values: nodes and graphs that give one value after the other."""

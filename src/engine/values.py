@@ -1,0 +1,538 @@
+"""Streams of values: the running part of a call whose graph gives a stream, and what its reader holds."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from opentelemetry.trace import Span
+
+from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError
+from ..actors.cancellation import uninterrupted
+from ..actors.current import calling_actor, enclosing_frame, is_detached, start_task
+from ..actors.frame import AnyDeployment, Frame
+from ..actors.node_actor import NodeActor
+from ..actors.stream_buffer import Parts, Reader
+from ..telemetry import spans
+from .counters import RunMeter, end_call
+from .graph import Call
+from .nesting import refuse_to_close_from_inside
+from .options import ExecutionOptions
+from .pipeline import ReaderWait, StreamProgress
+from .planning import ChosenScheduler
+from .scope import Scope, Wired
+from .statistics import Uptime
+from .streaming import Outcome, Stream, StreamStatistics
+
+if TYPE_CHECKING:
+    from .deployment import Deployment
+    from .engine import Runtime
+
+
+class CallScope(Protocol):
+    """The scope of one call, from its admission to its end."""
+
+    @property
+    def runtime(self) -> "Runtime":
+        """The inside of the Engine."""
+        ...
+
+    @property
+    def service(self) -> AnyDeployment | None:
+        """The deployment; None for a scope of its own."""
+        ...
+
+    async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
+        """Wait until the call may begin; returns the scope, the actors of the graph, and the number of the call.
+
+        Raises:
+            DeadlineExceeded: it could not begin in time.
+        """
+        ...
+
+    def withdrawn(self) -> None:
+        """The call was closed before it could ask for anything."""
+        ...
+
+    def begun(self, frame: Frame, /) -> None:
+        """The call is in flight."""
+        ...
+
+    def settled(self, frame: Frame, /) -> None:
+        """Nothing runs for the call any more."""
+        ...
+
+    def abort_soon(self) -> object:
+        """KeyboardInterrupt or SystemExit ends everything."""
+        ...
+
+    async def call_ended(self) -> None:
+        """The call has ended, or was not admitted."""
+        ...
+
+
+class OwnScope:
+    """A scope for one call alone."""
+
+    service = None
+
+    def __init__(self, runtime: "Runtime", options: ExecutionOptions) -> None:
+        self.runtime = runtime
+        self._options = options
+        self._scope: Scope | None = None
+
+    async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
+        """Start the stateful nodes of the graph."""
+        scheduler: ChosenScheduler = "parallel" if self._options.scheduler == "auto" else self._options.scheduler
+        self._scope = Scope(self.runtime, self._options, scheduler, is_one_call=True)
+        timer = asyncio.timeout_at(deadline)
+        try:
+            async with timer:
+                plan = call.graph._planned(is_cached=self._options.enable_caching)
+                return self._scope, await self._scope.prepare(plan), 0
+        except TimeoutError as error:
+            if not timer.expired():
+                raise
+            raise DeadlineExceeded(
+                f"the resources and stateful nodes of graph {call.graph.name!r} did not start within "
+                f"{self._options.timeout_seconds:g} s"
+            ) from error
+
+    def withdrawn(self) -> None:
+        """Nothing was started."""
+
+    def begun(self, frame: Frame) -> None:
+        """The call fails when its stateful nodes crash too often."""
+        assert self._scope is not None
+        self._scope.on_failed = lambda make_error: frame.fail(make_error("the stream"))
+
+    def settled(self, frame: Frame) -> None:
+        """Nothing counts calls here."""
+        assert self._scope is not None
+        self._scope.on_failed = None
+
+    def abort_soon(self) -> None:
+        """The frame has ended, and there is nothing else."""
+
+    async def call_ended(self) -> None:
+        """End the scope."""
+        if self._scope is not None:
+            await self._scope.close()
+
+
+class DeploymentScope:
+    """The scope of a deployment, for one of its calls.
+
+    Attributes:
+        service: the deployment.
+        runtime: the inside of its Engine.
+    """
+
+    def __init__(self, deployment: "Deployment") -> None:
+        self.service = deployment
+        self.runtime = deployment.runtime
+        _, self._in_flight = deployment.check_callable()
+
+    async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
+        """Wait for a place."""
+        scope, in_flight = self.service.check_callable()
+        wired = await self.service.restored(self.service.graphs.values(call.graph), call.graph, deadline)
+        await in_flight.reserve(call.graph.name, priority, deadline)
+        self.service.check_admitted(in_flight)
+        in_flight.items += 1
+        return scope, wired, in_flight.items - 1
+
+    def withdrawn(self) -> None:
+        """It counts as a call whose caller went away."""
+        self._in_flight.counts["cancelled"] += 1
+
+    def begun(self, frame: Frame) -> None:
+        """The end of the deployment ends it."""
+        self._in_flight.live.add(frame)
+
+    def settled(self, frame: Frame) -> None:
+        """Count it, and give its place back."""
+        self._in_flight.settled(frame)
+
+    def abort_soon(self) -> None:
+        """End the deployment."""
+        self.service.abort_soon()
+
+    async def call_ended(self) -> None:
+        """The deployment goes on."""
+
+
+class StreamingCall:
+    """One call that gives a stream. It listens to the call's frame.
+
+    It does not know the `Stream` object, so a stream that is dropped can end it.
+
+    Attributes:
+        loop: its event loop.
+        reader: what the call gives; None until it is opened.
+        uptime: how long it has been open.
+        reader_wait: how long its reader has waited for values.
+        progress: what shows how many values there were; None if nobody wants to see that.
+    """
+
+    def __init__(self, where: CallScope, call: Call[Any], options: ExecutionOptions) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.reader: Reader[Any] | None = None
+        self._where = where
+        self._call = call
+        self._options = options
+        self._context = copy_context()
+        self._parent = enclosing_frame()
+        self._is_detached = is_detached()
+        self._caller = calling_actor()
+        is_counted = options.collect_metrics
+        in_flight = where.runtime.counted_runs if where.service is None else None  # a deployment counts its own
+        self._meter = RunMeter(call.graph.name, in_flight) if is_counted else None
+        seconds = options.timeout_seconds
+        self._deadline = None if seconds is None else self.loop.time() + seconds
+        self.uptime = Uptime()
+        self.reader_wait = ReaderWait()
+        self.progress: StreamProgress | None = None
+        self._scope: Scope | None = None
+        self._frame: Frame | None = None
+        self._span: Span | None = None
+        self._error: BaseException | None = None
+        self._was_read = False
+        self._was_left = False
+        self._begun = False
+        self._opened = asyncio.Event()  # there is a reader, or there will never be one
+        self._settled = asyncio.Event()
+        # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
+        where.runtime.stream_opened(self)
+        self._task = start_task(self.loop, self._run(), context=self._context.copy(), name="penstock-stream")
+
+    @property
+    def reader_wait_seconds(self) -> float:
+        """How long its reader has waited for values."""
+        return self.reader_wait.seconds
+
+    @property
+    def name(self) -> str:
+        """The name of the graph."""
+        return self._call.graph.name
+
+    def look(self) -> None:
+        """Return what its items do now, for a profile: they have no places, only those of the nodes."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the call has ended with an error."""
+        return self._frame is not None and self._frame.state == "failed"
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether its time was over before it had ended."""
+        return self._frame is not None and self._frame.expired
+
+    @property
+    def actors_uptime(self) -> Uptime | None:
+        """How long the actors have been counting; None before there are any."""
+        return None if self._scope is None else self._scope.uptime
+
+    def actors(self) -> list[NodeActor]:
+        """Return the actors that it goes through."""
+        return [] if self._scope is None else self._scope.wiring.actors()
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield the call, once it has begun."""
+        if self._frame is not None:
+            yield self._frame
+
+    async def opened(self) -> Reader[Any]:
+        """Wait until there is something to read.
+
+        Raises:
+            BaseException: what ended the call before: a refusal, the deadline, a failed node.
+        """
+        await self._opened.wait()
+        if self.reader is None:
+            await self.ended()
+            raise EngineClosedError("this stream was closed")
+        return self.reader
+
+    def was_read(self, error: BaseException | None) -> None:
+        """The reader has come to the end, or to the error: that is the call's outcome, unless it has one already."""
+        frame = self._frame
+        if self._was_read or frame is None:
+            return
+        self._was_read = True
+        if error is None:
+            frame.let_go()
+        elif frame.state == "running":  # else the call has ended with it
+            frame.fail(error)
+
+    async def ended(self) -> None:
+        """Wait until the call has ended and nothing of it is left.
+
+        Raises:
+            BaseException: what the call ended with, if that was an error.
+        """
+        await asyncio.wait([self._task])
+        if self._frame is not None and self._frame.state == "failed" and self._frame.error is not None:
+            self._frame.outcome()
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback refers to this very call
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """Begin to end everything; `aclose` waits for it."""
+        if self._task.done():
+            return
+        self._was_left = self._was_left or error is None
+        if self._error is None:
+            self._error = error if error is not None else EngineClosedError("this stream was closed")
+        if self._frame is None:
+            if self._begun:  # before its first step, a task would just be thrown away
+                self._task.cancel()
+        elif error is None:
+            self._frame.cancel()
+        else:
+            self._frame.fail(error)
+
+    async def aclose(self) -> None:
+        """End everything: cancel what runs, wait until nothing is left."""
+        self.refuse_from_inside()
+        self.abort()
+        await uninterrupted(asyncio.wait([self._task]))
+
+    def refuse_from_inside(self) -> None:
+        """Refuse what waits for this call in one of its own nodes.
+
+        Raises:
+            ReentrantCallError: that is where it is called.
+        """
+        refuse_to_close_from_inside(self)
+
+    @property
+    def service(self) -> AnyDeployment | None:
+        """The deployment that the call belongs to."""
+        return self._where.service
+
+    def frame_done(self, frame: Frame) -> None:
+        """The outcome is known: an error is raised at the reader, at once."""
+        frame.crew.close()
+        if frame.state != "done" and self.reader is not None and not self.reader.parts.abandoned:
+            error = frame.error or self._error or NodeCancelledError("the call was cancelled")
+            self.reader.parts.fail(error)
+        self._opened.set()
+        if frame.error is not None and not isinstance(frame.error, Exception):
+            self._where.abort_soon()
+        if frame.settled:
+            self.frame_settled(frame)
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Give the place back, now that nothing runs for the call any more."""
+        end_call(frame.state, frame.error, self._span, self._meter)
+        self._where.settled(frame)
+        self._settled.set()
+
+    async def _run(self) -> None:
+        """Its only task, from first to last: admission, the call, the end of the scope."""
+        self._begun = True
+        try:
+            if self._error is None:
+                self._launch(*await self._where.admit(self._call, self._options.priority, self._deadline))
+                await uninterrupted(self._settled.wait())
+            else:
+                self._where.withdrawn()
+        except asyncio.CancelledError as error:
+            self._cancelled(error)
+        except BaseException as error:  # noqa: BLE001 - whoever reads the stream raises it
+            self._error = error
+        try:
+            await uninterrupted(self._ended())
+        except asyncio.CancelledError as error:
+            self._cancelled(error)
+        except BaseException as error:  # noqa: BLE001 - as above: a stateful node did not end well
+            self._error = self._error or error
+        finally:
+            self.uptime.stop()
+            if self._frame is None:
+                end_call("cancelled" if self._was_left else "running", self._error, None, self._meter)
+            self._opened.set()
+            self._where.runtime.stream_closed(self)
+
+    async def _ended(self) -> None:
+        """Leave the scope, and have the last numbers shown."""
+        progress, self.progress = self.progress, None
+        try:
+            await self._where.call_ended()
+        finally:
+            if progress is not None:
+                await progress.aclose()
+
+    def _cancelled(self, cause: BaseException) -> None:
+        """Its task was cancelled: by `abort`, or else by whoever shuts the loop down."""
+        if self._error is None:
+            self._error = NodeCancelledError("the task of this stream was cancelled")
+            self._error.__cause__ = cause
+
+    def _launch(self, scope: Scope, wired: Wired, item: int) -> None:
+        self._scope = scope
+        context = self._context.copy()
+        is_wanted, headers = self._options.trace_execution, self._call._trace_headers
+        self._span, traced = spans.start_run(self._call.graph.name, context, is_wanted=is_wanted, headers=headers)
+        crew = scope.crew(context, traced=traced, deadline=self._deadline)
+        crew.caller = self._caller
+        frame = Frame(wired.program, self._call.arguments, crew, self, item, self._parent)
+        frame.priority = self._options.priority
+        if self._span is not None and traced:
+            frame.span = spans.FrameSpan(self._span)
+        frame.on_result_stream = self._open
+        self._frame = frame
+        self._where.begun(frame)
+        if self._deadline is not None and self._options.timeout_seconds is not None:
+            frame.expire_at(self._deadline, self._options.timeout_seconds)
+        if self._is_detached:
+            frame.expire_with_parent()
+        if frame.state == "running":
+            crew.launch(frame, wired.entries)
+
+    def _open(self, reader: Reader[Any]) -> None:
+        self.reader = reader
+        self._opened.set()
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ValuesStream(Stream[T_co]):
+    """The values of one call.
+
+    Args:
+        start: starts the call.
+        shows_progress: whether it is shown how many there were.
+    """
+
+    def __init__(self, start: Callable[[], StreamingCall], *, shows_progress: bool = False) -> None:
+        self._shows_progress = shows_progress
+        # Not its own method: a stream that is dropped has to go at once, and not when cycles are collected.
+        self._start_call = start
+        self._call: StreamingCall | None = None
+        self._parts: Parts[Any] | None = None
+        self._closed = False
+
+    async def __anext__(self) -> T_co:
+        """Return the next value.
+
+        Raises:
+            Exception: what the call failed with; the stream is closed then.
+        """
+        parts = self._parts or await self._open()
+        if parts.held:
+            value: T_co = parts.take()
+            return value
+        return await self._next(parts)
+
+    async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
+        """Iterate over one `Outcome` for each value; an error of the call is in the last one and never raised."""
+        while True:
+            try:
+                value = await self.__anext__()
+            except StopAsyncIteration:
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the last outcome
+                yield Outcome(self.position, None, error)
+                return
+            yield Outcome(self.position - 1, value, None)
+
+    async def started(self) -> None:
+        """Wait for the first value, and leave it there; for a server, before it sends its headers.
+
+        Raises:
+            Exception: what the call failed with before, a refusal (`Overloaded`) included.
+        """
+        parts = self._parts or await self._open()
+        with self._start().reader_wait:
+            while not parts.held and not parts.ended:
+                await parts.wait()
+        if not parts.held and parts.error is not None:
+            await self._next(parts)  # raises it
+
+    async def aclose(self) -> None:
+        """End the stream: cancel what runs for the call, wait until nothing is left. Idempotent."""
+        if self._call is not None:
+            self._call.refuse_from_inside()
+        self._closed = True
+        if self._call is not None:
+            await self._call.aclose()
+
+    @property
+    def position(self) -> int:
+        """How many values were taken out."""
+        return 0 if self._parts is None else self._parts.position
+
+    def statistics(self) -> StreamStatistics:
+        """Return a snapshot of the counters."""
+        return StreamStatistics(0, 0, 0, 0, 0, 0, ()) if self._call is None else _statistics_of(self._call)
+
+    def _start(self) -> StreamingCall:
+        if self._call is None:
+            if self._closed:
+                raise EngineClosedError("this stream was closed; a stream is read once: make a new one")
+            call = self._call = self._start_call()
+            if self._shows_progress:
+                call.progress = StreamProgress(call.loop, lambda: call.name, None, partial(_statistics_of, call))
+        return self._call
+
+    async def _open(self) -> Parts[Any]:
+        if self._closed and self._call is not None:
+            raise StopAsyncIteration
+        call = self._start()
+        try:
+            with call.reader_wait:
+                self._parts = (await call.opened()).parts
+        except asyncio.CancelledError:
+            raise  # the reader was cancelled, which does not end the stream
+        except BaseException:
+            await self.aclose()
+            raise
+        return self._parts
+
+    async def _next(self, parts: Parts[Any]) -> T_co:
+        if self._closed:
+            raise StopAsyncIteration
+        error: BaseException | None = None
+        try:
+            with self._start().reader_wait:
+                value: T_co = await parts.get()
+            return value
+        except StopAsyncIteration:
+            pass
+        except BaseException as failure:
+            if not parts.abandoned:
+                raise  # the reader was cancelled, which does not end the stream
+            error = failure
+        call = self._start()
+        call.was_read(error)
+        error = None  # its traceback refers to this very call
+        with call.reader_wait:
+            await call.ended()
+        raise StopAsyncIteration
+
+    def __del__(self) -> None:
+        call = getattr(self, "_call", None)
+        if call is not None and not self._closed and not call.loop.is_closed():
+            # Perhaps in another thread: the garbage collector chooses where it runs.
+            call.loop.call_soon_threadsafe(call.abort)
+
+
+def _statistics_of(call: StreamingCall) -> StreamStatistics:
+    parts = None if call.reader is None else call.reader.parts
+    position, held = (0, 0) if parts is None else (parts.position, len(parts.held))
+    given = position + held
+    actors = tuple(actor.statistics() for actor in call.actors())
+    counting = call.actors_uptime
+    return StreamStatistics(
+        given, given, int(call.has_failed), 0, position, held, actors,
+        call.uptime.seconds, None if counting is None else counting.seconds, int(call.has_expired),
+    )  # fmt: skip

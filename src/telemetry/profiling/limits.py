@@ -1,0 +1,365 @@
+"""Limits: everything of which there is only so much, how much of it was used, and what to say if it is the reason."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from ..tables.characters import printable
+from .evidence import Evidence, ReaderSum, critical_paths
+from .loop_watch import WindowSum
+from .readings import Bound
+from .sums import Group, Name, NodeSum, Sums
+
+# Places of a node; a pool of threads or processes; `max_in_flight`; what the order of a stream holds up; the inbox
+# after a node; the event loop; a device: what it computes, compiles or copies; who reads a stream; its source; the
+# longest path of calls that come one by one; those who call; and nothing, if nothing ran.
+Kind: TypeAlias = Literal[
+    "places", "pool", "in_flight", "order", "inbox", "loop", "device", "compilation", "transfer", "reader", "source",
+    "path", "callers", "nothing",
+]  # fmt: skip
+
+# What is free half of the time met a burst, and limits nothing.
+LEAST_USED: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What limits. `str()` says it in one sentence.
+
+    Attributes:
+        node: name of the node that limits, as drawn; None if none does.
+        reason: what the counters say.
+        remedy: what to do.
+        graph: name of its graph; None if no node limits.
+        limit: what there is too little of.
+        headroom: how many times faster the whole gets if that node, or else the reader, takes no time; None if that
+            cannot be said. See `Profile.what_if`.
+    """
+
+    node: str | None
+    reason: str
+    remedy: str
+    graph: str | None = None
+    limit: Kind = "nothing"
+    headroom: float | None = None
+
+    def __str__(self) -> str:
+        subject = "" if self.node is None else f'"{self.node}" limits the pipeline: '
+        return printable("; ".join(filter(None, (f"{subject}{self.reason}", self.remedy, self.gain))))
+
+    @property
+    def gain(self) -> str:
+        """What `headroom` says, in words; empty if that is None."""
+        if self.headroom is None:
+            return ""
+        if self.headroom >= MOST_HEADROOM:
+            return "nothing else limits"
+        if self.headroom < 1.05:
+            return "without it something else limits as much"
+        return f"without it up to {self.headroom:.{1 if self.headroom < 9.95 else 0}f} times as fast"
+
+
+# More than that cannot be told from a profile: the rest is too small to be measured beside it.
+MOST_HEADROOM: Final = 100.0
+
+
+class Limit(NamedTuple):
+    """What could limit.
+
+    Args:
+        used: how much of it was used, from 0 to 1.
+        precedence: which to prefer of those that were used as much.
+        verdict: what to say.
+    """
+
+    used: float
+    precedence: int
+    verdict: Verdict
+
+
+_REASONS: Final[dict[Kind, str]] = {
+    "compilation": "it is compiled again and again, because its arguments change: {share:.0%} of what its items take "
+    "there",
+    "transfer": "it copies rather than computes: arrays on their way to its device and back are {share:.0%} of what "
+    "its items take there",
+    "device": "its device has an item for {used:.0%} of the time",
+}
+_REMEDIES: Final[dict[Kind, str]] = {
+    "compilation": "give it arguments of few shapes (pad them, or Batch(pad_axes=)), as its compile_statistics() "
+    "explains, and have deploy(warmup=True) compile them before the first call",
+    "transfer": "have the nodes before and after it run on its device as well, send less (smaller dtypes), or keep "
+    "there what does not change (a resource)",
+    "device": "have it take more items at once (batch=), or use more devices",
+}
+
+
+def devices(evidence: Evidence) -> Iterator[Limit]:
+    """Yield the devices of nodes that had something to do there."""
+    for name, seconds in evidence.covered_seconds.items():
+        node = evidence.sums.nodes[name]
+        kind, share = _most(node)
+        used = min(seconds / evidence.elapsed_seconds, 1.0)
+        reason = _REASONS[kind].format(share=share, used=used)
+        yield Limit(used, 4, Verdict(name[1], reason, _REMEDIES[kind], name[0], kind))
+
+
+def _most(node: NodeSum) -> tuple[Kind, float]:
+    """Return what the items of a node wait for most on their device, and for how much of what they take there."""
+    seconds: dict[Kind, float] = {
+        "device": node.device_seconds,
+        "compilation": node.compile_seconds,
+        "transfer": node.transfer_seconds,
+    }
+    kind = max(seconds, key=seconds.__getitem__)
+    return kind, seconds[kind] / (sum(seconds.values()) or 1.0)
+
+
+# Behind a node that is busy, a full inbox is what it should be.
+_LEAST_FREE: Final = 0.1
+# Who never stands still for long is not held up.
+_LEAST_BLOCKED: Final = 0.1
+
+
+def inboxes(evidence: Evidence) -> Iterator[Limit]:
+    """Yield the inboxes that hold up the nodes before them."""
+    sums = evidence.sums
+    for name in sums.nodes:
+        busy, blocked = _shares(sums, name)
+        if blocked < _LEAST_BLOCKED:
+            continue
+        following = [(name[0], reader) for reader in sums.nodes[name].reading.consumers]
+        behind = max(
+            (each for each in following if each in sums.nodes),
+            key=lambda each: sums.nodes[each].put_wait_seconds,
+            default=None,
+        )
+        if behind is not None and sum(_shares(sums, behind)) <= 1 - _LEAST_FREE:
+            yield Limit(min(busy + blocked, 1.0), 0, _verdict_of_inbox(sums, name, behind, blocked))
+
+
+def _shares(sums: Sums, name: Name) -> tuple[float, float]:
+    """Return how much of the time the places of a node were busy, and how much they held items that are done.
+
+    Those that call sites may share (`concurrency=`, a stateful node) are given back before an item waits for room.
+    """
+    node = sums.nodes[name]
+    groups = sums.own_places(node)
+    busy = max((group.utilisation for group in groups), default=0.0)
+    place_seconds = sum(group.place_seconds for group in groups)
+    if not place_seconds or any(group.bound in ("concurrency", "state") for group in groups):
+        return busy, 0.0
+    return busy, node.blocked_seconds / place_seconds
+
+
+def _verdict_of_inbox(sums: Sums, before: Name, name: Name, blocked: float) -> Verdict:
+    node = sums.nodes[name]
+    capacity = node.reading.inbox_capacity or 0
+    reason = (
+        f'its inbox holds {capacity:,} item{"s" * (capacity != 1)}, so that "{before[1]}" stands still for '
+        f"{blocked:.0%} of the time, although it is busy for only {_shares(sums, name)[0]:.0%} itself"
+    )
+    return Verdict(name[1], reason, "raise its capacity=", name[0], "inbox")
+
+
+# The loop's thread does its share of everything; it limits when hardly anything of a core is left.
+_LEAST_CPU: Final = 0.9
+_OFF_LOOP: Final = 'move it off the event loop: runs_on="thread", or "process" if it computes'
+
+
+def loop(evidence: Evidence) -> Iterator[Limit]:
+    """Yield the event loop."""
+    elapsed, cpu_seconds = evidence.elapsed_seconds, evidence.loop_cpu_seconds or 0.0
+    held = _held_seconds(evidence)
+    total = sum(held.values())
+    if held and total >= cpu_seconds / 2:
+        name = max(held, key=held.__getitem__)
+        others = f", of which it takes {held[name] / total:.0%}" if len(held) > 1 and total else ""
+        used = min(total / elapsed, 1)
+        reason = f"plain functions hold the event loop for {used:.0%} of the time{others}"
+        yield Limit(used, 5, Verdict(name[1], reason, _OFF_LOOP, name[0], "loop"))
+    holder = holding(evidence)
+    if holder is not None:
+        used = min((evidence.sums.nodes[holder].busy_seconds or 0.0) / elapsed, 1)
+        reason = f"it holds the event loop for {used:.0%} of the time without a wait"
+        yield Limit(used, 5, Verdict(holder[1], reason, _OFF_LOOP, holder[0], "loop"))
+    elif cpu_seconds >= _LEAST_CPU * elapsed and total < cpu_seconds / 2:
+        used = min(cpu_seconds / elapsed, 1)
+        reason = (
+            f"the event loop limits: it computes for {used:.0%} of the time, most of it in what async handlers, the "
+            "reader and the engine do between two waits"
+        )
+        remedy = 'have fewer and larger items (batch=), and move what computes to runs_on="thread" or "process"'
+        yield Limit(used, 5, Verdict(None, reason, remedy, limit="loop"))
+
+
+def holding(evidence: Evidence) -> Name | None:
+    """Return the async node that keeps the loop to itself, because it computes or blocks; None if none does.
+
+    A node that waits has several items at a time, or takes little of the time, and others go on meanwhile.
+    """
+    elapsed, seconds = evidence.elapsed_seconds, _taken_seconds(evidence)
+    if not is_held(evidence) or sum(_held_seconds(evidence).values()) >= seconds / 2:
+        return None
+    found = {
+        name: node.busy_seconds
+        for name, node in evidence.sums.nodes.items()
+        if node.reading.runs_on == "loop"
+        and not node.reading.holds_loop
+        and name not in evidence.disturbed
+        and node.busy_seconds
+        and node.busy_seconds <= elapsed * 1.01  # clocks are read one after the other
+    }
+    name = max(found, key=found.__getitem__, default=None)
+    return None if name is None or found[name] < seconds / 2 else name
+
+
+def is_held(evidence: Evidence) -> bool:
+    """Return whether somebody leaves little of the event loop to others."""
+    return _taken_seconds(evidence) >= LEAST_USED * evidence.elapsed_seconds > 0
+
+
+def _taken_seconds(evidence: Evidence) -> float:
+    """Return how long the loop computed, if it did nearly all of the time, or else how long it was held."""
+    cpu_seconds = evidence.loop_cpu_seconds or 0.0
+    computed = cpu_seconds if cpu_seconds >= _LEAST_CPU * evidence.elapsed_seconds else 0.0
+    return max(computed, evidence.loop_late_share * evidence.elapsed_seconds)
+
+
+def _held_seconds(evidence: Evidence) -> dict[Name, float]:
+    """Return how long each plain function held the event loop."""
+    nodes = evidence.sums.nodes
+    return {name: node.busy_seconds or 0.0 for name, node in nodes.items() if node.reading.holds_loop}
+
+
+_WHAT: Final[dict[Bound, str]] = {
+    "concurrency": "its {n} places (concurrency=)",
+    "state": "its {n} places, a stateful node's own,",
+    "line": "its only place on the event loop",
+    "threads": "the {n} threads",
+    "processes": "the {n} worker processes",
+    "max_workers": "its {n} places (max_workers=)",
+    "max_in_flight": "the {n} items in flight (max_in_flight=)",
+    "map_each": "the {n} places of its map_each",
+    "call": "the only call",
+}
+_MORE: Final[dict[Bound, str]] = {
+    "concurrency": "raise its concurrency=",
+    "state": "raise its concurrency= if it may have several items at a time",
+    "line": 'move it off the event loop: runs_on="thread", or "process" if it computes',
+    "threads": 'raise max_workers=, or move what computes to runs_on="process"',
+    "processes": "give it less to do, items that hold more (each is sent to its process and back), or more cores",
+    "max_workers": "raise max_workers=, or give it a concurrency= of its own",
+    "max_in_flight": "raise max_in_flight=",
+    "map_each": "raise map_each(concurrency=)",
+    "call": "make it faster, or have more calls at a time",
+}
+
+
+def places(evidence: Evidence) -> Iterator[Limit]:
+    """Yield the places of every node that was busy, and those of pools."""
+    for group in evidence.sums.groups.values():
+        if any(group.busy.values()):  # whoever was never busy limits nothing
+            yield Limit(group.utilisation, 3 if group.is_pool else 1, _verdict_of_places(evidence.sums, group))
+
+
+def _verdict_of_places(sums: Sums, group: Group) -> Verdict:
+    name = max(group.busy, key=group.busy.__getitem__)
+    node = sums.nodes[name]
+    what = _WHAT[group.bound].format(n=f"{group.limit:,}")
+    others = f", of which it takes {group.busy[name] / sum(group.busy.values()):.0%}" if len(group.busy) > 1 else ""
+    verb = "is" if group.limit == 1 or group.bound in ("line", "call") else "are"
+    if group.limit == 1 and group.bound in ("concurrency", "state"):
+        what = "its only place"
+    if node.reading.gathers:
+        what, verb = "what it may have at a time", "is"
+    reason = f"{what} {verb} busy for {group.utilisation:.0%} of the time{others}{waiting(node)}"
+    return Verdict(name[1], reason, _remedy(node, group), name[0], "pool" if group.is_pool else "places")
+
+
+def _remedy(node: NodeSum, group: Group) -> str:
+    reading = node.reading
+    if reading.gathers:
+        return "have it take more items at once (batch=), or work on more at a time"
+    remedies = [_MORE[group.bound]]
+    if reading.runs_on == "thread" and group.bound != "threads":
+        remedies.append('or move it to runs_on="process" if it computes')
+    elif reading.runs_on == "loop" and group.bound in ("concurrency", "state"):
+        remedies.append("or have it take many items at once (batch=)")
+    return ", ".join(remedies)
+
+
+def waiting(node: NodeSum) -> str:
+    """Return what the inbox of a node says, if it says that the node limits."""
+    if node.inbox_full_share >= LEAST_USED:
+        return f", and its inbox is full for {node.inbox_full_share:.0%} of it"
+    return f", and items wait in its inbox for {node.occupancy:.0%} of it" if node.occupancy >= LEAST_USED else ""
+
+
+# Who reads last is starved unless it limits itself: if items are always there, nothing before it can be the reason.
+_NEVER_WAITS: Final = 0.9
+SOONER: Final = "have the source give items sooner: read ahead, or in several tasks"
+
+
+def streams(evidence: Evidence) -> Iterator[Limit]:
+    """Yield readers, sources and what may be in flight."""
+    for reader in evidence.readers:
+        yield _reader(reader)
+        window = reader.window
+        if window is not None and window.seconds:
+            yield _source(reader, window)
+            yield from _in_flight(evidence, reader, window)
+
+
+def _reader(reader: ReaderSum) -> Limit:
+    used = reader.busy_share
+    reason = f"the reader of {reader.name} limits: it waited for items for only {1 - used:.0%} of the time"
+    remedy = "do less for each item outside of the graph, or make a node of it"
+    verdict = Verdict(None, reason, remedy, limit="reader")
+    return Limit(1.0, 6, verdict) if used >= _NEVER_WAITS else Limit(used, 0, verdict)
+
+
+def _source(reader: ReaderSum, window: WindowSum) -> Limit:
+    used = min(window.asking_seconds / window.seconds, 1.0)
+    reason = f"the source limits: the stream of {reader.name} waits for it for {used:.0%} of the time"
+    return Limit(used, 0, Verdict(None, reason, SOONER, limit="source"))
+
+
+def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iterator[Limit]:
+    """Yield the places of a stream: by Little's law, items a second times what each takes without any queue.
+
+    To that belongs what it waits for in its turn, because another one before it takes longer.
+    """
+    path = critical_paths(evidence.sums.nodes).get(reader.name)
+    if path is None or not path.seconds:
+        return
+    running = path.seconds * evidence.sums.items(reader.name) / evidence.elapsed_seconds
+    behind = window.behind_seconds / window.seconds
+    used = min((running + behind) / window.size, 1.0)
+    names: list[Name] = [(reader.name, node) for node in path.nodes]
+    nodes = evidence.sums.nodes
+    if behind <= running or not window.ordered:
+        name = max(names, key=lambda each: nodes[each].mean_seconds)
+        reason = f"the {window.size:,} items in flight (max_in_flight=) are busy for {used:.0%} of the time"
+        yield Limit(used, 2, Verdict(name[1], reason, "raise max_in_flight=", name[0], "in_flight"))
+        return
+    of_graph = [name for name in nodes if name[0] == reader.name]
+    graph, node = max(of_graph, key=lambda each: nodes[each].spread_seconds)
+    reason = (
+        f"its slow items hold up the order of the results: {behind / window.size:.0%} of the {window.size:,} items in "
+        "flight have ended, and wait for one before them"
+    )
+    remedy = "take results as they come (ordered=False), or raise max_in_flight="
+    yield Limit(used, 2, Verdict(node, reason, remedy, graph, "order"))
+
+
+def limits(evidence: Evidence) -> Iterator[Limit]:
+    """Yield everything of which there is only so much: none can be used for more than all of the time."""
+    yield from places(evidence)
+    yield from loop(evidence)
+    yield from devices(evidence)
+    yield from streams(evidence)
+
+
+def obstacles(evidence: Evidence) -> Iterator[Limit]:
+    """Yield what keeps nodes from work although nothing is used up."""
+    yield from inboxes(evidence)

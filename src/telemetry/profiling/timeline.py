@@ -1,0 +1,262 @@
+"""Timeline: when each node ran, for which item, and how full inboxes were; the newest of it, in bounded memory."""
+
+import os
+import secrets
+import threading
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from .readings import DeviceWork, DeviceWorkKind, Execution
+
+
+class Timed(Protocol):
+    """What took a while, in whole nanoseconds."""
+
+    @property
+    def began(self) -> int:
+        """When it began."""
+        ...
+
+    @property
+    def ended(self) -> int:
+        """When it ended."""
+        ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+def tracks(bars: Iterable[T]) -> list[list[T]]:
+    """Put bars on as few tracks as they need, each on the first one that is free.
+
+    Returns:
+        The bars of each track, in the order in which they began.
+    """
+    found: list[list[T]] = []
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []
+    for bar in sorted(bars, key=lambda bar: (bar.began, bar.ended)):
+        while busy and busy[0][0] <= bar.began:
+            heappush(free, heappop(busy)[1])
+        if not free:
+            heappush(free, len(found))
+            found.append([])
+        number = heappop(free)
+        found[number].append(bar)
+        heappush(busy, (bar.ended, number))
+    return found
+
+
+def write_whole(path: "str | os.PathLike[str]", parts: Iterable[str]) -> None:
+    """Write a file of text; whoever looks at it meanwhile sees the old one, and a failure leaves that as it was.
+
+    Args:
+        path: where; its folder exists.
+        parts: the text.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    target = Path(path)
+    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("x", encoding="utf-8", newline="\n") as file:
+            file.writelines(parts)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+# Slices, and points of curves, that are kept: some 20 MB of JSON, which Perfetto opens at once.
+MAX_SLICES: Final = 100_000
+MAX_POINTS: Final = 50_000
+MAX_DEVICE_SLICES: Final = 20_000
+
+# What computes may also wait now and then, such as the first time.
+_FEW: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Something that took a while.
+
+    Attributes:
+        graph: name of the graph.
+        node: name of the node, as drawn.
+        began_seconds: when it began, since the begin of the profile; negative if that was before.
+        ended_seconds: when it ended.
+        frame: a number that stands for the item on its whole way through the graph; None if unknown.
+        item: index of the item in its stream, deployment or `map_each`; None if unknown.
+    """
+
+    graph: str
+    node: str
+    began_seconds: float
+    ended_seconds: float
+    frame: int | None
+    item: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSlice:
+    """What a device, or the compiler, did in one piece.
+
+    Attributes:
+        kind: "compute", "compile", "to device" or "from device": a batch or a call, a program, arrays on their way.
+        device: name of the device or mesh; for a program that is compiled, of that which it is compiled for.
+        node: name of the node; of a region that became one program, the names of all its nodes.
+        began_seconds: when it began, since the begin of the profile; negative if that was before.
+        ended_seconds: when it ended.
+        items: for how many items; 0 if it was for none in particular.
+        rows: of the batch, with those of padding; 0 if it was no batch.
+        padding_share: how much of the elements of the batch's arrays was padding: 0 to 1.
+        frames: a number for each of the items, as in `Slice.frame`; for a large batch, of the first ones.
+    """
+
+    kind: DeviceWorkKind
+    device: str
+    node: str
+    began_seconds: float
+    ended_seconds: float
+    items: int
+    rows: int
+    padding_share: float
+    frames: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DepthPoint:
+    """How many items were in the inbox of a node, from a moment on.
+
+    Attributes:
+        graph: name of the graph.
+        node: name of the node, as drawn.
+        at_seconds: when, since the begin of the profile.
+        depth: how many.
+    """
+
+    graph: str
+    node: str
+    at_seconds: float
+    depth: int
+
+
+class Timeline:
+    """What happened while a profile was taken, in the order in which it became known.
+
+    Args:
+        began: the begin of the profile, in seconds of `time.perf_counter`.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self._batches: deque[tuple[str, str, Sequence[Execution]]] = deque()
+        self._kept = 0
+        self._dropped = 0
+        self._points: deque[DepthPoint] = deque(maxlen=MAX_POINTS)
+        self._device_work: deque[DeviceWork] = deque(maxlen=MAX_DEVICE_SLICES)
+        self._device_work_seen = 0
+        self._points_seen = 0
+        self._lock = threading.Lock()  # devices have threads of their own
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """The newest executions of nodes that were timed."""
+        return tuple(
+            Slice(graph, node, began - self._began, ended - self._began, frame, item)
+            for graph, node, executions in list(self._batches)
+            for began, ended, frame, item in executions
+        )
+
+    @property
+    def depths(self) -> tuple[DepthPoint, ...]:
+        """The newest depths of inboxes; of changes within a millisecond one is kept."""
+        return tuple(self._points)
+
+    @property
+    def device_slices(self) -> tuple[DeviceSlice, ...]:
+        """What devices did last."""
+        with self._lock:
+            kept = list(self._device_work)
+        return tuple(
+            DeviceSlice(
+                work.kind, work.device, work.node, work.began - self._began, work.ended - self._began, work.items,
+                work.rows, work.padding_share, work.frames,
+            )
+            for work in kept
+        )  # fmt: skip
+
+    @property
+    def dropped(self) -> int:
+        """How many older slices there were."""
+        return self._dropped
+
+    @property
+    def dropped_depths(self) -> int:
+        """How many older depths there were."""
+        return self._points_seen - len(self._points)
+
+    @property
+    def dropped_device_slices(self) -> int:
+        """How many older slices of devices there were."""
+        with self._lock:
+            return self._device_work_seen - len(self._device_work)
+
+    def covered_seconds(self, names: Collection[tuple[str, str]]) -> dict[tuple[str, str], float]:
+        """Return for how long each of some nodes, by graph and name, had at least one item, as far as it was timed."""
+        found: dict[tuple[str, str], list[Execution]] = {name: [] for name in names}
+        for graph, node, executions in list(self._batches):
+            if (graph, node) in found:
+                found[graph, node] += executions
+        return {name: _union_seconds(executions, self._began) for name, executions in found.items()}
+
+    def disturbed(self) -> frozenset[tuple[str, str]]:
+        """Return the nodes during whose executions something else began or ended: they do not hold the event loop."""
+        batches = list(self._batches)
+        moments = sorted(moment for _, _, executions in batches for each in executions for moment in each[:2])
+        counts: Counter[tuple[str, str]] = Counter()
+        all_of: Counter[tuple[str, str]] = Counter()
+        for graph, node, executions in batches:
+            all_of[graph, node] += len(executions)
+            counts[graph, node] += sum(
+                bisect_left(moments, ended) > bisect_right(moments, began) for began, ended, _, _ in executions
+            )
+        return frozenset(name for name, count in counts.items() if count > _FEW * all_of[name])
+
+    def add_executions(self, graph: str, node: str, executions: Sequence[Execution]) -> None:
+        """Keep executions of a node; not those that ended before the profile began."""
+        if executions[0][0] < self._began:
+            executions = [execution for execution in executions if execution[1] > self._began]
+        # Slices are made when somebody looks at them: that takes longer than all else that a profile does.
+        self._batches.append((graph, node, executions))
+        self._kept += len(executions)
+        while self._kept > MAX_SLICES and self._batches:  # loops in several threads may have it counted wrong
+            _, _, oldest = self._batches.popleft()
+            self._kept -= len(oldest)
+            self._dropped += len(oldest)
+
+    def add_depths(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
+        """Keep how many items were in the inbox of a node."""
+        self._points_seen += len(points)
+        self._points.extend(DepthPoint(graph, node, at - self._began, depth) for at, depth in points)
+
+    def add_device_work(self, work: DeviceWork) -> None:
+        """Keep what a device did, unless it ended before the profile began; on any thread."""
+        if work.ended > self._began:
+            with self._lock:
+                self._device_work_seen += 1
+                self._device_work.append(work)
+
+
+def _union_seconds(executions: list[Execution], began: float) -> float:
+    seconds, covered_until = 0.0, began
+    for execution in sorted(executions, key=lambda each: each[0]):
+        seconds += max(0.0, execution[1] - max(execution[0], covered_until))
+        covered_until = max(covered_until, execution[1])
+    return seconds

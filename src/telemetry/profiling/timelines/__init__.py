@@ -1,1 +1,0 @@
-"""When nodes and devices worked, in bounded memory, and as a trace for Perfetto."""
