@@ -1,0 +1,174 @@
+"""The tests that guard the hardest promises fail when the code that keeps one is broken.
+
+Each mutant is one edit of a copy of the package, with a test that fails because of it. Who moves the code moves the
+mutant along: an edit that no longer applies fails the run.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+
+
+class Mutant(NamedTuple):
+    """One edit, and who notices it."""
+
+    breaks: str
+    file: str
+    text: str
+    instead: str
+    killed_by: str
+
+
+MUTANTS = [
+    Mutant(
+        "a channel is first in, first out",
+        "actors/channel.py", "return line.popleft()", "return line.pop()",
+        "tests/actors/test_channel.py",
+    ),
+    Mutant(
+        "a channel holds no more than its capacity",
+        "actors/channel.py", "if priority or count >= self._capacity or", "if priority or count > self._capacity or",
+        "tests/actors/test_channel.py",
+    ),
+    Mutant(
+        "a thread that nobody waits for counts until it has returned",
+        "actors/threads.py", "        def returned() -> None:\n            self._free.release()\n",
+        "        self._free.release()\n\n        def returned() -> None:\n",
+        "tests/runtime/test_limits.py::test_a_thread_that_nobody_waits_for_counts_until_it_has_returned",
+    ),
+    Mutant(
+        "the first outcome of an item is its outcome",
+        "actors/frame.py", '        if self.state == "running":\n            self.expired = expired\n',
+        "        if True:\n            self.expired = expired\n",
+        "tests/promises/test_promise_1_one_outcome.py",
+    ),
+    Mutant(
+        "a node has as many attempts as it asked for",
+        "actors/invocation.py", "attempt >= retry.attempts", "attempt > retry.attempts",
+        "tests/promises/test_promise_4_exactly_once.py",
+    ),
+    Mutant(
+        "a stream of which something was read is not begun again",
+        "actors/invocation.py", "if any(reader.parts.position for reader in self._readers):", "if False:",
+        "tests/engine/test_ends_of_streams_as_values.py",
+    ),
+    Mutant(
+        "no more calls wait than may",
+        "engine/admission.py", "self._waiting.count >= self._max_queue", "self._waiting.count > self._max_queue",
+        "tests/bad_days/test_engines_and_deployments.py",
+    ),
+    Mutant(
+        "what still unwinds counts as in flight",
+        "engine/source.py", "        if frame.unwinding:\n", "        if False:\n",
+        "tests/promises/test_promise_2_bounds.py",
+    ),
+    Mutant(
+        "a stream hands out its items in input order",
+        "engine/source.py", "self._completion_order: deque[int] | None = None if ordered else deque()",
+        "self._completion_order: deque[int] | None = deque()",
+        "tests/promises/test_promise_3_order.py",
+    ),
+    Mutant(
+        "values that the reader of a failed stream has not taken are dropped",
+        "actors/stream_buffer.py", "        self._error = error\n        self.held.clear()\n", "        self._error = error\n",
+        "tests/engine/test_ends_of_streams_as_values.py",
+    ),
+    Mutant(
+        "a stream holds no more values than its capacity",
+        "actors/stream_buffer.py", "if len(held) >= self.capacity or", "if len(held) > self.capacity or",
+        "tests/promises/test_promises_of_streams.py",
+    ),
+    Mutant(
+        "only calls of pure nodes are merged",
+        "engine/passes.py", "if isinstance(step.callee, Node) and step.callee.policy.pure:",
+        "if isinstance(step.callee, Node):",
+        "tests/engine/test_plan.py",
+    ),
+    Mutant(
+        "an effectful node runs although nobody reads its result",
+        "engine/passes.py", "if step.source in live or _has_effect(step):", "if step.source in live:",
+        "tests/engine/test_plan.py",
+    ),
+    Mutant(
+        "map_each runs no more of its bodies at a time than allowed",
+        "engine/control.py", "and len(self._frames) < self._limit", "and len(self._frames) <= self._limit",
+        "tests/promises/test_promise_2_bounds.py",
+    ),
+    Mutant(
+        "a supervisor gives up after as many restarts as it allows",
+        "actors/supervision.py", "if len(self._restarts) > self.flags.max_restarts:",
+        "if len(self._restarts) >= self.flags.max_restarts:",
+        "tests/actors/test_supervision.py",
+    ),
+    Mutant(
+        "a node that waits for itself is refused",
+        "actors/node_actor.py", "if len(holders) >= places.limit:", "if len(holders) > places.limit:",
+        "tests/runtime/test_reentrancy.py",
+    ),
+    Mutant(
+        "a token is taken once",
+        "engine/rate_limit.py", "self._full_at = max(now, self._full_at)", "self._full_at = self._full_at * 1",
+        "tests/actors/test_token_bucket.py",
+    ),
+    Mutant(
+        "a batch holds what it may, and more has to wait",
+        "actors/batching.py", "if len(self._waiting) >= batch.max_size + batch.max_queue:\n", "if False:\n",
+        "tests/actors/test_batch_queue.py",
+    ),
+    Mutant(
+        "the rows of padding repeat one that is real",
+        "devices/batches/stacking.py", "column[len(rows) :] = rows[-1]", "column[len(rows) :] = 0",
+        "tests/devices/test_stacking.py",
+    ),
+    Mutant(
+        "the items that fail a batch are found, and no others blamed",
+        "devices/batches/gathering.py", "if len(batch) == 1:", "if len(batch) <= 2:",
+        "tests/devices/test_bisection.py",
+    ),
+    Mutant(
+        "a graph whose names mean something else is traced again",
+        "engine/tracing/references.py", "    def changed(self) -> bool:\n        \"\"\"Whether any name",
+        "    def changed(self) -> bool:\n        return False\n        \"\"\"Whether any name",
+        "tests/engine/test_staleness.py",
+    ),
+    Mutant(
+        "work that has to be finished is finished, although its task is cancelled",
+        "actors/cancellation.py",
+        "    with anyio.CancelScope(shield=True):\n        while not is_over():\n",
+        "    with anyio.CancelScope(shield=True):\n        while False:\n",
+        "tests/bad_days/test_engines_and_deployments.py",
+    ),
+    Mutant(
+        "the spans below a node's are those of its own code",
+        "telemetry/spans/nodes.py", "otel_context.attach(trace.set_span_in_context(self._span))",
+        "otel_context.attach(parent.context)",
+        "tests/telemetry/test_span_tree.py",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.breaks.replace(" ", "-"))
+def test_a_broken_promise_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
+    copy = tmp_path / "penstock"
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    path = copy / mutant.file
+    text = path.read_text()
+    assert text.count(mutant.text) == 1, f"{mutant.file} has {mutant.text!r} {text.count(mutant.text)} times"
+    path.write_text(text.replace(mutant.text, mutant.instead))
+    run = subprocess.run(
+        [
+            sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
+            "--timeout", "20", mutant.killed_by,
+        ],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 1, f"{mutant.killed_by} does not notice\n{run.stdout}\n{run.stderr}"
+    assert "1 failed" in run.stdout or "1 error" in run.stdout, run.stdout
