@@ -125,6 +125,28 @@ async def test_map_each_keeps_the_order() -> None:
         ps.map_each(double, [1], concurrency=0)
 
 
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_map_each_runs_as_many_bodies_at_a_time_as_it_may(concurrency: int) -> None:
+    running: list[int] = []
+    most = 0
+
+    @ps.node
+    async def body(value: int) -> int:
+        nonlocal most
+        running.append(value)
+        most = max(most, len(running))
+        await asyncio.sleep(0)
+        running.remove(value)
+        return value
+
+    @ps.graph
+    async def each(values: list[int]) -> list[int]:
+        return await ps.map_each(body, values, concurrency=concurrency)
+
+    assert await engine.run(each([*range(10)])) == [*range(10)]
+    assert most == concurrency
+
+
 async def test_a_body_may_do_nothing_and_there_may_be_many_items() -> None:
     @ps.graph
     async def graph(items: list[int]) -> list[int]:

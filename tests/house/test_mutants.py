@@ -63,12 +63,7 @@ MUTANTS = [
     Mutant(
         "no more calls wait than may",
         "engine/admission.py", "self._waiting.count >= self._max_queue", "self._waiting.count > self._max_queue",
-        "tests/bad_days/test_engines_and_deployments.py",
-    ),
-    Mutant(
-        "what still unwinds counts as in flight",
-        "engine/source.py", "        if frame.unwinding:\n", "        if False:\n",
-        "tests/promises/test_promise_2_bounds.py",
+        "tests/engine/test_options.py::test_max_queue_and_priority_decide_who_waits_for_a_place",
     ),
     Mutant(
         "a stream hands out its items in input order",
@@ -100,7 +95,7 @@ MUTANTS = [
     Mutant(
         "map_each runs no more of its bodies at a time than allowed",
         "engine/control.py", "and len(self._frames) < self._limit", "and len(self._frames) <= self._limit",
-        "tests/promises/test_promise_2_bounds.py",
+        "tests/engine/test_control_flow.py",
     ),
     Mutant(
         "a supervisor gives up after as many restarts as it allows",
@@ -144,7 +139,7 @@ MUTANTS = [
         "actors/cancellation.py",
         "    with anyio.CancelScope(shield=True):\n        while not is_over():\n",
         "    with anyio.CancelScope(shield=True):\n        while False:\n",
-        "tests/bad_days/test_engines_and_deployments.py",
+        "tests/runtime/test_cancelled_while_unwinding.py",
     ),
     Mutant(
         "the spans below a node's are those of its own code",
@@ -166,7 +161,7 @@ def test_a_broken_promise_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
     run = subprocess.run(
         [
             sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
-            "--timeout", "20", mutant.killed_by,
+            "--timeout", "10", mutant.killed_by,
         ],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
