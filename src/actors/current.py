@@ -43,8 +43,10 @@ def start_task(
     An eager task runs before whoever starts it knows the task: a handler would be run in the midst of what starts it,
     and could not be cancelled there.
     """
+    if _EAGER is None:  # Python 3.11
+        return loop.create_task(work, name=name, context=context)
     factory: Any = loop.get_task_factory()
-    if factory is None or _EAGER is None or getattr(factory, "__code__", None) is not _EAGER:
+    if factory is None or getattr(factory, "__code__", None) is not _EAGER:
         return loop.create_task(work, name=name, context=context)
     make_task: Callable[..., asyncio.Task[T]] = factory.__closure__[0].cell_contents
     return make_task(work, loop=loop, name=name, context=context)

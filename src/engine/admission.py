@@ -43,6 +43,7 @@ class Admission:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_in_flight: int, max_queue: int | None) -> None:
         self._loop = loop
+        self._time = loop.time
         self._max_in_flight = max_in_flight
         self._max_queue = max_queue
         self._in_flight = 0
@@ -57,8 +58,10 @@ class Admission:
         self._seconds = 0.0
         self._together = 0  # how many of these calls have ended at about the same time, the last ones
         self._left = 0  # how many of the calls that were in flight when all places were taken have not ended
-        self._held_seconds = 0.0  # for which places were held since the last call ended, those of all added up
-        self._looked_at = 0.0  # when that was worked out
+        # For how long places have been held since all were taken, the times of all calls added up, is calls in flight
+        # times now, less their beginnings; the end of a call is taken off as if it were a beginning.
+        self._beginnings = 0.0
+        self._held_seconds = 0.0  # that sum when the last call ended
 
     def reserve_nowait(self) -> bool:
         """Take a place if one is free and nobody waits; returns whether it was taken."""
@@ -93,17 +96,20 @@ class Admission:
             await waiter
         except BaseException:  # a cancel, as a rule; raised again
             if waiter.done() and not waiter.cancelled():
-                self._pass_on()  # admitted and cancelled at once
+                self._pass_on(self._time())  # admitted and cancelled at once
             else:
                 self._waiting.discard(waiter, priority)
             raise
 
     def release(self) -> None:
         """Give a place back; the next one that waits gets it."""
+        now = 0.0
         if self._left:
-            self._look()
-            seconds = self._held_seconds / self._max_in_flight
-            if seconds > _TOGETHER * (self._seconds_per_call() or 0.0):
+            now = self._time()
+            held_seconds = self._in_flight * now - self._beginnings
+            seconds = (held_seconds - self._held_seconds) / self._max_in_flight
+            self._held_seconds = held_seconds
+            if seconds * self._calls > _TOGETHER * self._seconds:
                 # Not before: of calls that end together, the first alone has the time of all, and would be the oldest.
                 fade = self._fade**self._together
                 self._seconds *= fade
@@ -112,8 +118,7 @@ class Admission:
             self._seconds += seconds
             self._calls += 1
             self._together += 1
-            self._held_seconds = 0.0
-        self._pass_on()
+        self._pass_on(now)
 
     def statistics(self) -> AdmissionStatistics:
         """Return a snapshot of the counters."""
@@ -125,16 +130,17 @@ class Admission:
 
     def _take(self) -> None:
         if self._left:
-            self._look()
+            self._beginnings += self._time()
         self._in_flight += 1
         self._admitted += 1
         if self._in_flight == self._max_in_flight:
             if not self._left:
-                self._looked_at = self._loop.time()
+                self._beginnings = self._in_flight * self._time()
+                self._held_seconds = 0.0
             self._left = self._max_in_flight
 
-    def _pass_on(self) -> None:
-        while self._waiting:
+    def _pass_on(self, now: float) -> None:
+        while self._waiting.count:
             waiter = self._waiting.pop()
             if not waiter.done():  # not cancelled a moment ago
                 self._admitted += 1  # in the place of the one before, so that all are taken as they were
@@ -142,16 +148,9 @@ class Admission:
                 waiter.set_result(None)
                 return
         if self._left:
-            self._look()  # for one that was admitted and gave up; after the end of a call no time has passed
             self._left -= 1  # as if they ended in the order in which they began
-        if not self._left:
-            self._held_seconds = 0.0
+            self._beginnings -= now
         self._in_flight -= 1
-
-    def _look(self) -> None:
-        now = self._loop.time()
-        self._held_seconds += self._in_flight * (now - self._looked_at)
-        self._looked_at = now
 
     def _seconds_per_call(self) -> float | None:
         return self._seconds / self._calls if self._calls else None

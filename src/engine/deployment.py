@@ -164,7 +164,8 @@ class InFlight:
             await stream.aclose()
 
     def _count(self, frame: Frame) -> None:
-        self.counts["expired" if frame.has_expired else frame.state] += 1
+        state = frame.state
+        self.counts["expired" if state != "done" and frame.has_expired else state] += 1
 
     def _item_settled(self, frame: Frame) -> None:
         self._count(frame)
