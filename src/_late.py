@@ -15,6 +15,8 @@ def late(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
     """
 
     def get(name: str) -> Any:
+        if name == "__all__":  # what `from ... import *` asks for: the late names as well
+            return [one for one in names() if not one.startswith("_") and one != "TYPE_CHECKING"]
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = import_module(modules[name], package)

@@ -6,6 +6,7 @@ refused where it is written, and not by an error of its own when something reads
 
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, TypeGuard, cast, get_args
 
 from .._errors import OptionsError
@@ -86,16 +87,13 @@ def whole(least: int) -> Accepted:
 
 
 def number(text: str, fits: Callable[[float], bool]) -> Accepted:
-    """Accept numbers for which `fits` is true; not True and False."""
+    """Accept real numbers for which `fits` is true, those of NumPy and fractions included; not True and False.
+
+    A `Decimal` is none: it cannot be added to the float that a clock gives.
+    """
 
     def is_number(value: object) -> bool:
-        # What has an order among numbers may be one of NumPy, a Fraction or a Decimal; text is none.
-        if isinstance(value, bool | str | bytes):
-            return False
-        try:
-            return bool(fits(cast("float", value)))
-        except (TypeError, ValueError, ArithmeticError):  # no number; many numbers; a Decimal that is none
-            return False
+        return not isinstance(value, bool) and isinstance(value, Real) and bool(fits(float(value)))
 
     return Accepted(text, is_number)
 

@@ -20,7 +20,7 @@ from .._errors import EngineClosedError, WorkerDied
 from ..telemetry import spans
 from . import process_messages
 from ._process_worker import READY, serve
-from .threads import ThreadPool, before_interpreter_exit
+from .threads import ProcessPoolStatistics, ThreadPool, before_interpreter_exit
 
 # How often a thread that waits for a reply looks whether the process still exists. The closed socket says so at once,
 # unless the process left a forked child behind that holds the socket open.
@@ -159,30 +159,6 @@ def _describe(exit_code: int | None) -> str:
 # An idle worker has nothing to do but run its exit handlers, which send its spans; one that takes longer is killed.
 _EXIT_GRACE_SECONDS = 0.5
 _NO_ITEM: Mapping[str, object] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessPoolStatistics:
-    """What a `ProcessPool` is doing and has done.
-
-    Attributes:
-        workers: processes started and not yet found dead.
-        idle: processes that wait for a call.
-        busy: processes that start, or run a call.
-        queued: calls that wait for a process.
-        completed: calls that came back, with a result or an error.
-        died: processes that ended by themselves, busy or idle.
-        killed: processes killed because their call was cancelled, its result did not fit into memory, or the pool
-            closed.
-    """
-
-    workers: int
-    idle: int
-    busy: int
-    queued: int
-    completed: int
-    died: int
-    killed: int
 
 
 @dataclass(slots=True, eq=False)

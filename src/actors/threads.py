@@ -113,6 +113,30 @@ class ThreadPoolStatistics:
     discarded: int
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessPoolStatistics:
+    """What the pool of worker processes is doing and has done.
+
+    Attributes:
+        workers: processes started and not yet found dead.
+        idle: processes that wait for a call.
+        busy: processes that start, or run a call.
+        queued: calls that wait for a process.
+        completed: calls that came back, with a result or an error.
+        died: processes that ended by themselves, busy or idle.
+        killed: processes killed because their call was cancelled, its result did not fit into memory, or the pool
+            closed.
+    """
+
+    workers: int
+    idle: int
+    busy: int
+    queued: int
+    completed: int
+    died: int
+    killed: int
+
+
 class ThreadPool:
     """Runs blocking functions in at most `max_threads` threads, for the event loop of the first `submit`.
 

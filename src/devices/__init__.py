@@ -2,7 +2,7 @@
 
 from .actor import DeviceActor as DeviceActor
 from .actor import actor as actor
-from .batches.batch_job import BatchStatistics as BatchStatistics
+from .batches.batch_statistics import BatchStatistics as BatchStatistics
 from .jax_types import Device as Device
 from .platform.benchmarking import Benchmark as Benchmark
 from .platform.benchmarking import Measurement as Measurement
@@ -17,8 +17,8 @@ from .platform.platform_status import status as status
 from .platform.selection import DeviceMesh as DeviceMesh
 from .platform.selection import select as select
 from .platform.self_check import SelfCheckResult as SelfCheckResult
-from .programs.compile_cache import persistent_compile_cache as persistent_compile_cache
-from .programs.compiling import CompileStatistics as CompileStatistics
-from .programs.compiling import Recompilation as Recompilation
-from .programs.compiling import Transfer as Transfer
+from .programs.compile_statistics import CompileStatistics as CompileStatistics
+from .programs.compile_statistics import Recompilation as Recompilation
+from .programs.compile_statistics import Transfer as Transfer
+from .programs.persistent_cache import persistent_compile_cache as persistent_compile_cache
 from .regions.einsum import einsum as einsum

@@ -1,50 +1,15 @@
 """Device actor: runs functions on a device, for code that keeps its own state there."""
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
-from ..engine.engine import default_engine
-from ..engine.nesting import pools_around
-from ..telemetry import spans
-from .arguments import parameter_names, size_on_host
-from .dispatch.device_pool import DevicePool
-from .dispatch.device_queue import DeviceCall
 from .jax_import import require_jax
-from .platform.placement import Placement
-from .programs.compiling import CompileLog, Program
 
 if TYPE_CHECKING:
     import jax.sharding
 
     from .jax_types import Device
     from .platform.selection import DeviceMesh
-
-
-# What is made anew for each call is told apart from a new shape because all of them share it.
-_LOG = CompileLog()
-
-
-async def call_function(
-    device: Any, fn: Callable[..., Any], args: tuple[Any, ...], donate_argnums: tuple[int, ...], ready: bool
-) -> Any:
-    """Run a function on a device of the Engine around, or of the default one; see `DeviceActor.run`."""
-    pools = pools_around() or default_engine()._runtime.pools
-    pool = pools.other(DevicePool, DevicePool)
-    (station,) = pool.opened(device) or await pool.open(device)
-    program = _program(fn, station.placement, donate_argnums)
-    call = DeviceCall(station.loop, program, args, hands_on=not ready, size_bytes=size_on_host(args))
-    call.wait = spans.waiting()
-    run = station.queue.run_to_end if donate_argnums else station.queue.run
-    return await run(station.others, call)
-
-
-# Two hundred functions are more than a program has; what is made anew for each call must not pile up.
-@lru_cache(maxsize=256)
-def _program(fn: Callable[..., Any], placement: Placement, donate_argnums: tuple[int, ...]) -> Program:
-    name = str(getattr(fn, "__name__", type(fn).__name__))
-    return Program(fn, name, parameter_names(fn), placement, donate_argnums, pure=False, log=_LOG)
-
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -72,6 +37,7 @@ class DeviceActor:
     """
 
     def __init__(self, device: Any) -> None:
+        from .function_calls import call_function  # once, as every call would pay for it; it needs JAX
 
         self._device = device
         self._call = call_function

@@ -11,10 +11,10 @@ from ..engine.engine import default_engine
 from ..engine.graph import Graph
 from ..engine.node import Node, is_async, is_generator
 from ..engine.options import resolve
-from .batches.batch_job import BatchStatistics
+from .batches.batch_statistics import BatchStatistics
 from .jax_import import require_jax
 from .jax_types import is_device
-from .programs.compiling import CompileStatistics
+from .programs.compile_statistics import CompileStatistics
 
 if TYPE_CHECKING:
     from .executor import DeviceExecutor

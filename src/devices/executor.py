@@ -13,7 +13,7 @@ from .batches.stacking import batch_sizes
 from .dispatch.device_pool import DevicePool
 from .dispatch.parameters import check_same_shapes
 from .platform.selection import AUTO
-from .programs.compiling import CompileStatistics
+from .programs.compile_statistics import CompileStatistics
 
 if TYPE_CHECKING:
     from ..actors.detached import Errand
@@ -80,7 +80,7 @@ class DevicePrograms:
         samples: Samples | None = None,
         members: tuple[str, ...] = (),
     ) -> None:
-        from .batches.batch_job import BatchLog
+        from .batches.batch_statistics import BatchLog
         from .programs.compiling import CompileLog
         from .specs import Specs
 

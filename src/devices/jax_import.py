@@ -8,18 +8,10 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
 
 from .._errors import DeviceError, MissingExtraError
 from .jax_types import all_devices, asked_platforms
-from .untyped_jax import jax
 from .wrong_fusions import StartOfBackends
-
-if TYPE_CHECKING:
-    from .dispatch.device_queue import DeviceCall
-
 
 # The environment belongs to the process: one thread at a time changes it and puts it back.
 _starting = threading.Lock()
@@ -99,37 +91,11 @@ def _start_backends() -> None:
 
 
 def _look_what_stayed() -> None:
-    global _stayed_in_parent  # noqa: PLW0603 - as above
+    global _stayed_in_parent, _starting  # noqa: PLW0603 - as above
+    _starting = threading.Lock()  # a thread of the parent may have held it
     # Whoever makes an array starts JAX as well. Its public interface does not tell: asking it for a device starts it.
     bridge = sys.modules.get("jax._src.xla_bridge")
     _stayed_in_parent |= _is_started or (bridge is not None and bridge.backends_are_initialized())
 
 
 os.register_at_fork(after_in_child=_look_what_stayed)
-
-
-_ANNOTATION: Final[Any] = jax.profiler.TraceAnnotation
-# Items of a batch that are named: more of them nobody reads.
-_NAMED: Final = 64
-
-
-def is_taken() -> bool:
-    """Whether JAX takes a profile; takes less than a tenth of a microsecond."""
-    taken: bool = _ANNOTATION.is_enabled()
-    return taken
-
-
-def dispatching(node: str, calls: "Sequence[DeviceCall]") -> AbstractContextManager[None]:
-    """Name what a thread does after a node; items are told by index, and by their numbers in Penstock's timeline."""
-    frames = [call.frame for call in calls[:_NAMED] if call.frame is not None]
-    items = " ".join([str(frame.item) for frame in frames])
-    annotation: AbstractContextManager[None] = _ANNOTATION(
-        node, count=len(calls), items=items, frames=" ".join([str(frame.identity) for frame in frames])
-    )
-    return annotation
-
-
-def compiling(node: str) -> AbstractContextManager[None]:
-    """Name what a thread does after the node whose program is compiled."""
-    annotation: AbstractContextManager[None] = _ANNOTATION(f"compile {node}")
-    return annotation

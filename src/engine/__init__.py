@@ -10,6 +10,7 @@ from ..actors.policy import RunsOn as RunsOn
 from ..actors.supervision import ActorState as ActorState
 from ..actors.supervision import RestartMode as RestartMode
 from ..actors.supervision import Strategy as Strategy
+from ..actors.threads import ProcessPoolStatistics as ProcessPoolStatistics
 from ..actors.threads import ThreadPoolStatistics as ThreadPoolStatistics
 from .admission import AdmissionStatistics as AdmissionStatistics
 from .engine import Engine as Engine
@@ -27,7 +28,6 @@ from .streaming import Stream as Stream
 from .streaming import StreamStatistics as StreamStatistics
 
 if TYPE_CHECKING:
-    from ..actors.processes import ProcessPoolStatistics as ProcessPoolStatistics
     from .deployment import ServiceState as ServiceState
     from .service import Service as Service
     from .service import ServiceStatistics as ServiceStatistics
@@ -35,7 +35,6 @@ else:
     __getattr__, __dir__ = _late(
         __name__,
         {
-            "ProcessPoolStatistics": "..actors.processes",
             "Service": ".service",
             "ServiceState": ".deployment",
             "ServiceStatistics": ".service",

@@ -15,7 +15,7 @@ from ..actors.cancellation import Condition, uninterrupted
 from ..actors.frame import Frame
 from ..actors.node_actor import ActorStatistics, NodeActor
 from ..actors.supervision import Strategy, SupervisorFlags
-from ..actors.threads import ThreadPoolStatistics
+from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import registry
@@ -35,7 +35,6 @@ from .streaming import CallsStream, Stream
 from .values import OwnScope, StreamingCall, ValuesStream
 
 if TYPE_CHECKING:
-    from ..actors.processes import ProcessPoolStatistics
     from ..telemetry.tables.table import Table
     from .deployment import Deployment
     from .pipeline import Pipeline
@@ -257,7 +256,7 @@ class EngineStatistics(Rendered):
     runs_in_flight: int
     scopes: int
     threads: ThreadPoolStatistics | None
-    processes: "ProcessPoolStatistics | None"
+    processes: ProcessPoolStatistics | None
     actors: tuple[ActorStatistics, ...]
 
     def _table(self) -> "Table":

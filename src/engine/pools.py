@@ -7,11 +7,11 @@ from weakref import WeakKeyDictionary
 
 from .._errors import EngineClosedError
 from ..actors.node_actor import Places
-from ..actors.threads import ThreadPool, ThreadPoolStatistics, ThreadShare
+from ..actors.threads import ProcessPoolStatistics, ThreadPool, ThreadPoolStatistics, ThreadShare
 from .node import Node
 
 if TYPE_CHECKING:
-    from ..actors.processes import ProcessPool, ProcessPoolStatistics
+    from ..actors.processes import ProcessPool
 
 
 class Pool(Protocol):

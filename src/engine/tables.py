@@ -7,8 +7,7 @@ from ..actors.node_actor import ActorStatistics
 from ..telemetry.tables.table import UNKNOWN, Column, Table, count, duration, milliseconds, of, rate, seconds
 
 if TYPE_CHECKING:
-    from ..actors.processes import ProcessPoolStatistics
-    from ..actors.threads import ThreadPoolStatistics
+    from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
     from .admission import AdmissionStatistics
     from .engine import EngineStatistics
     from .service import ServiceStatistics

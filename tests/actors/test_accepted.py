@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -154,3 +155,21 @@ async def test_priority_may_be_negative_and_is_no_bool() -> None:
     for value in ("2", 2.0, True):
         with pytest.raises(ps.OptionsError, match=f"priority={value!r}: a whole number"):
             ps.ExecutionOptions(priority=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ps.Retry(3, backoff_seconds=Decimal("0.01")),  # type: ignore[arg-type]
+        lambda: ps.node(timeout_seconds=Decimal(3))(len),  # type: ignore[call-overload]
+        lambda: ps.RateLimit(per_second=Decimal(5)),  # type: ignore[arg-type]
+    ],
+)
+def test_a_decimal_is_refused_since_no_clock_adds_it_to_its_times(make: Callable[[], object]) -> None:
+    with pytest.raises(ps.OptionsError, match="Decimal"):
+        make()
+
+
+def test_numbers_of_numpy_and_fractions_are_numbers() -> None:
+    assert ps.Retry(3, backoff_seconds=np.float32(0.5)).backoff_seconds == 0.5
+    assert ps.Retry(3, backoff_seconds=Fraction(1, 2)).backoff_seconds == 0.5  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 
 import penstock as ps  # noqa: E402 - what follows needs JAX
 from penstock import engine, telemetry  # noqa: E402
-from penstock.devices.batches.batch_job import BatchLog  # noqa: E402
+from penstock.devices.batches.batch_statistics import BatchLog  # noqa: E402
 from penstock.devices.batches.stacking import Stacker, batch_size, batch_sizes, split  # noqa: E402  # noqa: E402
 from penstock.devices.programs.configuration import current  # noqa: E402
 from tests.conftest import EFFORT  # noqa: E402

@@ -16,7 +16,8 @@ from penstock.devices.platform.selection import select
 from penstock.devices.programs.compile_cache import CompileCache
 from penstock.devices.programs.compiling import Program
 from penstock.devices.regions import contraction
-from penstock.devices.regions.contraction import Contraction, Subscripts
+from penstock.devices.regions.contraction import Contraction
+from penstock.devices.regions.subscripts import Subscripts
 from tests.conftest import EFFORT
 
 CPU: Any = select("cpu")

@@ -13,7 +13,7 @@ jnp = jax.numpy
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 import penstock as ps  # noqa: E402 - what follows needs JAX
-from penstock.devices.batches.batch_job import BatchLog  # noqa: E402
+from penstock.devices.batches.batch_statistics import BatchLog  # noqa: E402
 from penstock.devices.batches.stacking import (  # noqa: E402
     Item,
     Stacker,

@@ -6,7 +6,7 @@ import io
 import subprocess
 import sys
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 from xml.etree import ElementTree
 
 import pytest
@@ -396,3 +396,8 @@ async def test_two_looks_at_a_stream_from_its_beginning() -> None:
     assert last.yielded == 2
     assert last.elapsed_seconds is not None
     assert last.elapsed_seconds > 0
+
+
+@pytest.mark.parametrize("record", [engine.EngineStatistics, engine.ServiceStatistics, engine.StreamStatistics])
+def test_who_reads_annotations_at_run_time_can_take_a_record(record: type) -> None:
+    assert get_type_hints(record).keys() >= {field.name for field in dataclasses.fields(record)}

@@ -9,7 +9,8 @@ from ..._errors import DeviceError
 from ...actors.batching import Batch
 from ...actors.threads import LoopMailbox
 from ...telemetry import spans
-from ..batches.batch_job import BatchItem, BatchJob, BatchLayout, BatchLog
+from ..batches.batch_job import BatchItem, BatchJob, BatchLayout
+from ..batches.batch_statistics import BatchLog
 from ..batches.gathering import Bisection, SizeLimits
 from ..batches.stacking import on_host
 from ..platform.placement import Placement

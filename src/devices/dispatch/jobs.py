@@ -16,7 +16,7 @@ from ...telemetry.profiling import registry
 from ...telemetry.profiling.durations import DeviceSeconds
 from ...telemetry.profiling.readings import DeviceWork, DeviceWorkKind
 from ...telemetry.spans import JobSpan
-from .. import jax_import
+from .. import jax_profile
 from ..jax_types import are_ready, is_ready, wait_until_ready
 from ..programs.compile_cache import twin_of
 from ..programs.signature import is_device_array, is_random_key
@@ -359,8 +359,8 @@ class Job:
             return None
         self.has_run = True
         try:
-            if jax_import.is_taken():
-                with jax_import.dispatching(self._program.name, self.calls):
+            if jax_profile.is_taken():
+                with jax_profile.dispatching(self._program.name, self.calls):
                     self._given = self._enqueue(executable, self._args)
             else:
                 self._given = self._enqueue(executable, self._args)

@@ -4,109 +4,20 @@ import inspect
 import itertools
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
 from ..._errors import OptionsError, add_note
 from ...telemetry import logs
-from ...telemetry.tables.characters import printable
 from ..platform.placement import Placement
 from ..untyped_jax import jax
 from ..wrong_fusions import compiler_options
+from .compile_statistics import CompileStatistics, Recompilation, Transfer
 from .configuration import Configuration
 from .executable import ENQUEUE_ORDER, Executable, describe
 from .signature import Leaf, Signature, signature_of
-
-
-@dataclass(frozen=True, slots=True)
-class Recompilation:
-    """One reason why a node was compiled again, told against the most similar earlier program.
-
-    Attributes:
-        program: number of the program that this explains, the node's first being 1. One program may have several
-            reasons.
-        argument: name of the argument, with the path inside it: `batch['tokens']`; empty where it is none.
-        cause: "shape", "dtype", "weak type", "structure", "static value", "resource", "configuration", "function",
-            "eviction".
-        before: what the earlier program was compiled for.
-        after: what this one was compiled for.
-        remedy: what to change if this was not meant; empty for the sizes that the buckets of a `Batch` mean.
-    """
-
-    program: int
-    argument: str
-    cause: str
-    before: str
-    after: str
-    remedy: str
-
-    def __str__(self) -> str:
-        subject = f"{self.cause} of {self.argument}" if self.argument else self.cause
-        return printable(f"program {self.program}: {subject}: {self.before} -> {self.after}")
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """Arguments that lay elsewhere and were moved for calls: what a mismatch between two nodes costs.
-
-    Attributes:
-        argument: name of the argument, with the path inside it.
-        source: where it lay: "cpu:0", or "mesh(data=4) P('data')".
-        destination: where the node takes it.
-        count: how often.
-    """
-
-    argument: str
-    source: str
-    destination: str
-    count: int
-
-    def __str__(self) -> str:
-        return printable(f"{self.argument}: {self.source} -> {self.destination}, {self.count} times")
-
-
-@dataclass(frozen=True, slots=True)
-class CompileStatistics:
-    """What the programs of a node have cost.
-
-    A program that a node shares with others, because the planner made one region of them, counts for each of them.
-
-    Attributes:
-        programs: compiled programs held now.
-        hits: calls whose program was there.
-        misses: calls that waited for a compilation, also one that another call had begun.
-        seconds: time spent tracing, lowering and compiling.
-        evictions: programs dropped because the process held too many.
-        transfers: arguments that lay elsewhere, on another device or in another sharding, and were moved for a call.
-        directions: which those were, from where and to where; the most frequent first.
-        recompilations: why there is more than one program, the last hundred or so reasons.
-    """
-
-    programs: int
-    hits: int
-    misses: int
-    seconds: float
-    evictions: int
-    transfers: int
-    directions: tuple[Transfer, ...]
-    recompilations: tuple[Recompilation, ...]
-
-    @classmethod
-    def total(cls, parts: "Sequence[CompileStatistics]") -> "CompileStatistics":
-        """Return the sum of several."""
-        return cls(
-            programs=sum(part.programs for part in parts),
-            hits=sum(part.hits for part in parts),
-            misses=sum(part.misses for part in parts),
-            seconds=sum(part.seconds for part in parts),
-            evictions=sum(part.evictions for part in parts),
-            transfers=sum(part.transfers for part in parts),
-            directions=tuple(one for part in parts for one in part.directions),
-            recompilations=tuple(one for part in parts for one in part.recompilations),
-        )
-
 
 # Powers of two from 1 to 128 are eight sizes: more than that is not a handful of sizes any more, and each has cost a
 # compilation (300 random sizes: 183 programs and 12 s without buckets, 9 and 0.6 s with them).

@@ -9,7 +9,7 @@ from ...engine.tracing.ref import PendingRef, Ref, call_location, refuse_leak
 from ...engine.tracing.tracer import active
 from ..device_node import DeviceNode, device_node
 from ..jax_import import require_jax
-from .contraction import Subscripts
+from .subscripts import Subscripts
 
 if TYPE_CHECKING:
     import jax
