@@ -46,10 +46,29 @@ def start_task(
     if _EAGER is None:  # Python 3.11
         return loop.create_task(work, name=name, context=context)
     factory: Any = loop.get_task_factory()
-    if factory is None or getattr(factory, "__code__", None) is not _EAGER:
+    if factory is None:
         return loop.create_task(work, name=name, context=context)
+    if getattr(factory, "__code__", None) is not _EAGER:
+        return _start_task_of_another_factory(loop, work, name, context)
     make_task: Callable[..., asyncio.Task[T]] = factory.__closure__[0].cell_contents
     return make_task(work, loop=loop, name=name, context=context)
+
+
+def _start_task_of_another_factory(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str | None, context: Context | None
+) -> "asyncio.Task[T]":
+    """Start a task where nobody can tell whether tasks are eager: one that is comes back in a later turn."""
+
+    async def begin_later() -> T:
+        if is_starting:
+            await asyncio.sleep(0)
+        return await work
+
+    is_starting = True
+    task = loop.create_task(begin_later(), name=name, context=context)
+    is_starting = False
+    task.add_done_callback(lambda _: work.close())  # one that was cancelled before its first step has not begun it
+    return task
 
 
 def starts_tasks(fn: Callable[..., Any]) -> bool:

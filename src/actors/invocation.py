@@ -256,6 +256,8 @@ async def invoke_once(worker: "Worker", actor: "NodeActor", frame: "Frame") -> A
     if frame.span is not None:
         return await invoke(worker, actor, frame)
     args, kwargs = actor.arguments(frame.values)
+    if actor.needs_thread:
+        await take_thread(worker)
     began = perf_counter()
     try:
         return await actor.body(worker, actor, frame, args, kwargs)
@@ -297,7 +299,7 @@ async def invoke_with(invocation: "Invocation") -> Any:
 class Invocation:
     """The attempts of one node for one frame."""
 
-    __slots__ = ("_args", "_cancelling", "_kwargs", "_readers", "_worker", "actor", "frame")
+    __slots__ = ("_args", "_cancelling", "_kwargs", "_readers", "_waited_seconds", "_worker", "actor", "frame")
 
     def __init__(
         self, worker: Runner, actor: "NodeActor", frame: "Frame", readers: "Iterable[Reader[Any]]" = ()
@@ -306,6 +308,7 @@ class Invocation:
         self.actor = actor
         self.frame = frame
         self._readers = readers
+        self._waited_seconds = 0.0  # for a thread
         self._args, self._kwargs = self._arguments()
         assert worker.task is not None
         self._cancelling = worker.task.cancelling()
@@ -344,7 +347,7 @@ class Invocation:
         finally:
             worker.position.attempt_deadline = None
             _abandon_thread(worker, actor)
-            executed(actor, began, self.frame)
+            executed(actor, began + self._waited_seconds, self.frame)
 
     async def _attempt(self) -> Any:
         gate = self.actor.gate
@@ -356,6 +359,8 @@ class Invocation:
     async def _timed_attempt(self) -> Any:
         seconds = self.actor.policy.timeout_seconds
         try:
+            if self.actor.needs_thread:  # waiting for one is no part of the attempt's time
+                await self._take_thread()
             if seconds is None:
                 return await self._run_body()
             self._worker.position.attempt_deadline = self._worker.crew.loop.time() + seconds
@@ -375,6 +380,13 @@ class Invocation:
             raise NodeCancelledError(
                 f"something that node {self.actor.name!r} awaited was cancelled, but not the node itself"
             ) from error
+
+    async def _take_thread(self) -> None:
+        began = perf_counter()
+        try:
+            await take_thread(self._worker)
+        finally:
+            self._waited_seconds += perf_counter() - began
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return self.actor.arguments(self.frame.values)
@@ -447,9 +459,10 @@ class OutsideCall(Protocol):
 class ThreadCall:
     """A job in a thread, which goes on when nobody waits for it any more."""
 
-    __slots__ = ("_then", "abandoned", "returned", "started")
+    __slots__ = ("_then", "abandoned", "returned", "started", "submitted")
 
     def __init__(self) -> None:
+        self.submitted = False
         self.abandoned = False
         self.started = False
         self.returned = False
@@ -464,6 +477,8 @@ class ThreadCall:
         """Nobody waits for it any more; returns whether it holds a thread."""
         # This is set before `started` is read, and `run` does it the other way round: one of them sees the other.
         self.abandoned = True
+        if not self.submitted and not self.returned:
+            self.on_returned()
         return self.started and not self.returned
 
     def on_returned(self) -> None:
@@ -477,17 +492,27 @@ class ThreadCall:
         self._then.append(callback)
 
 
-async def call_in_thread(
+async def take_thread(worker: Runner) -> None:
+    """Wait until the run, stream or deployment of a worker may have one more thread busy; `call_in_thread` uses it."""
+    call = ThreadCall()
+    share = worker.crew.threads
+    if share is not None:
+        await share.take()
+        call.then(share.give_back)
+    worker.outside_call = call
+
+
+def call_in_thread(
     pool: ThreadPool, worker: "Worker", fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Run a blocking function in a thread, in a copy of the caller's context, for the item that a worker is with."""
+) -> "asyncio.Future[Any]":
+    """Run a blocking function in the thread that was taken, in a copy of the caller's context, for a worker's item."""
     context = copy_context()
     context.run(worker.position.remember)  # of this item, also when the worker has gone on
-    call = worker.outside_call = ThreadCall()
-    share = worker.crew.threads
-    if share is None:
-        return await pool.submit(context, call.on_returned, call.run, fn, args, kwargs)
-    return await share.run(pool, context, call.on_returned, call.run, fn, args, kwargs)
+    call = worker.outside_call
+    assert isinstance(call, ThreadCall)
+    result = pool.submit(context, call.on_returned, call.run, fn, args, kwargs)
+    call.submitted = True
+    return result
 
 
 def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":

@@ -210,8 +210,8 @@ class NodeActor:
     __slots__ = (
         "_all_returned", "abandoned", "args_of", "body", "busy_seconds", "carrier", "completed", "consumers",
         "ends_line", "failed", "fn", "gate", "graph", "inbox", "index", "instance", "invoke", "kwargs_of", "links",
-        "mode", "name", "out", "owner", "places", "policy", "reads", "recorder", "retried", "run", "slot",
-        "successor", "warned", "was_slow", "work",
+        "mode", "name", "needs_thread", "out", "owner", "places", "policy", "reads", "recorder", "retried", "run",
+        "slot", "successor", "warned", "was_slow", "work",
     )  # fmt: skip
 
     def __init__(
@@ -227,6 +227,7 @@ class NodeActor:
         self.fn: Callable[..., Any] = _unset
         self.invoke: Invoke = invoke
         self.body: Body = _unset
+        self.needs_thread = False  # its body runs in one
         self.carrier: Carrier | None = None  # of a node that runs elsewhere, where one attempt is all there is to it
         self.links: tuple[Link, ...] = ()  # of plain functions
         self.run: Callable[[Values], Any] = _unset  # all of them in one

@@ -345,37 +345,13 @@ class ThreadShare:
         self.limit = limit
         self._free = asyncio.Semaphore(limit)
 
-    async def run(
-        self,
-        pool: ThreadPool,
-        context: contextvars.Context,
-        on_returned: OnReturned,
-        fn: Callable[P, R],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> R:
-        """Wait for one of these threads, and run `fn(*args, **kwargs)` there; takes what `ThreadPool.submit` takes.
+    async def take(self) -> None:
+        """Wait for one of these threads; whoever has it gives it back, once the thread has returned."""
+        await self._free.acquire()
 
-        A thread counts until it has returned, also when nobody waits for it any more. If none can be had, `on_returned`
-        is called as well.
-        """
-        try:
-            await self._free.acquire()
-        except BaseException:
-            on_returned()
-            raise
-
-        def returned() -> None:
-            self._free.release()
-            on_returned()
-
-        try:
-            job = pool.submit(context, returned, fn, *args, **kwargs)
-        except BaseException:
-            returned()
-            raise
-        return await job
+    def give_back(self) -> None:
+        """The thread has returned, or was not needed."""
+        self._free.release()
 
 
 def _travelling(error: BaseException) -> BaseException:

@@ -22,7 +22,7 @@ from ..actors import current
 from ..actors.accepted import check, whole
 from ..actors.cancellation import until
 from ..actors.frame import Frame
-from ..actors.invocation import call_in_thread
+from ..actors.invocation import call_in_thread, take_thread
 from ..actors.node_actor import Body, NodeActor
 from ..actors.stream_buffer import close_stream
 from ..actors.threads import ThreadPool
@@ -377,6 +377,7 @@ def body_of(control: Control, bodies: "tuple[Wired, ...]", threads: Callable[[],
         check_items(items)
         if _is_array_of_jax(items):
             # Its rows are computed, by programs that are compiled: seconds for some thousand rows.
+            await take_thread(worker)
             items = await call_in_thread(threads(), worker, list, (items,), {})
         return await _BodyRuns(worker, bodies[0], frame, captured(args, 0, 1)).run(items, control.limit)
 

@@ -93,14 +93,17 @@ def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", threads: "T
 
     async def in_thread(items: list[Any]) -> Any:
         returned = asyncio.Event()
-        if threads is None:
-            waiting: Awaitable[Any] = pools.threads().submit(copy_context(), returned.set, fn, items)
-        else:
-            waiting = threads.run(pools.threads(), copy_context(), returned.set, fn, items)
+        if threads is not None:
+            await threads.take()
         try:
-            return await waiting
-        finally:  # a thread must not outlive its scope
-            await uninterrupted(returned.wait())
+            waiting = pools.threads().submit(copy_context(), returned.set, fn, items)
+            try:
+                return await waiting
+            finally:  # a thread must not outlive its scope
+                await uninterrupted(returned.wait())
+        finally:
+            if threads is not None:
+                threads.give_back()
 
     reported: list[float] = []
     return in_thread if policy.runs_on == "thread" else inline

@@ -230,6 +230,7 @@ class Wiring:
         if node.runs_in is not None:
             carrier = node.runs_in.carrier(call_site_of(program, unit), self._pools, self._device_strategy)
         actor.body = carrier or self._body(node)
+        actor.needs_thread = policy.runs_on == "thread" or (fake and policy.runs_on == "process")
         if actor.gate is None and not unit.streams and policy.is_once:
             if policy.runs_on != "loop" or carrier is not None:
                 actor.invoke = invocation.invoke_once

@@ -712,3 +712,32 @@ def test_streams_are_drawn() -> None:
     assert "n1 ==> n2" in doubled.to_mermaid()
     assert "n1 -> n2 [style=bold];" in doubled.to_dot()
     assert "n0 --> n1" in doubled.to_mermaid()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="this Python has no eager tasks")
+@pytest.mark.parametrize("kind", ["asyncio's", "asyncio's in a function", "own", "own and not eager"])
+def test_streams_work_under_every_kind_of_task_factory(kind: str) -> None:
+    eager: Any = vars(asyncio).get("eager_task_factory")
+
+    def factory(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        if kind == "asyncio's in a function":
+            made: asyncio.Task[Any] = eager(loop, work, **options)
+            return made
+        if kind == "own":
+            options["eager_start"] = True
+        return asyncio.Task(work, loop=loop, **options)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(eager if kind == "asyncio's" else factory)
+        assert await engine.run(counted(5)) == [0, 1, 2, 3, 4]
+        async with engine.stream(counted(x) for x in range(3)) as results:
+            assert [x async for x in results] == [[], [0], [0, 1]]
+
+    @ps.graph
+    async def counted(limit: int) -> list[int]:
+        return await collect(count(limit))
+
+    for outcome in testing.cancel_at_every_step(main):
+        assert not outcome.tasks_left, outcome
+        assert not outcome.loop_errors, outcome
+    testing.run_virtual(main)

@@ -314,6 +314,78 @@ async def test_what_waits_for_a_thread_is_cancelled_and_leaves_none_behind() -> 
         assert [await calls[0], await calls[3], await service(5)] == [0, 3, 5]
 
 
+async def test_what_waits_for_a_thread_spends_no_time_of_its_node() -> None:
+    gate = Gate()
+    attempts: list[int] = []
+
+    @ps.node(runs_on="thread")
+    def held(x: int) -> int:
+        return gate.wait(x)
+
+    @ps.node(runs_on="thread")
+    def plain(x: int) -> int:
+        return x
+
+    @ps.node(runs_on="thread", timeout_seconds=0.4, retry=ps.Retry(attempts=2))
+    def hurried(x: int) -> int:
+        attempts.append(x)
+        if len(attempts) == 1:
+            raise ValueError("once")
+        return x
+
+    @ps.graph
+    async def holding(x: int) -> int:
+        return held(x)
+
+    @ps.graph
+    async def both(x: int) -> list[int]:
+        return [plain(x), hurried(x)]
+
+    async with engine.Engine() as own, own.deploy(holding, both, max_workers=1) as service:
+        calls = [asyncio.create_task(service.run(graph(x))) for graph, x in ((holding, 0), (both, 1))]
+        await testing.wait_quiescent()
+        await asyncio.sleep(0.5)  # longer than the node may take
+        gate.open()
+        assert await asyncio.gather(*calls) == [0, [1, 1]]
+        busy = {actor.node: actor.busy_seconds or 0 for actor in service.statistics().actors}
+    assert attempts == [1, 1]
+    assert busy["held"] >= 0.5 > max(busy["plain"], busy["hurried"])
+
+
+async def test_a_node_that_takes_too_long_keeps_its_thread_from_its_next_attempt_and_from_others() -> None:
+    gate, late = Gate(), asyncio.Event()
+    loop, begun = asyncio.get_running_loop(), list[str]()
+
+    @ps.node(runs_on="thread", timeout_seconds=0.05, retry=ps.Retry(attempts=2), fallback=lambda error: -1)
+    def stuck(x: int) -> int:
+        begun.append("stuck")
+        loop.call_soon_threadsafe(late.set)
+        return gate.wait(x)
+
+    @ps.node(runs_on="thread")
+    def quick(x: int) -> int:
+        begun.append("quick")
+        return x
+
+    @ps.graph
+    async def slow(x: int) -> int:
+        return stuck(x)
+
+    @ps.graph
+    async def fast(x: int) -> int:
+        return quick(x)
+
+    async with engine.Engine() as own, own.deploy(slow, fast, max_workers=1) as service:
+        first = asyncio.create_task(service.run(slow(0)))
+        await late.wait()
+        second = asyncio.create_task(service.run(fast(1)))
+        await asyncio.sleep(0.1)
+        await testing.wait_quiescent()
+        assert begun == ["stuck"]
+        gate.open()
+        assert [await second, await first] == [1, 0]
+
+
 async def test_an_engine_made_under_process_wide_options_has_as_many_threads() -> None:
     ps.set_execution_options(max_workers=40)
     try:
