@@ -147,23 +147,28 @@ class DeviceNode(Node[P, R]):
         """Return what its batches held, and how much of it was padding; all 0 for a node without `batch=`."""
         return self._device_executor.programs.batches.statistics()
 
-    async def warmup(self, *sample: Any, resources: Mapping[str, Any] | None = None) -> None:
+    async def warmup(
+        self, *sample: Any, resources: Mapping[str, Any] | None = None, constants: Mapping[str, Any] | None = None
+    ) -> None:
         """Compile what calls like a sample need, before the first of them; for a batched node, batches of every size.
 
         Args:
-            *sample: arguments of one item, without those that come from resources.
+            *sample: arguments of one item, in order, without those that are given by parameter.
             resources: by parameter, arguments like those that will come from resources.
+            constants: by parameter, arrays like those that are written in the graph, or are defaults: a batched node
+                takes them once for a whole batch, in another program than arrays that callers pass. What is named in
+                `shared=` is a part of the sample. `deploy(..., warmup=True)` finds out by itself.
 
         Raises:
             TypeError: the sample has too many arguments, or too few.
             DeviceError: there is no such device.
             Exception: what the function raised while it was traced.
         """
-        given = resources or {}
+        given, same = resources or {}, constants or {}
         pools, options = default_engine()._runtime.pools, resolve("Engine", {}, {})
         executor = self._device_executor
-        arguments = executor.programs.arguments(frozenset(given))
-        await executor.compile(pools, options.device_strategy, arguments, sample, given)
+        arguments = executor.programs.arguments(frozenset(given), frozenset(same))
+        await executor.compile(pools, options.device_strategy, arguments, sample, {**given, **same})
 
     @property
     def _device_executor(self) -> "DeviceExecutor":

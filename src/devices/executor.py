@@ -169,6 +169,7 @@ class DevicePrograms:
             out_specs=specs.result,
             pure=options.pure,
             bucketed=_bucketed(arguments),
+            from_resources=frozenset(arguments.parameters),
             log=self.log,
         )
 

@@ -126,6 +126,7 @@ class Draft:
     Attributes:
         name: name of the graph.
         parameter_sources: the numbers of the values that frames begin with: of parameters and resources.
+        resource_sources: the numbers of the values that are resources; in a body, also of those of the graph around it.
         annotations: annotations of these; None where unknown.
         steps: chains of steps in topological order; a chain of more than one shares an actor.
         result: template of the result.
@@ -133,6 +134,7 @@ class Draft:
 
     name: str
     parameter_sources: tuple[int, ...]
+    resource_sources: frozenset[int]
     annotations: tuple[Any, ...]
     steps: tuple[tuple[Step, ...], ...]
     result: Template

@@ -165,9 +165,11 @@ def make_plan(
     Raises:
         PlanError: the graph cannot work, e.g. a value's type does not fit the parameter it is passed to.
     """
+    shared = _resource_sources(trace, resources)
     draft = Draft(
         trace.name,
         (*trace.parameter_sources, *trace.resources.values()),
+        shared,
         (*trace.annotations, *(opening.resource.result_annotation() for opening in trace.resources)),
         tuple((step,) for step in trace.steps),
         trace.result,
@@ -183,7 +185,6 @@ def make_plan(
                 "plan.dead_nodes", graph=trace.name, changes=list(report.changes),
                 remedy="return or pass on the result; a node that is called for its effect is declared effectful=True",
             )  # fmt: skip
-    shared = _resource_sources(trace, resources)
     labels = _Labels()
     steps = tuple(
         PlannedStep(

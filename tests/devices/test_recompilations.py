@@ -177,6 +177,42 @@ async def test_a_batch_has_a_program_for_each_of_them_and_says_so(events: Events
     assert "from a @resource wherever the node is called, or nowhere" in reason.remedy
 
 
+TABLE = ones(3)
+
+
+def scaled_by_a_table(**options: Any) -> tuple[Any, Any]:
+    node = ps.device_node(name="scaled", device="cpu", batch=ps.Batch(1), **options)(lambda x, table: x * table)
+
+    @ps.graph
+    async def by_table(x: Any) -> Any:
+        return node(x, TABLE)
+
+    return node, by_table
+
+
+async def test_a_constant_of_the_graph_is_no_resource_in_the_words_for_its_program(events: Events) -> None:
+    node, by_table = scaled_by_a_table()
+    await node.warmup(ones(3), TABLE)
+    await engine.run(by_table(ones(3)))
+    [reason] = node.compile_statistics().recompilations
+    assert (reason.cause, reason.argument, reason.before) == ("constant", "table", "passed by callers")
+    assert reason.after == "passed once for the whole batch: a constant of the graph"
+    [event] = events
+    assert (event["node"], event["cause"], event["remedy"]) == ("scaled", "constant", reason.remedy)
+    assert "shared=" in reason.remedy
+
+
+@pytest.mark.parametrize("way", ["constants", "shared"])
+async def test_a_batched_node_is_warmed_for_a_constant_of_the_graph(way: str, events: Events) -> None:
+    node, by_table = scaled_by_a_table(**({"shared": ("table",)} if way == "shared" else {}))
+    await (node.warmup(ones(3), TABLE) if way == "shared" else node.warmup(ones(3), constants={"table": TABLE}))
+    assert node.compile_statistics().misses == 1
+    await engine.run(by_table(ones(3)))
+    statistics = node.compile_statistics()
+    assert (statistics.programs, statistics.misses, statistics.hits) == (1, 1, 1)
+    assert events == []
+
+
 async def test_lengths_of_buckets_are_meant_and_other_axes_have_a_remedy(events: Events) -> None:
     @ps.device_node(device="cpu", batch=ps.Batch(2, pad_axes={"x": 0}))
     def total(x: Any, mask: Any = None) -> Any:

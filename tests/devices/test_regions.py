@@ -266,6 +266,94 @@ async def test_a_resource_is_one_parameter_that_is_shared_by_a_batch() -> None:
     assert layer.compile_statistics() == last.compile_statistics()
 
 
+async def test_what_one_member_takes_with_rows_is_not_shared_in_the_region() -> None:
+    scaled = ps.device_node(name="scaled", batch=ps.Batch(4), shared=("table",))(lambda x, table: x * table)
+    moved = ps.device_node(name="moved", batch=ps.Batch(4))(lambda x, y: x + y)
+
+    @ps.graph
+    async def squares(x: Any) -> Any:
+        return moved(scaled(x, x), x)
+
+    @ps.graph
+    async def with_number(x: Any) -> Any:
+        return moved(scaled(x, x), 2.0)
+
+    @ps.graph
+    async def with_table(x: Any, table: Any) -> Any:
+        return moved(scaled(x, table), table)
+
+    row = np.arange(3, dtype=np.float32)
+    calls = [
+        (squares, lambda i: (row * i,), lambda i: (row * i) ** 2 + row * i),
+        (with_number, lambda i: (row * i,), lambda i: (row * i) ** 2 + 2),
+        (with_table, lambda i: (row, row * i), lambda i: row * row * i + row * i),
+    ]  # fmt: skip
+    for graph, arguments, expected in calls:
+        assert names(graph) == ["scaled → moved"]
+        results = await asyncio.gather(*[engine.run(graph(*arguments(i))) for i in range(5)])
+        for i, result in enumerate(results):
+            np.testing.assert_array_equal(result, expected(i))
+
+
+async def test_nodes_stay_apart_where_a_region_would_take_nothing_with_rows() -> None:
+    @ps.resource
+    async def weights() -> AsyncIterator[Any]:
+        yield np.arange(3, dtype=np.float32)
+
+    batch = ps.Batch(4)
+    scaled = ps.device_node(name="scaled", batch=batch, shared=("table",))(lambda x, table: x * table)
+    moved = ps.device_node(name="moved", batch=batch, shared=("table",))(lambda x, table: x + table)
+    next_one = ps.device_node(name="next_one", batch=batch)(lambda x: x + 1)
+
+    @ps.graph
+    async def of_shared(table: Any) -> Any:
+        return moved(scaled(2.0, table), table)
+
+    @ps.graph
+    async def of_resource() -> Any:
+        w = await weights()
+        return moved(scaled(2.0, w), w)
+
+    @ps.graph
+    async def of_nothing() -> Any:
+        return next_one(next_one(2.0))
+
+    @ps.graph
+    async def with_rows(x: Any, table: Any) -> Any:
+        return moved(scaled(x, table), table)
+
+    table = np.arange(3, dtype=np.float32)
+    assert names(of_shared) == names(of_resource) == ["scaled", "moved"]
+    assert names(of_nothing) == ["next_one", "next_one"]
+    assert names(with_rows) == ["scaled → moved"]
+    assert report_of(of_shared).notes == (
+        "scaled → moved is not one program: no argument of it would have a row for each call",
+    )
+    for call in (of_shared(table), of_resource(), with_rows(np.float32(2), table)):
+        np.testing.assert_array_equal(await engine.run(call), [0, 3, 6])
+    assert await engine.run(of_nothing()) == 4
+
+
+async def test_nodes_stay_apart_in_a_body_where_all_is_a_resource_of_the_graph_around_it() -> None:
+    @ps.resource
+    async def weights() -> AsyncIterator[Any]:
+        yield np.arange(3, dtype=np.float32)
+
+    scaled = ps.device_node(name="scaled", batch=ps.Batch(4))(lambda x, w: x * w)
+
+    @ps.graph
+    async def each(numbers: list[int]) -> list[Any]:
+        w = await weights()
+
+        async def body(number: int) -> Any:
+            return scaled(scaled(2.0, w), w)
+
+        return await ps.map_each(body, numbers)
+
+    for result in await engine.run(each([1, 2])):
+        np.testing.assert_array_equal(result, [0, 2, 8])
+
+
 async def test_a_region_is_compiled_for_what_the_samples_of_its_nodes_say() -> None:
     @ps.resource
     async def weights() -> AsyncIterator[Any]:

@@ -14,7 +14,7 @@ class Recompilation:
         program: number of the program that this explains, the node's first being 1. One program may have several
             reasons.
         argument: name of the argument, with the path inside it: `batch['tokens']`; empty where it is none.
-        cause: "shape", "dtype", "weak type", "structure", "static value", "resource", "configuration", "function",
+        cause: "shape", "dtype", "weak type", "structure", "static value", "resource", "constant", "configuration", "function",
             "eviction".
         before: what the earlier program was compiled for.
         after: what this one was compiled for.

@@ -33,9 +33,18 @@ _REMEDIES: Final = {
     "static value": "take the argument out of static=(...) if the function can compute with it as an array",
     "resource": "a batch has a row for each item of what callers pass, and of what a resource gives there is one for "
     "all, which are two programs: let the argument come from a @resource wherever the node is called, or nowhere",
+    "constant": "a batch has a row for each item of what callers pass, and an array that is written in the graph is "
+    "passed once for all, which are two programs: name the parameter in shared=(...), which passes it once wherever "
+    "the node is called; warmup(..., constants={...}) and deploy(warmup=True) compile for an array in the graph",
     "configuration": "set JAX's configuration once, before the first call",
     "function": "define the function once, outside of the loop or method that passes it: each object is compiled",
     "eviction": "the process needs more programs than the cache keeps: bound the shapes of the nodes that have most",
+}
+
+
+_PASSED_ONCE: Final = {
+    "resource": "from a resource",
+    "constant": "passed once for the whole batch: a constant of the graph",
 }
 
 
@@ -58,6 +67,7 @@ class Compiled:
         self.configuration = configuration
         self.signature = signature
         self.bucketed = program.bucketed
+        self.from_resources = program.from_resources
 
 
 def explain(this: Compiled, earlier: list[Compiled], number: int) -> list[Recompilation]:
@@ -148,8 +158,10 @@ def _differences(before: Compiled, after: Compiled) -> list[_Difference]:
         if bool(was) != bool(is_now)
     ]
     for position in shared:
-        texts = ["passed by callers" if one.bucketed[position] else "from a resource" for one in (before, after)]
-        found.append(_difference(after.parameter(position), "resource", *texts))
+        once = after if before.bucketed[position] else before
+        cause = "resource" if position in once.from_resources else "constant"
+        texts = ["passed by callers" if one is not once else _PASSED_ONCE[cause] for one in (before, after)]
+        found.append(_difference(after.parameter(position), cause, *texts))
     if before.serial != after.serial and not shared:
         found.append(_difference("", "function", before.origin, f"another object with the same code, {after.origin}"))
     if before.configuration is not after.configuration:
@@ -387,6 +399,7 @@ class Program:
         pure: refuses a function with effects that JAX knows of.
         bucketed: of a batch, for each argument the axes that are padded to buckets, that of the items too; none for
             what all items share. Empty for what is no batch.
+        from_resources: positions of the arguments that came from resources where it was first needed.
         log: gathers what happens to the programs of one node; several programs of a node share it.
         serial: number of the object.
     """
@@ -401,6 +414,7 @@ class Program:
     out_specs: Any = None
     pure: bool = True
     bucketed: tuple[frozenset[int], ...] = ()
+    from_resources: frozenset[int] = frozenset()
     log: CompileLog = field(default_factory=CompileLog)
     serial: int = field(default_factory=itertools.count().__next__, init=False)
 

@@ -4,14 +4,14 @@ import dataclasses
 import inspect
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from ...actors.policy import Policy
-from ...engine.node import Node
+from ...engine.node import Node, is_known
 from ...engine.passes import Draft, PassReport
 from ...engine.tracing.template import Constant, Container, Read, Template, Values, arguments_builder, key, reads
 from ...engine.tracing.tracer import Step
@@ -64,16 +64,27 @@ class Inputs:
         templates: of the values, outside.
         names: of the parameters.
         static: those that are static.
-        shared: those that a member wants to be the same for all calls of a batch.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.templates: list[Template] = []
         self.names: list[str] = []
         self.static: list[str] = []
-        self.shared: dict[str, None] = {}
+        self._is_shared: list[bool] = []
         self._members = {member.source: index for index, member in enumerate(members)}
         self._found: dict[Hashable, int] = {}
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Those that are to be the same for all calls of a batch, as all members that take them say."""
+        return tuple(itertools.compress(self.names, self._is_shared))
+
+    def have_rows(self, resource_sources: Set[int]) -> bool:
+        """Return whether a batch has rows of any of them, given the numbers of the values that are resources."""
+        return any(
+            name not in (*self.static, *self.shared) and not is_known(template, resource_sources)
+            for name, template in zip(self.names, self.templates, strict=True)
+        )
 
     def localised(self, member: Member) -> tuple[Template, ...]:
         """Return the templates of a member's arguments, with the numbers that the values have inside."""
@@ -84,16 +95,13 @@ class Inputs:
             for position, (template, name) in enumerate(zip(member.templates, member.names, strict=True))
         ])  # fmt: skip
 
-    def _whole(self, template: Template, name: str, *, is_static: bool, is_shared: bool = False) -> Template:
+    def _whole(self, template: Template, name: str, *, is_static: bool, is_shared: bool) -> Template:
         if any(read.source in self._members for read in reads(template)):
             return self._part(template, name)
         # Numbers are a part of the program, as if they were written in the function.
         if isinstance(template, Constant) and (is_static or type(template.value) in _SCALARS):
             return template
-        read = self._input(template, name, is_static=is_static)
-        if is_shared:
-            self.shared[self.names[-1 - read.source]] = None
-        return read
+        return self._input(template, name, is_static=is_static, is_shared=is_shared)
 
     def _part(self, template: Template, name: str) -> Template:
         if isinstance(template, Container):
@@ -102,9 +110,9 @@ class Inputs:
             )
         if isinstance(template, Read) and template.source in self._members:
             return Read(self._members[template.source], template.path)
-        return self._whole(template, name, is_static=False)
+        return self._whole(template, name, is_static=False, is_shared=False)
 
-    def _input(self, template: Template, name: str, *, is_static: bool) -> Read:
+    def _input(self, template: Template, name: str, *, is_static: bool, is_shared: bool) -> Read:
         identity = key(template), is_static
         try:
             index = self._found.setdefault(identity, len(self.templates))
@@ -114,6 +122,8 @@ class Inputs:
             self.templates.append(template)
             self.names.append(self._free(name))
             self.static += [self.names[-1]] * is_static
+            self._is_shared.append(is_shared)
+        self._is_shared[index] &= is_shared  # one that takes it with rows is enough: shared, it may be all there is
         return Read(-1 - index)
 
     def _free(self, name: str) -> str:
@@ -166,6 +176,20 @@ def region_node(steps: Sequence[Step]) -> "tuple[DeviceNode[..., Any], tuple[Tem
     except TypeError:  # unhashable, as a pytree's structure can be
         node = _make(steps, name, programs, members, inputs)
     return node, tuple(inputs.templates)
+
+
+def _can_be_batched(steps: Sequence[Step], resource_sources: Set[int]) -> bool:
+    """Return whether a region would take anything that has a row for each call, if its nodes have batches.
+
+    Numbers that are written in the graph have rows for a node by itself, and are a part of the program of a region.
+    """
+    if _programs(steps[0]).options.batch is None:
+        return True
+    members = [_member(step) for step in steps]
+    inputs = Inputs(members)
+    for member in members:
+        inputs.localised(member)
+    return inputs.have_rows(resource_sources)
 
 
 def _programs(step: Step) -> DevicePrograms:
@@ -226,7 +250,7 @@ def _make(
     steps: Sequence[Step], name: str, programs: Sequence[DevicePrograms], members: Sequence[Member], inputs: Inputs
 ) -> "DeviceNode[..., Any]":
     options = dataclasses.replace(
-        programs[0].options, static=tuple(inputs.static), shared=tuple(inputs.shared), sample_input=()
+        programs[0].options, static=tuple(inputs.static), shared=inputs.shared, sample_input=()
     )
     fn = _composed(members, inputs.names)
     names = tuple([step.callee.name for step in steps])
@@ -326,7 +350,7 @@ def fuse_regions(draft: Draft) -> tuple[Draft, PassReport]:
         if region is None or len(region.members) == 1:
             steps.append(chain)
         elif index == region.members[0]:  # its last step, where all that it reads is there
-            members = [draft.steps[member][0] for member in reversed(region.members)]
+            members = survey.steps(region)
             node, arguments = region_node(members)
             last = members[-1]
             steps.append((Step(node, last.source, arguments, {}, (), last.location),))
@@ -364,6 +388,11 @@ class _Survey:
         self._waits_for = self._find_waits()
         self.region_of: list[_Region | None] = [None] * len(draft.steps)
         self._find_regions({read.source for read in reads(draft.result)})
+        self._leave_out_what_has_no_rows(draft.resource_sources)
+
+    def steps(self, region: _Region) -> list[Step]:
+        """Return the steps of a region, in their order."""
+        return [self._chains[member][0] for member in reversed(region.members)]
 
     def notes(self) -> tuple[str, ...]:
         """Return which device nodes were left as they are, and why."""
@@ -417,6 +446,15 @@ class _Survey:
                     into[source] = escapes
             if kind is not None:  # what a program is compiled for cannot be computed by a part of it
                 into.update((read.source, escapes) for read in reads(*static_templates(chain[0])))
+
+    def _leave_out_what_has_no_rows(self, resource_sources: Set[int]) -> None:
+        for region in {id(one): one for one in self.region_of if one is not None}.values():
+            steps = self.steps(region)
+            if len(steps) > 1 and not _can_be_batched(steps, resource_sources):
+                name = _joined(step.callee.name for step in steps)
+                self._alone[f"{name} is not one program: no argument of it would have a row for each call"] = None
+                for member in region.members:
+                    self.region_of[member] = None
 
     def _joined(self, region: _Region, index: int, kind: Hashable) -> _Region:
         """Return the region of the readers if a step can join it, else a new one."""
