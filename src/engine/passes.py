@@ -20,6 +20,10 @@ from .tracing.tracer import Step
 # one each wait for ever. It may need one because it is read through another stream of the node, together with one, or
 # through a `map_each` whose body calls the node. And a stream that is open holds a place while its reader still waits
 # for another value, for which the node may be needed as well.
+#
+# In the same way two nodes may hold places for each other: one for a stream that needs the other, and the other, in
+# another step or in a body, for one that needs the first. So all such waits of a graph are looked at together, and a
+# circle is refused.
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,23 @@ class _Need:
     is_held: bool
 
 
+@dataclass(frozen=True)
+class _Wait:
+    """One node holds a place while another node, or itself, is needed.
+
+    Attributes:
+        held: the node that holds one.
+        needed: the node that is needed meanwhile.
+        step: where that is known: the step that reads the stream.
+    """
+
+    held: Node[..., object]
+    needed: Node[..., object]
+    step: Step
+
+
 def check_stream_limits(graph: str, steps: Iterable[Step], *, in_order: bool = False) -> None:
-    """Refuse streams that need a place of a node while the same node holds one for them.
+    """Refuse streams that need a place of a node while the same node, or one that waits for it, holds one for them.
 
     Args:
         graph: name of the graph.
@@ -48,6 +67,19 @@ def check_stream_limits(graph: str, steps: Iterable[Step], *, in_order: bool = F
     Raises:
         PlanError: there are such streams; the message names the line at which they meet.
     """
+    found: dict[int, dict[int, _Wait]] = {}  # by the node that holds a place, and by the one that is needed
+    for wait in _waits(steps, in_order=in_order):
+        held, needed = _key(wait.held), _key(wait.needed)
+        if held == needed:
+            raise PlanError(_message(graph, wait.step, wait.held))
+        found.setdefault(held, {}).setdefault(needed, wait)
+        back = _way(found, needed, held)
+        if back:
+            raise PlanError(_message_of_circle(graph, [wait, *back]))
+
+
+def _waits(steps: Iterable[Step], *, in_order: bool) -> Iterator[_Wait]:
+    """Yield what waits for places while it holds one, in these steps and in their bodies."""
     behind: dict[int, list[_Need]] = {}  # of each stream
     earlier: dict[int, Step] = {}
     for step in steps:
@@ -55,25 +87,50 @@ def check_stream_limits(graph: str, steps: Iterable[Step], *, in_order: bool = F
         if sources or step.callee.gives_stream:
             needs = [*_own(step), *(need for source in sources for need in behind[source])]
             for need in needs:
-                if need.is_held and _is_needed(need, step, needs, earlier, in_order=in_order):
-                    raise PlanError(_message(graph, step, need.node))
+                if need.is_held:
+                    for node in _needed_meanwhile(need, step, needs, earlier, in_order=in_order):
+                        yield _Wait(need.node, node, step)
             if step.callee.gives_stream:
                 behind[step.source] = needs
+        for body in step.bodies:
+            yield from _waits(body.steps, in_order=in_order)
         earlier[step.source] = step
 
 
-def _is_needed(held: _Need, reader: Step, needs: list[_Need], earlier: dict[int, Step], *, in_order: bool) -> bool:
-    """Whether a node is needed again before the stream for which it holds a place can be read to its end."""
-    key = _key(held.node)
-    if sum(_key(other.node) == key for other in needs) > 1:
-        return True
+def _needed_meanwhile(
+    held: _Need, reader: Step, needs: list[_Need], earlier: dict[int, Step], *, in_order: bool
+) -> Iterator[Node[..., object]]:
+    """Yield the nodes that are needed before the stream for which a node holds a place can be read to its end."""
+    for other in needs:
+        # Two that hold places wait in one order, unless they are opened side by side: then nobody knows which one.
+        if other is not held and (
+            _key(other.node) == _key(held.node)
+            or not other.is_held
+            or held.step.source in _before(other.step, earlier, in_order=in_order)
+        ):
+            yield other.node
     if held.step is reader:
-        return False
-    if in_order:
-        meanwhile = {number for number in earlier if number > held.step.source}
-    else:
-        meanwhile = _awaited(reader, earlier) - _awaited(held.step, earlier) - {held.step.source}
-    return any(_key(node) == key for node in _limited(earlier[number] for number in meanwhile))
+        return
+    meanwhile = _before(reader, earlier, in_order=in_order) - _before(held.step, earlier, in_order=in_order)
+    meanwhile -= {held.step.source, *(other.step.source for other in needs if other.is_held)}
+    yield from _limited(earlier[number] for number in sorted(meanwhile))
+
+
+def _before(step: Step, earlier: dict[int, Step], *, in_order: bool) -> set[int]:
+    return {number for number in earlier if number < step.source} if in_order else _awaited(step, earlier)
+
+
+def _way(found: dict[int, dict[int, _Wait]], start: int, end: int) -> list[_Wait]:
+    """Return waits that lead from one node to another, none if there is no way."""
+    ways: dict[int, list[_Wait]] = {start: []}
+    open_ends = [start]
+    while open_ends:
+        key = open_ends.pop()
+        for needed, wait in found.get(key, {}).items():
+            if needed not in ways:
+                ways[needed] = [*ways[key], wait]
+                open_ends.append(needed)
+    return ways.get(end, [])
 
 
 def _awaited(step: Step, earlier: dict[int, Step]) -> set[int]:
@@ -113,10 +170,25 @@ def _message(graph: str, step: Step, node: Node[..., object]) -> str:
     what = f"two streams of node {node.name!r} are open together here; each holds one of its places until it was read"
     if not node.gives_stream:
         what = f"node {node.name!r} reads a stream that needs the same node; it holds one of its places meanwhile"
-    remedy = "leave out its concurrency=, and bound the calls with max_in_flight"
+    return f"{step.location}: in graph {graph!r}, {what}, so calls would wait for each other for ever; {_remedy(node)}"
+
+
+def _message_of_circle(graph: str, circle: list[_Wait]) -> str:
+    told = " and ".join(
+        f"node {wait.held.name!r} holds one of its places for a stream that needs node {wait.needed.name!r} "
+        f"({wait.step.location})"
+        for wait in circle
+    )
+    return (
+        f"{circle[0].step.location}: in graph {graph!r}, {told}, so calls would wait for each other for ever; for one "
+        f"of them, {_remedy(circle[0].held)}"
+    )
+
+
+def _remedy(node: Node[..., object]) -> str:
     if node.template is not None and node.make_loop is None:
-        remedy = "use another instance in one of the places"
-    return f"{step.location}: in graph {graph!r}, {what}, so calls would wait for each other for ever; {remedy}"
+        return "use another instance in one of the places"
+    return "leave out its concurrency=, and bound the calls with max_in_flight"
 
 
 @dataclass(frozen=True)

@@ -234,12 +234,7 @@ class CallsStream(Stream[T_co]):
         Raises:
             Exception: the error of the first item, or what ended the stream before it.
         """
-        pipeline = self._start()
-        try:
-            frame = await pipeline.first_ended()
-        except BaseException:
-            await self.aclose()
-            raise
+        frame = await self._next(takes=False)
         if frame is not None and frame.state != "done" and self._options.on_error == "raise":
             await self.aclose()
             frame.outcome()
@@ -281,18 +276,19 @@ class CallsStream(Stream[T_co]):
             self._window = self._pipeline.window
         return self._pipeline
 
-    async def _next(self) -> Frame | None:
+    async def _next(self, *, takes: bool = True) -> Frame | None:
+        """Wait for the next item that has ended, and take it out or leave it there; None at the end of the stream."""
         pipeline = self._start()
         if pipeline.window.has_reader:
             raise RuntimeError("this stream is being read by another task; a stream has one reader")
         try:
-            frame = await pipeline.next_frame()
+            frame = await (pipeline.next_frame() if takes else pipeline.first_ended())
         except asyncio.CancelledError:
             raise  # the reader was cancelled, which does not end the stream
         except BaseException:
             await self.aclose()
             raise
-        if frame is None:
+        if frame is None and takes:
             await self.aclose()
         return frame
 

@@ -174,6 +174,7 @@ class StreamingCall:
         uptime: how long it has been open.
         reader_wait: how long its reader has waited for values.
         progress: what shows how many values there were; None if nobody wants to see that.
+        has_expired: whether it has ended with `DeadlineExceeded`.
     """
 
     def __init__(self, where: CallScope, call: Call[Any], options: ExecutionOptions) -> None:
@@ -194,6 +195,7 @@ class StreamingCall:
         self.uptime = Uptime()
         self.reader_wait = ReaderWait()
         self.progress: StreamProgress | None = None
+        self.has_expired = False  # noted when it ends: its frame forgets its error once the reader has it
         self._scope: Scope | None = None
         self._frame: Frame | None = None
         self._span: Span | None = None
@@ -224,11 +226,6 @@ class StreamingCall:
     def has_failed(self) -> bool:
         """Whether the call has ended with an error."""
         return self._frame is not None and self._frame.state == "failed"
-
-    @property
-    def has_expired(self) -> bool:
-        """Whether its time was over before it had ended."""
-        return self._frame is not None and self._frame.expired
 
     @property
     def actors_uptime(self) -> Uptime | None:
@@ -319,6 +316,7 @@ class StreamingCall:
 
     def frame_done(self, frame: Frame) -> None:
         """The outcome is known: an error is raised at the reader, at once."""
+        self.has_expired = frame.has_expired
         frame.crew.close()
         if frame.state != "done" and self.reader is not None and not self.reader.parts.abandoned:
             error = frame.error or self._error or NodeCancelledError("the call was cancelled")

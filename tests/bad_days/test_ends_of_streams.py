@@ -255,7 +255,40 @@ async def test_a_read_that_is_cancelled_leaves_the_stream_to_the_next(kind: str)
     assert ticks >= 5
 
 
-async def test_a_second_reader_is_refused_and_the_first_reads_on() -> None:
+@pytest.mark.parametrize("kind", ["values", "calls"])
+async def test_a_cancelled_wait_for_the_first_item_leaves_the_stream_open(kind: str) -> None:
+    go_on = asyncio.Event()
+
+    @ps.node
+    async def waiting(x: int) -> int:
+        await go_on.wait()
+        return x
+
+    @ps.node
+    async def numbers(count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            yield number
+
+    @ps.graph
+    async def one(x: int) -> int:
+        return await waiting(x)
+
+    @ps.graph
+    async def each() -> AsyncIterator[int]:
+        return ps.map_each(waiting, numbers(3))
+
+    async with engine.stream(each()) if kind == "values" else engine.stream(one(x) for x in range(3)) as stream:
+        starting = asyncio.ensure_future(stream.started())
+        await testing.wait_quiescent()
+        starting.cancel()
+        await asyncio.wait([starting])
+        go_on.set()
+        assert [x async for x in stream] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("second", ["anext", "started"])
+@pytest.mark.parametrize("first", ["anext", "started"])
+async def test_a_second_reader_is_refused_and_the_first_reads_on(first: str, second: str) -> None:
     go_on = asyncio.Event()
 
     @ps.node
@@ -268,13 +301,15 @@ async def test_a_second_reader_is_refused_and_the_first_reads_on() -> None:
         return await waiting(x)
 
     async with engine.stream(graph(x) for x in range(3)) as stream:
-        first = asyncio.ensure_future(anext(stream))
+        ways: dict[str, Callable[[], Awaitable[object]]] = {"anext": stream.__anext__, "started": stream.started}
+        reader = asyncio.ensure_future(ways[first]())
         await testing.wait_quiescent()
         with pytest.raises(RuntimeError, match="one reader"):
-            await anext(stream)
+            async with asyncio.timeout(5):
+                await ways[second]()
         go_on.set()
-        assert await first == 0
-        assert [x async for x in stream] == [1, 2]
+        assert await reader == (0 if first == "anext" else None)
+        assert [x async for x in stream] == ([1, 2] if first == "anext" else [0, 1, 2])
 
 
 async def test_stop_async_iteration_of_a_node_does_not_look_like_the_end_of_the_stream() -> None:

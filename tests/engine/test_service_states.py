@@ -258,6 +258,44 @@ def test_what_expires_while_its_handler_unwinds_has_expired_and_not_failed(of: s
     testing.run_virtual(main)
 
 
+@pytest.mark.parametrize("of", ["stream", "stream of one call"])
+def test_a_call_in_a_node_that_has_no_time_left_counts_as_expired_in_both_kinds_of_stream(of: str) -> None:
+    @ps.node
+    async def hang(x: int) -> int:
+        await asyncio.Event().wait()
+        return x
+
+    @ps.graph
+    async def hanging(x: int) -> int:
+        return await hang(x)
+
+    @ps.node
+    async def ask(x: int) -> int:
+        return await engine.run(hanging(x), timeout_seconds=5)
+
+    @ps.node
+    async def numbers(count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            yield number
+
+    @ps.graph
+    async def asked(x: int) -> int:
+        return await ask(x)
+
+    @ps.graph
+    async def values(x: int) -> AsyncIterator[int]:
+        return numbers(await ask(x))
+
+    async def main() -> None:
+        results = engine.stream([asked(1)]) if of == "stream" else engine.stream(values(1))
+        with pytest.raises(ps.DeadlineExceeded):
+            await anext(results)
+        seen = results.statistics()
+        assert (seen.failed, seen.expired) == (1, 1)
+
+    testing.run_virtual(main)
+
+
 def test_an_item_whose_reader_has_its_error_while_others_of_its_nodes_unwind_is_counted_by_that() -> None:
     @ps.node
     async def slow_to_leave(x: int) -> int:

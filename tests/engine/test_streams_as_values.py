@@ -618,6 +618,98 @@ def test_a_limited_reader_that_would_wait_for_itself(source: Callable[..., Any],
         engine.plan(ps.graph(source))
 
 
+@ps.node(concurrency=1)
+async def limited_largest(values: AsyncIterator[int]) -> int:
+    return max([value async for value in values], default=0)
+
+
+async def _total_of_a_body(limit: int) -> int:
+    return await limited_total(count(limit))
+
+
+async def _largest_of_a_body(limit: int) -> int:
+    return await limited_largest(count(limit))
+
+
+async def _limited_of_a_body(limit: int) -> int:
+    return await first(limited(count(limit)))
+
+
+async def _two_readers_that_cross(limit: int) -> Any:
+    total = await limited_total(ps.map_each(_largest_of_a_body, count(limit)))
+    return total, await limited_largest(ps.map_each(_total_of_a_body, count(limit)))
+
+
+async def _two_readers_one_of_which_is_in_a_body(limit: int) -> Any:
+    async def body(number: int) -> int:
+        return await limited_largest(ps.map_each(_total_of_a_body, count(number)))
+
+    return await collect(ps.map_each(body, count(limit))), await limited_total(
+        ps.map_each(_largest_of_a_body, count(limit))
+    )
+
+
+async def _three_in_a_circle(limit: int) -> Any:
+    total = await limited_total(ps.map_each(_largest_of_a_body, count(limit)))
+    largest = await limited_largest(ps.map_each(_limited_of_a_body, count(limit)))
+    return total, largest, await collect(ps.map_each(_total_of_a_body, limited(count(limit))))
+
+
+async def _an_instance_and_a_function_that_cross(limit: int) -> Any:
+    async def by_instance(number: int) -> int:
+        return await stateful_total(count(number))
+
+    total = await stateful_total(ps.map_each(_largest_of_a_body, count(limit)))
+    return total, await limited_largest(ps.map_each(by_instance, count(limit)))
+
+
+@pytest.mark.parametrize(
+    ("source", "one", "other"),
+    [
+        (_two_readers_that_cross, "limited_largest", "limited_total"),
+        (_two_readers_one_of_which_is_in_a_body, "limited_total", "limited_largest"),
+        (_three_in_a_circle, "limited", "limited_total"),
+        (_an_instance_and_a_function_that_cross, "limited_largest", "Total"),
+    ],
+)
+def test_limited_nodes_that_would_wait_for_each_other(source: Callable[..., Any], one: str, other: str) -> None:
+    told = rf"{source.__name__}.*node '{one}' holds one of its places for a stream that needs node '{other}' \(.*:\d+\)"
+    with pytest.raises(ps.PlanError, match=rf"{told}.*for one of them, .*max_in_flight"):
+        engine.plan(ps.graph(source))
+
+
+@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+async def test_limited_nodes_that_wait_in_one_order(scheduler: Any) -> None:
+    @ps.node(concurrency=1)
+    async def ticks(limit: int) -> AsyncIterator[int]:
+        for number in range(limit):
+            yield number
+
+    @ps.node(concurrency=1)
+    async def doubled(values: AsyncIterator[int]) -> AsyncIterator[int]:
+        async for value in values:
+            yield 2 * value
+
+    @ps.node(concurrency=1)
+    async def total(values: AsyncIterator[int]) -> int:
+        return sum([value async for value in values])
+
+    async def body(number: int) -> int:
+        return await limited_largest(count(number))
+
+    @ps.graph
+    async def graph(limit: int) -> tuple[Any, ...]:
+        in_a_line = await total(doubled(ticks(limit)))
+        again = await total(ps.map_each(body, doubled(ticks(limit))))
+        return in_a_line, again, await collect(zipped(ticks(limit), limited(count(limit))))
+
+    expected = (12, 0 + 1 + 3 + 5, [(0, 0), (1, 1), (2, 2), (3, 3)])
+    async with asyncio.timeout(20):
+        calls = engine.stream((graph(4) for _ in range(20)), scheduler=scheduler)
+        results = [result async for result in calls]
+    assert results == [expected] * 20
+
+
 @pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
 async def test_limited_readers_that_need_no_second_place(scheduler: Any) -> None:
     other_total = Total()
