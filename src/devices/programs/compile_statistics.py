@@ -14,8 +14,8 @@ class Recompilation:
         program: number of the program that this explains, the node's first being 1. One program may have several
             reasons.
         argument: name of the argument, with the path inside it: `batch['tokens']`; empty where it is none.
-        cause: "shape", "dtype", "weak type", "structure", "static value", "resource", "constant", "configuration", "function",
-            "eviction".
+        cause: "shape", "dtype", "weak type", "structure", "static value", "resource", "constant", "configuration",
+            "function", "eviction".
         before: what the earlier program was compiled for.
         after: what this one was compiled for.
         remedy: what to change if this was not meant; empty for the sizes that the buckets of a `Batch` mean.
