@@ -8,9 +8,8 @@ from penstock.actors import invocation
 from tests.telemetry.virtual_time import VirtualTime
 
 CLOCKED = (
-    "actors.chain", "actors.channel", "actors.invocation", "actors.worker", "engine.batched", "engine.reader_wait",
-    "engine.uptime", "telemetry.profiling.depth", "telemetry.profiling.open_scopes",
-    "telemetry.profiling.recording",
+    "actors.channel", "actors.invocation", "actors.worker", "engine.decorator", "engine.pipeline", "engine.statistics",
+    "telemetry.profiling.durations", "telemetry.profiling.open_scopes", "telemetry.profiling.recording",
 )  # fmt: skip
 
 

@@ -24,9 +24,8 @@ from penstock.telemetry.profiling.timeline import Timeline
 from penstock.telemetry.profiling.verdict import find_verdict
 
 CLOCKED = (
-    "actors.chain", "actors.channel", "actors.invocation", "engine.reader_wait",
-    "actors.worker", "engine.uptime", "telemetry.profiling.depth", "telemetry.profiling.open_scopes",
-    "telemetry.profiling.recording",
+    "actors.channel", "actors.invocation", "actors.worker", "engine.pipeline", "engine.statistics",
+    "telemetry.profiling.durations", "telemetry.profiling.open_scopes", "telemetry.profiling.recording",
 )  # fmt: skip
 
 
