@@ -386,6 +386,35 @@ async def test_a_node_that_takes_too_long_keeps_its_thread_from_its_next_attempt
         assert [await second, await first] == [1, 0]
 
 
+@pytest.mark.parametrize("kind", ["plain", "with a policy", "in batches"])
+async def test_a_thread_that_cannot_be_started_is_not_missing_later(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @ps.node(runs_on="thread")
+    def work(x: int) -> int:
+        return x
+
+    @ps.node(runs_on="thread", batch=ps.Batch(1))
+    def in_batches(items: list[int]) -> list[int]:
+        return items
+
+    retried = work.with_policy(retry=ps.Retry(attempts=2))
+
+    @ps.graph
+    async def working(x: int) -> int:
+        if kind == "in batches":
+            return await in_batches(x)
+        return retried(x) if kind == "with a policy" else work(x)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with engine.Engine() as own, own.deploy(working, max_workers=1) as service, asyncio.timeout(10):
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="can't start"):
+                await service(0)
+        assert await service(1) == 1
+
+
 async def test_an_engine_made_under_process_wide_options_has_as_many_threads() -> None:
     ps.set_execution_options(max_workers=40)
     try:
