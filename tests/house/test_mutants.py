@@ -39,10 +39,9 @@ MUTANTS = [
         "tests/actors/test_channel.py",
     ),
     Mutant(
-        "a thread that nobody waits for counts until it has returned",
-        "actors/threads.py", "        def returned() -> None:\n            self._free.release()\n",
-        "        self._free.release()\n\n        def returned() -> None:\n",
-        "tests/runtime/test_limits.py::test_a_thread_that_nobody_waits_for_counts_until_it_has_returned",
+        "max_workers bounds the threads of a run",
+        "actors/threads.py", "        await self._free.acquire()\n", "        pass\n",
+        "tests/runtime/test_limits.py::test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_sites",
     ),
     Mutant(
         "the first outcome of an item is its outcome",

@@ -65,7 +65,8 @@ LATE = (
     "penstock.devices", "penstock.testing", "penstock._cli", "penstock.actors.processes", "penstock.actors.recorder",
     "penstock.engine.drawing", "penstock.engine.service", "penstock.telemetry.exporting", "penstock.telemetry.live",
     "penstock.telemetry.profiling.recording", "penstock.telemetry.profiling.readings",
-    "penstock.telemetry.profiling.verdict", "penstock.telemetry.profiling.model", "penstock.telemetry.tables.table", "importlib.metadata",
+    "penstock.telemetry.profiling.verdict", "penstock.telemetry.profiling.model", "penstock.telemetry.tables.table",
+    "importlib.metadata",
     "multiprocessing", "random", "structlog", "sysconfig", "unicodedata", "zipfile",
 )  # fmt: skip
 
