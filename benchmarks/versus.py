@@ -14,13 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from . import loops, report
-from .baselines.calls import call_from_many
+from .baselines.calls import call_from_many, median_call_seconds
 from .harness import Sample
 from .summary import Interval, ratio
 
@@ -73,7 +73,7 @@ async def samples() -> dict[str, float]:
             "waiting chain": lambda: _stream((waiting_chain(value) for value in range(1_500)), engine.stream),
             "deployment": lambda: call_from_many(service, 6_000, 64),
             "process node": lambda: _stream((in_process(value) for value in range(2_000)), engine.stream),
-            "device latency": lambda: _call_one_by_one(lambda: device(x), 400),
+            "device latency": lambda: median_call_seconds(lambda: device(x), 400),
         }
         return {name: await _median_of_three(sample) for name, sample in workloads.items()}
 
@@ -84,16 +84,6 @@ async def _stream(calls: Iterable[Any], stream: Callable[..., Any]) -> float:
         async for _ in results:
             pass
     return time.perf_counter() - began
-
-
-async def _call_one_by_one(call: Callable[[], Awaitable[object]], calls: int) -> float:
-    """The median of the calls: one that the machine interrupts tells nothing."""
-    seconds: list[float] = []
-    for _ in range(calls):
-        began = time.perf_counter()
-        await call()
-        seconds.append(time.perf_counter() - began)
-    return median(seconds)
 
 
 async def _median_of_three(sample: Sample) -> float:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from statistics import median
 
 from .chain import Stage
 
@@ -32,6 +33,16 @@ async def call_in_turn(call: Stage, calls: int, expected: Callable[[int], int]) 
     for value in range(calls):
         assert await call(value) == expected(value)
     return time.perf_counter() - started
+
+
+async def median_call_seconds(call: Callable[[], Awaitable[object]], calls: int) -> float:
+    """Seconds of one call, one after the other; the median, as one that the machine interrupts tells nothing."""
+    seconds: list[float] = []
+    for _ in range(calls):
+        began = time.perf_counter()
+        await call()
+        seconds.append(time.perf_counter() - began)
+    return median(seconds)
 
 
 async def call_from_many(service: Stage, calls: int, callers: int) -> float:

@@ -13,6 +13,7 @@ import penstock as ps
 from penstock import devices, engine
 from penstock.devices import select
 
+from ..baselines.calls import median_call_seconds
 from ..baselines.device_thread import bare, one_by_one
 from ..harness import Contenders, Row, Workload
 from ..summary import Limits
@@ -48,17 +49,9 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
             seconds.append(time.perf_counter() - began)
         return median(seconds)
 
-    async def median_seconds(call: Callable[[], Awaitable[object]]) -> float:
-        seconds: list[float] = []
-        for _ in range(calls):
-            began = time.perf_counter()
-            await call()
-            seconds.append(time.perf_counter() - began)
-        return median(seconds)
-
     async def added_us(call: Callable[[], Awaitable[object]]) -> float:
         """Microseconds that an awaited call takes more than a blocking one."""
-        return 1e6 * (await median_seconds(call) - blocking_seconds())
+        return 1e6 * (await median_call_seconds(call, calls) - blocking_seconds())
 
     def by_actor() -> Awaitable[float]:
         return added_us(lambda: actor.run(tiny, array))
@@ -68,7 +61,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
 
     async def hop() -> float:
         with bare() as thread:
-            return 1e6 * await median_seconds(lambda: thread.submit(None))
+            return 1e6 * await median_call_seconds(lambda: thread.submit(None), calls)
 
     async def awake() -> float:
         with awake_cores():

@@ -155,10 +155,8 @@ class Driver:
     def _reader_left(self) -> None:
         if not self._has_failed:
             self._stop()
-        elif (
-            self._frame.state == "running" and self._parts.error is not None
-        ):  # else it is what the frame has ended with
-            self._log_unread(self._parts.error)
+        elif self._frame.state == "running" and self._parts.error is not None:
+            self._log_unread(self._parts.error)  # otherwise it is what the frame has ended with
 
     def _stop(self) -> None:
         # Before its first step a task could only be thrown away, and with it what has to be closed.

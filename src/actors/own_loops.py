@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Work: what an actor that owns its loop takes out of its inbox, and settles.
 #
-# This is the side of the actor. The side of its caller is in `requests`: the engine's classes are derived from these.
+# This is the side of the actor. The engine's classes, `Request` and `StreamRequest`, have the side of the caller too.
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -125,7 +125,7 @@ class StreamWork(ABC, Generic[In, Out]):
 
 # Inbox: where an actor that owns its loop finds its work.
 #
-# This is the side of the actor. The side of who gives it work is in `mailbox`: the engine's class is derived from this.
+# This is the side of the actor. The engine's class, `Mailbox`, has the side of those who give it work, too.
 
 W_co = TypeVar("W_co", covariant=True)
 

@@ -14,7 +14,7 @@ from .current import start_task
 
 # Supervision: what becomes of the children of a supervisor when one of them exits, decided as in Erlang/OTP.
 #
-# A pure state machine: exits and the time go in, a decision comes out. It has no clock and starts nothing; `supervisor`
+# A pure state machine: exits and the time go in, a decision comes out. It has no clock and starts nothing; `Supervisor`
 # does what it decides. The rules are those of OTP's `supervisor` (stdlib): the strategies, which exits restart which
 # children, and the restart intensity. The pause before a restart is not OTP's.
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextvars import Context
+from contextvars import Context, copy_context
 from time import perf_counter
 from typing import Any, Protocol, cast
 
@@ -493,6 +493,12 @@ class Crew:
         self.closed = False
         self.is_exclusive = False
         self.caller: NodeActor | None = None
+
+    def inner(self, on_empty: Callable[["Crew"], None]) -> "Crew":
+        """Return a crew, in the present context, for the bodies of a step of these frames: all else is as here."""
+        return Crew(
+            self.loop, copy_context(), on_empty, traced=self.traced, deadline=self.deadline, threads=self.threads
+        )
 
     def enqueue(self, actor: NodeActor, frame: Frame) -> None:
         """Have a frame run in an actor whose place it already holds."""

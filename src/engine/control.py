@@ -12,7 +12,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextvars import copy_context
 from dataclasses import dataclass
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
@@ -404,10 +403,7 @@ class _BodyRuns:
         self._outside = outside
         self._empty = asyncio.Event()
         self._span = None if parent.span is None else spans.present()  # that of the step around
-        crew = parent.crew
-        self._crew = Crew(
-            crew.loop, copy_context(), self._ended, traced=crew.traced, deadline=crew.deadline, threads=crew.threads
-        )
+        self._crew = parent.crew.inner(self._ended)
         self._results: list[Any] = []
         self._frames: dict[int, Frame] = {}
         self._error: BaseException | None = None

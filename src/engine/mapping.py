@@ -4,7 +4,6 @@ import asyncio
 import functools
 from collections import deque
 from collections.abc import AsyncGenerator
-from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import Span
@@ -40,10 +39,7 @@ class StreamMap:
         self._started = 0
         self._span: Span | None = None
         self._empty = asyncio.Event()
-        crew = parent.crew
-        self._crew = Crew(
-            crew.loop, copy_context(), self._ended, traced=crew.traced, deadline=crew.deadline, threads=crew.threads
-        )
+        self._crew = parent.crew.inner(self._ended)
 
     async def results(self) -> AsyncGenerator[Any, None]:
         """Yield the results, in the order of the values; the first error ends it, in its turn."""

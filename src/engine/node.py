@@ -25,7 +25,7 @@ from typing import (
 
 from .._errors import GraphTraceError
 from ..actors.accepted import NAME, check, refuse_unknown
-from ..actors.policy import Policy, Retry
+from ..actors.policy import Policy, Retry, RunsOn
 from ..telemetry.tables.characters import printable
 from .tracing.annotations import hints_of, signature_of
 from .tracing.ref import PendingRef, Ref, call_location, refuse_leak
@@ -210,6 +210,12 @@ class Node(Generic[P, Ret_co]):
         if fake is None:
             return self.fn
         return fake if self.bound_to is None else types.MethodType(fake, self.bound_to)
+
+    @property
+    def runs_on(self) -> RunsOn:
+        """Where a plain function runs; a fake of a process node need not be importable, so it runs in a thread."""
+        fake = self.origin.replacement is not None
+        return "thread" if fake and self.policy.runs_on == "process" else self.policy.runs_on
 
     @property
     def runs_loop(self) -> bool:
@@ -513,8 +519,7 @@ def value_of(template: Template, known: Mapping[int, Any]) -> Any:
 
 def _constants(step: "PlannedStep", node: Node[..., Any]) -> dict[str, Any]:
     given = dict(_arguments(step, node))
-    parameters = signature_of(node.fn).parameters
-    defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+    defaults = {name: one.default for name, one in node.parameters.items() if one.default is not one.empty}
     written = {name: value_of(template, {}) for name, template in given.items() if not any(reads(template))}
     return {**{name: value for name, value in defaults.items() if name not in given}, **written}
 

@@ -130,7 +130,7 @@ def _runs_on(node: Node[..., object]) -> str:
         return "own loop"
     if node.runs_in is not None:
         return node.runs_in.label
-    return "thread" if node.origin.replacement is not None and node.policy.runs_on != "loop" else node.policy.runs_on
+    return node.runs_on
 
 
 def _places(

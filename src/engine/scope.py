@@ -230,7 +230,7 @@ class Wiring:
         if node.runs_in is not None:
             carrier = node.runs_in.carrier(call_site_of(program, unit), self._pools, self._device_strategy)
         actor.body = carrier or self._body(node)
-        actor.needs_thread = policy.runs_on == "thread" or (fake and policy.runs_on == "process")
+        actor.needs_thread = node.runs_on == "thread"
         if actor.gate is None and not unit.streams and policy.is_once:
             if policy.runs_on != "loop" or carrier is not None:
                 actor.invoke = invocation.invoke_once
@@ -253,12 +253,11 @@ class Wiring:
 
     def _body(self, node: Node[..., Any]) -> Body:
         """Return what runs the handler of a node where it belongs."""
-        fake = node.origin.replacement is not None
-        if node.policy.runs_on == "process" and not fake:
+        if node.runs_on == "process":
             from ..actors.process_messages import process_target
 
             return invocation.in_process(self._pools.processes, process_target(node.fn))
-        if node.policy.runs_on != "loop":  # a fake of a process node need not be importable: it runs in a thread
+        if node.runs_on == "thread":
             return invocation.in_thread(self._pools.threads)
         if not node.is_async:
             return invocation.run_inline

@@ -1,10 +1,10 @@
 """Circles of imports: what stands here may only become less."""
 
-import ast
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.house.test_import_directions import imported_modules
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -22,36 +22,14 @@ def modules(source: Path) -> dict[str, Path]:
     return {".".join(path.relative_to(source).with_suffix("").parts): path for path in files}
 
 
-def imports(name: str, path: Path, known: Mapping[str, Path], *, types: bool) -> set[str]:
-    """Return the modules that a file imports, anywhere in it."""
-    package = name.split(".")[:-1]
-    found: set[str] = set()
-    for statement in _statements(ast.parse(path.read_text()), types=types):
-        if isinstance(statement, ast.Import):
-            found |= {alias.name.removeprefix("penstock.") for alias in statement.names}
-            continue
-        base = package[: len(package) - statement.level + 1] if statement.level else []
-        module = [*base, *(statement.module or "").removeprefix("penstock.").split(".")]
-        stem = ".".join(part for part in module if part)
-        found.add(stem)
-        found |= {f"{stem}.{alias.name}".lstrip(".") for alias in statement.names}
-    return found & known.keys() - {name}
-
-
-def _statements(tree: ast.AST, *, types: bool) -> Iterator[ast.Import | ast.ImportFrom]:
-    if isinstance(tree, ast.Import | ast.ImportFrom):
-        yield tree
-    inside: Iterable[ast.AST] = ast.iter_child_nodes(tree)
-    if isinstance(tree, ast.If) and not types and "TYPE_CHECKING" in ast.dump(tree.test):
-        inside = tree.orelse
-    for child in inside:
-        yield from _statements(child, types=types)
-
-
 def circles(source: Path, *, types: bool) -> list[set[str]]:
     """Return the groups of files in which each leads to each other (Tarjan 1972), those of one file left out."""
-    known = modules(source)
-    edges = {name: imports(name, path, known, types=types) for name, path in known.items()}
+    known_files = modules(source)
+    known = known_files.keys()
+    edges = {
+        name: {".".join(module) for module in imported_modules(path, source, for_checkers=types)} & known - {name}
+        for name, path in known_files.items()
+    }
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []

@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,25 +42,47 @@ def part_of(module: tuple[str, ...]) -> str:
     return module[0] if module else "__init__"
 
 
-def imported_modules(path: Path, source: Path = SOURCE) -> Iterator[tuple[str, ...] | str]:
-    """Yields each import of a file: a path from the package's root if it is one of ours, else the outside name."""
+def imported_modules(
+    path: Path, source: Path = SOURCE, *, for_checkers: bool = True
+) -> Iterator[tuple[str, ...] | str]:
+    """Yields each import of a file: a path from the package's root if it is one of ours, else the outside name.
+
+    Args:
+        path: the file.
+        source: the root of the package.
+        for_checkers: whether those count that only type checkers see.
+    """
     inside = path.relative_to(source).with_suffix("").parts
     package = inside[:-1]
-    for statement in ast.walk(ast.parse(path.read_text(), path.name)):
+    for statement in import_statements(ast.parse(path.read_text(), path.name), for_checkers=for_checkers):
         if isinstance(statement, ast.Import):
             for alias in statement.names:
                 yield ours_or_outside(alias.name)
-        elif isinstance(statement, ast.ImportFrom) and statement.level == 0:
-            yield ours_or_outside(statement.module or "")
-        elif isinstance(statement, ast.ImportFrom):
+            continue
+        if statement.level == 0:
+            found = ours_or_outside(statement.module or "")
+            if isinstance(found, str):
+                yield found
+                continue
+            base = () if found == ("__init__",) else found
+        else:
             base = package[: len(package) - statement.level + 1] + tuple((statement.module or "").split("."))
             base = tuple(name for name in base if name)
-            if base:
-                yield base
-            else:  # from . import x, at the root: each name is a module, or one that the root re-exports
-                for alias in statement.names:
-                    is_module = (source / alias.name).is_dir() or (source / f"{alias.name}.py").exists()
-                    yield (alias.name,) if is_module else ("__init__",)
+        for alias in statement.names:  # a name is a module itself, or stands in one
+            module = (*base, alias.name)
+            is_module = source.joinpath(*module).is_dir() or source.joinpath(*module).with_suffix(".py").exists()
+            yield module if is_module else base or ("__init__",)
+
+
+def import_statements(tree: ast.AST, *, for_checkers: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yields the imports anywhere in a file, those in functions too."""
+    if isinstance(tree, ast.Import | ast.ImportFrom):
+        yield tree
+    inside: Iterable[ast.AST] = ast.iter_child_nodes(tree)
+    if isinstance(tree, ast.If) and not for_checkers and "TYPE_CHECKING" in ast.dump(tree.test):
+        inside = tree.orelse
+    for child in inside:
+        yield from import_statements(child, for_checkers=for_checkers)
 
 
 def ours_or_outside(name: str) -> tuple[str, ...] | str:

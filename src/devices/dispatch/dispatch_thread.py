@@ -21,7 +21,7 @@ from .jobs import ORIGINS
 
 # Dispatch: the one thread from which everything is enqueued on a device or mesh.
 #
-# One thread keeps the order of what is enqueued; what meshes that overlap have to keep besides is in `enqueue_order`.
+# One thread keeps the order of what is enqueued; what meshes that overlap have to keep besides is in `EnqueueOrder`.
 # Nothing of this happens on an event loop: a tiny kernel runs inline in the dispatch, and the 33rd computation in
 # flight on a CPU blocks it.
 #
