@@ -83,7 +83,7 @@ class Decoder(ps.StreamActor[Prompt, int]):
         while True:
             fresh = [] if active else [await inbox.get()]
             for slot in [slot for slot in range(self.slots) if slot not in active]:
-                fresh = fresh or inbox.get_nowait(1)  # one by one: others come while the device is given work
+                fresh = fresh or inbox.take_nowait(1)  # one by one: others come while the device is given work
                 if not fresh:
                     break
                 work = fresh.pop()
@@ -160,7 +160,7 @@ class Server:
     async def one_that_never_reads(self, others: asyncio.Event) -> str:
         """Ask, and read nothing until all others have their answers; returns what that gave."""
         async with self.service.stream(self.generate("sleeper", "once upon a time"), priority=5) as letters:
-            await letters.started()
+            await letters.wait_started()
             await others.wait()
             try:
                 return "".join([letter async for letter in letters])

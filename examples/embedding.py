@@ -20,12 +20,12 @@ import penstock as ps
 from examples import minilm
 from examples.minilm import DIMENSIONS, Array, Parameters
 from examples.plain_embedding import BATCH_SIZES, LENGTHS, MAX_BATCH
-from penstock import engine
+from penstock import devices, engine
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 
 # One that is late for a batch can wait for the next: so long a batch takes anyway.
-BATCHED = ps.Batch(
+BATCHED = devices.DeviceBatch(
     MAX_BATCH, buckets=BATCH_SIZES, max_wait_seconds=0.02, pad_axes={"tokens": 0}, length_buckets=LENGTHS
 )
 

@@ -109,7 +109,7 @@ def create_app(base_url: str) -> FastAPI:
     async def endpoint(q: str) -> StreamingResponse:
         pieces = service.stream(rag(q), timeout_seconds=SECONDS)
         try:
-            await pieces.started()  # an error or a refusal comes before the headers are sent
+            await pieces.wait_started()  # an error or a refusal comes before the headers are sent
         except ps.Overloaded as error:
             raise HTTPException(503, headers={"Retry-After": f"{error.retry_after_seconds or 1:.0f}"}) from error
         except TimeoutError as error:

@@ -5,7 +5,7 @@ The map of the house, in the order in which its floors may know each other:
     _errors      every exception, one flat hierarchy; knows no one
     _late        names that a package imports when they are first used; knows no one
     telemetry    spans and logs through the API of OpenTelemetry, profiles, tables; knows none but _late
-    actors       one actor: channel, places, frame, crew of workers, policy, supervision, threads, processes
+    actors       one actor: channel, places, frame, group of workers, policy, supervision, threads, processes
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
     testing      virtual time, seeded interleavings, fakes
@@ -42,7 +42,7 @@ from ._errors import WorkerDied as WorkerDied
 from ._errors import WorkSettledError as WorkSettledError
 from ._late import late as _late
 from .actors.batching import Batch as Batch
-from .actors.current import FrameInfo as FrameInfo
+from .actors.current import ItemInfo as ItemInfo
 from .actors.current import current as current
 from .actors.loop_host import Actor as Actor
 from .actors.loop_host import StreamActor as StreamActor

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import penstock as ps
-from penstock import engine
+from penstock import devices, engine
 
 from ..harness import Contenders, Row, Workload
 from ..summary import Limits
@@ -18,7 +18,7 @@ from .device import DEVICE
 
 LENGTHS = tuple(random.Random(0).choices(range(1, 1_000), k=300))
 # One size of batch, so that only the lengths make programs.
-BATCH = ps.Batch(32, buckets=(32,), pad_axes={"tokens": 0})
+BATCH = devices.DeviceBatch(32, buckets=(32,), pad_axes={"tokens": 0})
 
 
 def total(tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:

@@ -149,7 +149,7 @@ T = TypeVar("T")
 _opened = itertools.count(1)
 
 
-class Keeper(Generic[T]):
+class ContextTask(Generic[T]):
     """Enters an async context manager in a task of its own, keeps it open, and leaves it in the same task.
 
     What is opened may hold a task group or a cancel scope, which must be left by the task that entered it; and
@@ -162,7 +162,7 @@ class Keeper(Generic[T]):
 
     Attributes:
         task: the task.
-        number: grows with every opening that has succeeded, over all keepers; 0 before.
+        number: grows with every opening that has succeeded, over all context tasks; 0 before.
     """
 
     def __init__(self, manager: AbstractAsyncContextManager[T], name: str, context: Context | None = None) -> None:

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Lanes(Generic[T]):
+class PriorityFifo(Generic[T]):
     """One ordered dict per priority in use, so that an entry leaves from the middle as quickly as from the front.
 
     A thousand callers that wait and are cancelled at once would be quadratic in a deque. The entries are what waits
     (a future, a put) and are told apart by identity: their class must not define equality.
     """
 
-    __slots__ = ("_lanes", "_priorities", "count")
+    __slots__ = ("_fifo", "_priorities", "count")
 
     def __init__(self) -> None:
-        self._lanes: dict[int, OrderedDict[T, None]] = {}
-        # Those that have entries, ascending. Empty lanes leave at once, so ever new priorities cannot pile up.
+        self._fifo: dict[int, OrderedDict[T, None]] = {}
+        # Those that have entries, ascending. Empty ones leave at once, so ever new priorities cannot pile up.
         self._priorities: list[int] = []
         self.count = 0
 
@@ -45,26 +45,26 @@ class Lanes(Generic[T]):
 
     def lane(self, priority: int) -> Iterable[T]:
         """Return the entries of one priority, in order."""
-        return self._lanes.get(priority, ())
+        return self._fifo.get(priority, ())
 
     def head(self) -> T:
         """Return the next entry; raises IndexError when empty."""
-        return next(iter(self._lanes[self._priorities[-1]]))
+        return next(iter(self._fifo[self._priorities[-1]]))
 
     def heads(self) -> Iterator[T]:
         """Yield the first entry of each priority."""
-        for lane in self._lanes.values():
+        for lane in self._fifo.values():
             yield next(iter(lane))
 
     def __iter__(self) -> Iterator[T]:
-        for lane in self._lanes.values():
+        for lane in self._fifo.values():
             yield from lane
 
     def push(self, entry: T, priority: int = 0) -> None:
         """Append an entry to the lane of `priority`."""
-        lane = self._lanes.get(priority)
+        lane = self._fifo.get(priority)
         if lane is None:
-            lane = self._lanes[priority] = OrderedDict()
+            lane = self._fifo[priority] = OrderedDict()
             insort(self._priorities, priority)
         lane[entry] = None
         self.count += 1
@@ -72,11 +72,11 @@ class Lanes(Generic[T]):
     def pop(self) -> T:
         """Remove and return the next entry; raises IndexError when empty."""
         priority = self._priorities[-1]
-        lane = self._lanes[priority]
+        lane = self._fifo[priority]
         entry, _ = lane.popitem(last=False)
         self.count -= 1
         if not lane:
-            del self._lanes[priority], self._priorities[-1]
+            del self._fifo[priority], self._priorities[-1]
         return entry
 
     def pop_many(self, number: int) -> list[T]:
@@ -84,11 +84,11 @@ class Lanes(Generic[T]):
         found: list[T] = []
         while self._priorities and len(found) < number:
             priority = self._priorities[-1]
-            lane = self._lanes[priority]
+            lane = self._fifo[priority]
             room = number - len(found)
             if len(lane) <= room:
                 found += lane
-                del self._lanes[priority], self._priorities[-1]
+                del self._fifo[priority], self._priorities[-1]
             else:
                 found += [lane.popitem(last=False)[0] for _ in range(room)]
         self.count -= len(found)
@@ -96,13 +96,13 @@ class Lanes(Generic[T]):
 
     def discard(self, entry: T, priority: int = 0) -> bool:
         """Remove an entry from the lane of `priority`; returns whether it was there."""
-        lane = self._lanes.get(priority)
+        lane = self._fifo.get(priority)
         if lane is None or entry not in lane:
             return False
         del lane[entry]
         self.count -= 1
         if not lane:
-            del self._lanes[priority], self._priorities[bisect_left(self._priorities, priority)]
+            del self._fifo[priority], self._priorities[bisect_left(self._priorities, priority)]
         return True
 
 
@@ -179,8 +179,22 @@ class Channel(Generic[T]):
     """
 
     __slots__ = (
-        "_bytes", "_capacity", "_closed", "_get_wait", "_getters", "_lanes", "_line", "_max_bytes",
-        "_put_waits", "_putters", "_reserved", "_size_of", "_watch", "count", "high_water", "puts",
+        "_bytes",
+        "_capacity",
+        "_closed",
+        "_fifo",
+        "_get_wait",
+        "_getters",
+        "_line",
+        "_max_bytes",
+        "_put_waits",
+        "_putters",
+        "_reserved",
+        "_size_of",
+        "_watch",
+        "count",
+        "high_water",
+        "puts",
     )  # fmt: skip
 
     def __init__(
@@ -201,10 +215,10 @@ class Channel(Generic[T]):
         self._size_of = size_of if max_bytes is not None else None
         self.count = 0
         self._bytes = 0
-        # Items are in `_line` as long as all have priority 0 and no size counts, as nearly always; else in `_lanes`.
+        # Items are in `_line` as long as all have priority 0 and no size counts, as nearly always; else in `_fifo`.
         self._line: deque[T] | None = None
-        self._lanes: Lanes[_Entry[T]] | None = None if max_bytes is None else Lanes()
-        self._putters: Lanes[_Putter[T]] | None = None
+        self._fifo: PriorityFifo[_Entry[T]] | None = None if max_bytes is None else PriorityFifo()
+        self._putters: PriorityFifo[_Putter[T]] | None = None
         self._getters: OrderedDict[asyncio.Future[None], None] | None = None
         self._reserved = 0  # getters that are woken and have not run yet: each will take an item
         self._closed = False
@@ -232,7 +246,7 @@ class Channel(Generic[T]):
             ChannelClosed: the channel is closed.
         """
         count = self.count
-        if priority or count >= self._capacity or self._lanes is not None or self._closed:
+        if priority or count >= self._capacity or self._fifo is not None or self._closed:
             return self._put_by_rule(item, priority)
         # The short way. Without sizes only a full channel has putters that wait, so nobody is overtaken here.
         if self._line is None:
@@ -279,7 +293,7 @@ class Channel(Generic[T]):
         if self.put_nowait(item, priority):
             return
         if self._putters is None:
-            self._putters = Lanes()
+            self._putters = PriorityFifo()
         putter = _Putter(item, self._size(item), asyncio.get_running_loop().create_future())
         self._putters.push(putter, priority)
         putting, put_wait = self._put_waits
@@ -316,8 +330,8 @@ class Channel(Generic[T]):
         number = min(max_items, self.count - self._reserved)
         if number <= 0:
             return []
-        if self._lanes is not None:
-            items = [self._pop(self._lanes) for _ in range(number)]
+        if self._fifo is not None:
+            items = [self._pop(self._fifo) for _ in range(number)]
         else:
             assert self._line is not None
             items = [self._line.popleft() for _ in range(number)]
@@ -412,7 +426,7 @@ class Channel(Generic[T]):
     @property
     def room(self) -> int:
         """Items of priority 0 that surely enter now, with `put_many_nowait`; 0 where sizes or priorities count."""
-        return 0 if self._lanes is not None or self._closed else self._capacity - self.count
+        return 0 if self._fifo is not None or self._closed else self._capacity - self.count
 
     @property
     def put_wait_seconds(self) -> float:
@@ -453,16 +467,16 @@ class Channel(Generic[T]):
         return True
 
     def _enter(self, item: T, size_bytes: int, priority: int) -> None:
-        lanes = self._lanes
-        if lanes is None:
+        fifo = self._fifo
+        if fifo is None:
             if priority:
-                lanes = self._lanes = Lanes()
+                fifo = self._fifo = PriorityFifo()
                 while self._line:
-                    lanes.push(_Entry(self._line.popleft(), 0))
+                    fifo.push(_Entry(self._line.popleft(), 0))
         elif not priority and not self.count and self._size_of is None:
-            lanes = self._lanes = None  # back to the short way, until the next item with a priority
-        if lanes is not None:
-            lanes.push(_Entry(item, size_bytes), priority)
+            fifo = self._fifo = None  # back to the short way, until the next item with a priority
+        if fifo is not None:
+            fifo.push(_Entry(item, size_bytes), priority)
             self._bytes += size_bytes
         else:
             if self._line is None:
@@ -478,30 +492,30 @@ class Channel(Generic[T]):
             self._wake_getters()
 
     def _take(self) -> T:
-        if self._lanes is None:
+        if self._fifo is None:
             assert self._line is not None
             item = self._line.popleft()
             self.count -= 1
         else:
-            item = self._pop(self._lanes)
+            item = self._pop(self._fifo)
         if self._watch is not None:
             self._watch.changed(self.count)
         if self._putters is not None and self._putters.count:
             self._admit_putters()
         return item
 
-    def _pop(self, lanes: Lanes[_Entry[T]]) -> T:
-        entry = lanes.pop()
+    def _pop(self, fifo: PriorityFifo[_Entry[T]]) -> T:
+        entry = fifo.pop()
         self.count -= 1
         self._bytes -= entry.size_bytes
         return entry.item
 
     def _discard_queued(self, item: T, priority: int) -> bool:
-        if self._lanes is not None:
-            entry = next((entry for entry in self._lanes.lane(priority) if entry.item is item), None)
+        if self._fifo is not None:
+            entry = next((entry for entry in self._fifo.lane(priority) if entry.item is item), None)
             if entry is None:
                 return False
-            self._lanes.discard(entry, priority)
+            self._fifo.discard(entry, priority)
             self._bytes -= entry.size_bytes
         else:
             # By identity, unlike deque.remove: an item's class may define equality as it likes, and arrays do.

@@ -100,7 +100,7 @@ class Cancellable(Protocol):
 
 
 @dataclass(frozen=True)
-class FrameInfo:
+class ItemInfo:
     """Where a handler is: graph, node, item and attempt.
 
     Attributes:
@@ -194,7 +194,7 @@ class Handling:
         self._label = actor.label()
         self._attempt = position.attempt
         self._deadline = deadline
-        self._clock = frame.crew.loop.time
+        self._clock = frame.group.loop.time
 
     @property
     def cancelled(self) -> bool:
@@ -219,9 +219,9 @@ class Handling:
         """Whether it still says exactly where the worker is: not of another attempt, nor of another link of a chain."""
         return self.is_running and self.position.attempt == self._attempt and len(self.actor.links) < 2
 
-    def info(self) -> FrameInfo:
+    def info(self) -> ItemInfo:
         """Return where it is, or was."""
-        return FrameInfo(
+        return ItemInfo(
             self.actor.graph, self._label, self._item, self._attempt, self._deadline, self._clock, self
         )  # fmt: skip
 
@@ -234,10 +234,10 @@ class _Nobody:
 
 
 # A node that is called directly is just its function, and has to work without an engine, in a unit test for instance.
-OUTSIDE = FrameInfo("", "", 0, 1, None, float, _Nobody())
+OUTSIDE = ItemInfo("", "", 0, 1, None, float, _Nobody())
 
 
-def current() -> FrameInfo:
+def current() -> ItemInfo:
     """Return what is known about the item that the calling handler works on; works on the loop and in threads.
 
     A task that a handler starts knows the item of its handler, also when it outlives it; `check_cancelled` raises there
@@ -286,7 +286,7 @@ def enclosing_frame() -> "Frame | None":
     if found is None:
         return None
     if isinstance(found, Position):
-        # A task of another item of this crew may ask. What a call takes over is the same for all of them: the
+        # A task of another item of this group may ask. What a call takes over is the same for all of them: the
         # deadline, who listens, and what is around.
         return found.frame
     return found.position.frame if found.position.is_own else found.frame
@@ -314,7 +314,7 @@ def _from_outside(position: Position) -> Handling:
     handling = position.handling()
     if frame is None or handling is None:
         raise UnknownItemError(f"penstock.current() was called in a task or thread whose handler has ended; {_REMEDY}")
-    if not frame.crew.is_exclusive:
+    if not frame.group.is_exclusive:
         raise UnknownItemError(
             "penstock.current() was called in a task or thread that a handler has started, and its worker may be with "
             f"another item by now; {_REMEDY}"

@@ -12,16 +12,16 @@ from .invocation import OutsideCall, abandon, executed
 if TYPE_CHECKING:
     from .frame import Frame
     from .node_actor import NodeActor
-    from .worker import Crew, Worker
+    from .worker import Worker, WorkerGroup
 
 
-# Errand: the first step of a call, carried out somewhere else, such as on a device. It needs no task to wait in.
+# DetachedStep: the first step of a call, carried out somewhere else, such as on a device. It needs no task to wait in.
 #
 # A worker would only hand the step over and wait for the result, and making its task costs more than all else that a
 # call does on the loop. So the result itself carries the frame on: to its end, or to workers for the steps that follow.
 
 
-class ErrandCall(OutsideCall, Protocol):
+class DetachedCall(OutsideCall, Protocol):
     """An execution that no worker waits for.
 
     Attributes:
@@ -45,9 +45,14 @@ class Carrier(Protocol):
         ...
 
     def begin(
-        self, errand: "Errand", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> "ErrandCall | None":
-        """Begin with one for which no worker waits; it settles `errand` when it is over, later and on the loop.
+        self,
+        detached: "DetachedStep",
+        actor: "NodeActor",
+        frame: "Frame",
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> "DetachedCall | None":
+        """Begin with one for which no worker waits; it settles `detached` when it is over, later and on the loop.
 
         Returns:
             None if that takes a worker, because something else has to be waited for first.
@@ -55,19 +60,19 @@ class Carrier(Protocol):
         ...
 
 
-class Errand:
-    """The first step of a frame that has a crew to itself, on its way elsewhere and back.
+class DetachedStep:
+    """The first step of a frame that has a group to itself, on its way elsewhere and back.
 
     It has what is asked of a future by those who settle one, and takes its place.
     """
 
-    __slots__ = ("_actor", "_began", "_call", "_crew", "_frame", "_is_left", "_is_over")
+    __slots__ = ("_actor", "_began", "_call", "_frame", "_group", "_is_left", "_is_over")
 
-    def __init__(self, crew: "Crew", actor: "NodeActor", frame: "Frame") -> None:
-        self._crew = crew
+    def __init__(self, group: "WorkerGroup", actor: "NodeActor", frame: "Frame") -> None:
+        self._group = group
         self._actor = actor
         self._frame: Frame | None = frame
-        self._call: ErrandCall | None = None
+        self._call: DetachedCall | None = None
         self._began = perf_counter()
         self._is_over = False
         self._is_left = False
@@ -81,7 +86,7 @@ class Errand:
             self._call = carrier.begin(self, actor, frame, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is its item's outcome
             # Not now: a caller whose calls fail at once would never let the loop run others.
-            self._crew.loop.call_soon(self.set_exception, error)
+            self._group.loop.call_soon(self.set_exception, error)
             return True
         return self._call is not None
 
@@ -91,7 +96,7 @@ class Errand:
         if self._call is not None:
             self._call.withdraw()
         actor, _ = self._over()
-        actor.places.release()
+        actor.limiter.release()
 
     def done(self) -> bool:
         """Whether nobody waits for the result any more."""
@@ -113,7 +118,7 @@ class Errand:
         actor, frame = self._over()
         actor.completed += 1
         if actor.ends_line:
-            actor.places.release()
+            actor.limiter.release()
             frame.end_with(value)
             return
         frame.values[actor.out] = value
@@ -121,13 +126,13 @@ class Errand:
             frame.release(slot)
         # The worker gives the place back when it has found room for the frame: until then, the node stands still.
         if actor.successor is not None:
-            self._crew.hire(frame, (actor.successor,), actor)
+            self._group.hire(frame, (actor.successor,), actor)
         elif actor.consumers:
             # It was the only step that waited for nothing, so at least one of these waits for nothing else.
             complete = tuple([consumer for consumer in actor.consumers if frame.input_came(consumer)])
-            self._crew.hire(frame, complete, actor)
+            self._group.hire(frame, complete, actor)
         else:
-            actor.places.release()
+            actor.limiter.release()
             frame.let_go()
 
     def set_exception(self, error: BaseException) -> None:
@@ -136,14 +141,14 @@ class Errand:
             actor, frame = self._over()
             actor.failed += 1
             frame.fail(foreign_cancel(error) if isinstance(error, asyncio.CancelledError) else error, actor)
-            actor.places.release()
+            actor.limiter.release()
 
     def _over(self) -> "tuple[NodeActor, Frame]":
         frame, actor, call = self._frame, self._actor, self._call
         assert frame is not None
         self._is_over = True
         self._frame = self._call = None  # whoever settles this still holds it
-        self._crew.errand = None
+        self._group.detached = None
         if call is not None and not call.returned:  # None: it could not even begin
             abandon(call, actor)
         executed(actor, self._began, frame)

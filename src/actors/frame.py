@@ -12,7 +12,7 @@ from ..telemetry.spans import FrameSpan
 if TYPE_CHECKING:
     from .node_actor import NodeActor
     from .stream_buffer import Reader
-    from .worker import Crew
+    from .worker import WorkerGroup
 
 State = Literal["running", "done", "failed", "cancelled"]
 
@@ -119,13 +119,13 @@ class Frame:
         self,
         layout: Layout,
         inputs: tuple[Any, ...],
-        crew: "Crew",
+        group: "WorkerGroup",
         listener: Listener,
         item: int,
         parent: "Frame | None",
     ) -> None:
         self.layout = layout
-        self.crew = crew
+        self.group = group
         self.listener = listener
         self.item = item
         # A `State`; declared as str because checkers believe that no await changes what they compared it with.
@@ -144,9 +144,11 @@ class Frame:
             self.parent = parent
             self.deadline = parent.deadline
 
-    def inner(self, layout: Layout, inputs: tuple[Any, ...], crew: "Crew", listener: Listener, item: int) -> "Frame":
+    def inner(
+        self, layout: Layout, inputs: tuple[Any, ...], group: "WorkerGroup", listener: Listener, item: int
+    ) -> "Frame":
         """Return a new frame inside of this one: a run of a body of control flow."""
-        frame = Frame(layout, inputs, crew, listener, item, self)
+        frame = Frame(layout, inputs, group, listener, item, self)
         frame.priority = self.priority
         return frame
 
@@ -197,10 +199,10 @@ class Frame:
         """Fail the frame at `deadline` (in the loop's time) with `DeadlineExceeded`, unless it ends before."""
         if self.deadline is None or deadline < self.deadline:
             self.deadline = deadline
-        if deadline <= self.crew.loop.time():
+        if deadline <= self.group.loop.time():
             self._expire(timeout_seconds)
         else:
-            self.timer = self.crew.loop.call_at(deadline, self._expire, timeout_seconds)
+            self.timer = self.group.loop.call_at(deadline, self._expire, timeout_seconds)
 
     def expire_with_parent(self) -> None:
         """Fail the frame at the deadline of the one around it, too: nobody cancels a call that is made beside it."""
@@ -211,7 +213,7 @@ class Frame:
             if self.timer.when() <= deadline:
                 return
             self.timer.cancel()
-        self.timer = self.crew.loop.call_at(deadline, self._expire, None)
+        self.timer = self.group.loop.call_at(deadline, self._expire, None)
 
     def _expire(self, timeout_seconds: float | None) -> None:
         limit = "before the deadline of the call around it"
@@ -337,7 +339,7 @@ class Frame:
             self.timer.cancel()
         for actor in self.queues():
             actor.withdraw(self)
-        self.unwinding = self.crew.cancel(self)
+        self.unwinding = self.group.cancel(self)
         for body in self.bodies:  # at once: before its worker has unwound, others could begin more of it
             body.stop()
         self.listener.frame_done(self)

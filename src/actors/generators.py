@@ -11,16 +11,16 @@ from . import current
 from .current import start_task
 from .invocation import Invocation, TracedExecution, invoke_with, tell_consumers
 from .loop_host import LoopStream
-from .stream_buffer import Parts, Reader, close_stream
+from .stream_buffer import Reader, StreamBuffer, close_stream
 
 if TYPE_CHECKING:
     from .frame import Frame
     from .invocation import OutsideCall
     from .node_actor import Invoke, NodeActor
-    from .worker import Crew, Worker
+    from .worker import Worker, WorkerGroup
 
 
-# Driver: a task that drives one opened stream into the channel beside its reader.
+# GeneratorTask: a task that drives one opened stream into the channel beside its reader.
 #
 # A node that gives a stream is complete once it is opened; what follows belongs to the frame. The driver counts as one
 # of the frame's workers, so whatever ends the frame cancels it, and nothing ends before it has.
@@ -50,7 +50,7 @@ def open_stream(
         readers: the streams that it reads itself; they are left when it ends.
         given: what has to be closed even if nothing is ever asked of it: an iterator that came from outside.
     """
-    return Driver(actor, frame, Parts(capacity), start, tuple(readers), given).open()
+    return GeneratorTask(actor, frame, StreamBuffer(capacity), start, tuple(readers), given).open()
 
 
 def reading(slots: tuple[int, ...]) -> "Invoke":
@@ -70,8 +70,8 @@ def reading(slots: tuple[int, ...]) -> "Invoke":
     return invoke_reading
 
 
-class Driver:
-    """Drives one stream; a member of its frame's crew.
+class GeneratorTask:
+    """Drives one stream; a member of its frame's group.
 
     Attributes:
         position: where it is: in its frame and actor, for as long as it lives.
@@ -83,14 +83,14 @@ class Driver:
     __slots__ = (
         "_actor",
         "_begun",
+        "_buffer",
         "_frame",
         "_given",
         "_has_failed",
-        "_parts",
         "_readers",
         "_start",
         "cancels",
-        "crew",
+        "group",
         "inside",
         "outside_call",
         "position",
@@ -101,12 +101,12 @@ class Driver:
         self,
         actor: "NodeActor",
         frame: "Frame",
-        parts: Parts[Any],
+        buffer: StreamBuffer[Any],
         start: Start,
         readers: tuple[Reader[Any], ...],
         given: Any,
     ) -> None:
-        self.crew: Crew = frame.crew
+        self.group: WorkerGroup = frame.group
         self.task: asyncio.Task[None] | None = None
         self.position = current.Position()
         self.position.frame, self.position.actor = frame, actor
@@ -116,7 +116,7 @@ class Driver:
         self._start = start
         self._actor = actor
         self._frame = frame
-        self._parts = parts
+        self._buffer = buffer
         self._readers = readers
         self._given = given
         self._begun = False
@@ -124,19 +124,19 @@ class Driver:
 
     def open(self) -> Reader[Any]:
         """Start the task; returns the reader."""
-        crew = self.crew
-        self._parts.on_abandoned = self._reader_left
+        group = self.group
+        self._buffer.on_abandoned = self._reader_left
         if self._frame.span is not None:
             tell_consumers(self._frame.span, self._actor)
-        self._actor.places.owe()
+        self._actor.limiter.owe()
         self._frame.hold()
-        crew.workers.add(self)
-        context = crew.context.copy()
+        group.workers.add(self)
+        context = group.context.copy()
         context.run(current.source.set, self.position)
-        self.task = start_task(crew.loop, self._run(), context=context, name=f"penstock-stream {self._actor.name}")
+        self.task = start_task(group.loop, self._run(), context=context, name=f"penstock-stream {self._actor.name}")
         # Not at the end of the task itself: one that is cancelled before its first step would never come there.
         self.task.add_done_callback(self._ended)
-        return self._parts.reader()
+        return self._buffer.reader()
 
     def begin(self) -> Any:
         """Return the iterator of one attempt."""
@@ -149,14 +149,14 @@ class Driver:
     def cancel_if_in(self, frame: "Frame") -> None:
         """The frame has ended: what was not read is dropped, and the iterator is closed."""
         if self.position.frame is frame:
-            self._parts.fail(asyncio.CancelledError(f"item {frame.item} is not wanted any more"))
+            self._buffer.fail(asyncio.CancelledError(f"item {frame.item} is not wanted any more"))
             self._stop()
 
     def _reader_left(self) -> None:
         if not self._has_failed:
             self._stop()
-        elif self._frame.state == "running" and self._parts.error is not None:
-            self._log_unread(self._parts.error)  # otherwise it is what the frame has ended with
+        elif self._frame.state == "running" and self._buffer.error is not None:
+            self._log_unread(self._buffer.error)  # otherwise it is what the frame has ended with
 
     def _stop(self) -> None:
         # Before its first step a task could only be thrown away, and with it what has to be closed.
@@ -182,11 +182,11 @@ class Driver:
         except BaseException as error:  # noqa: BLE001 - whatever the generator raises is for its reader
             self._fail(error)
         finally:
-            self._parts.end()
+            self._buffer.end()
 
     async def _drive_or_close(self) -> None:
         try:
-            if self._parts.abandoned or self._parts.ended:
+            if self._buffer.abandoned or self._buffer.ended:
                 await close_stream(self._given)
             else:
                 await self._drive()
@@ -196,34 +196,34 @@ class Driver:
 
     async def _drive(self) -> None:
         iterator, first = await _FirstItem(self, self._actor, self._frame, self._readers).run()
-        parts = self._parts
+        buffer = self._buffer
         async with self.inside:
             try:
-                if first is _END or not await parts.put(first):
+                if first is _END or not await buffer.put(first):
                     return
                 del first  # it would be kept as long as the stream is open
                 if isinstance(iterator, LoopStream):
-                    await iterator.pour(parts)
+                    await iterator.pour(buffer)
                     return
                 async for item in iterator:
-                    if not parts.put_nowait(item) and not await parts.put(item):
+                    if not buffer.put_nowait(item) and not await buffer.put(item):
                         return
                     del item
             finally:
                 await close_stream(iterator)
 
     def _fail(self, error: BaseException) -> None:
-        frame, actor, parts = self._frame, self._actor, self._parts
+        frame, actor, buffer = self._frame, self._actor, self._buffer
         actor.failed += 1
         if frame.state != "running" or not isinstance(error, Exception):
             frame.fail(error, actor, self.position.attempt)
             return
         error = frame.annotated(error, actor, self.position.attempt)
-        if parts.abandoned:
+        if buffer.abandoned:
             self._log_unread(error)
         else:
             self._has_failed = True
-            parts.end(error)
+            buffer.end(error)
 
     def _log_unread(self, error: BaseException) -> None:
         """The reader had left before it came to the error: without values in advance it would not have come up."""
@@ -233,32 +233,34 @@ class Driver:
         )  # fmt: skip
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        frame, crew = self._frame, self.crew
+        frame, group = self._frame, self.group
         self.position.frame = None
-        self._parts.end(NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled before it began"))
+        self._buffer.end(NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled before it began"))
         if not self._has_failed:  # else an error that nobody reads is logged
-            self._parts.on_abandoned = None
+            self._buffer.on_abandoned = None
         for reader in self._readers:
             reader.leave()
         self._readers, self._start, self._given = (), _nothing, None
-        self._actor.places.release()
-        crew.workers.discard(self)
+        self._actor.limiter.release()
+        group.workers.discard(self)
         if frame.state == "running":
             frame.let_go()
         else:
             frame.leave()
-        if crew.closed and not crew.workers:
-            crew.ended()
+        if group.closed and not group.workers:
+            group.ended()
 
 
 class _FirstItem(Invocation):
     """The attempts up to the first value: what was given cannot be taken back, so nothing is repeated after that."""
 
-    __slots__ = ("_attempt_number", "_driver")
+    __slots__ = ("_attempt_number", "_owner")
 
-    def __init__(self, driver: Driver, actor: "NodeActor", frame: "Frame", readers: tuple[Reader[Any], ...]) -> None:
-        super().__init__(driver, actor, frame, readers)
-        self._driver = driver
+    def __init__(
+        self, owner: GeneratorTask, actor: "NodeActor", frame: "Frame", readers: tuple[Reader[Any], ...]
+    ) -> None:
+        super().__init__(owner, actor, frame, readers)
+        self._owner = owner
         self._attempt_number = 1
 
     async def run(self) -> tuple[AsyncIterator[Any], Any]:
@@ -267,7 +269,7 @@ class _FirstItem(Invocation):
             first: tuple[AsyncIterator[Any], Any] = await super().run()
             return first
         finally:
-            self._driver.position.attempt = self._attempt_number
+            self._owner.position.attempt = self._attempt_number
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), {}  # they were taken when the stream was opened
@@ -277,14 +279,14 @@ class _FirstItem(Invocation):
         if gate is None:
             return await self._timed_attempt()
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(gate.admit(self._driver))
+            await stack.enter_async_context(gate.admit(self._owner))
             first = await self._timed_attempt()
-            self._driver.inside = stack.pop_all()  # the rest of the stream comes from this instance, too
+            self._owner.inside = stack.pop_all()  # the rest of the stream comes from this instance, too
             return first
 
     def _run_body(self) -> Awaitable[Any]:
-        self._attempt_number = self._driver.position.attempt
-        return _begin(aiter(self._driver.begin()))
+        self._attempt_number = self._owner.position.attempt
+        return _begin(aiter(self._owner.begin()))
 
     async def _fall_back(self, error: Exception) -> Any:
         return await _begin(_iterated(await super()._fall_back(error), self.actor.name))

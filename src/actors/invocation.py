@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from .frame import Frame
     from .node_actor import Body, NodeActor
     from .processes import ProcessPool
-    from .recorder import Recorder
+    from .sampler import ExecutionSampler
     from .stream_buffer import Reader
-    from .worker import Crew, Worker
+    from .worker import Worker, WorkerGroup
 
 
 # Chains of plain functions that share an actor; a single one is a chain too.
@@ -47,35 +47,35 @@ class Link:
 
 
 def compose(
-    links: Sequence[Link], actor: "NodeActor", recorder: "Recorder | None" = None
+    links: Sequence[Link], actor: "NodeActor", sampler: "ExecutionSampler | None" = None
 ) -> Callable[[list[Any]], Any]:
     """Return a function that takes the values of a frame, runs the chain and watches the clock: it holds the loop.
 
     It adds to the `busy_seconds` of the actor, and tells it of a run that was long or gave a coroutine; and it tells a
-    recorder, if there is one, of every run.
+    sampler, if there is one, of every run.
     """
     if actor.slot >= 0:
         arguments = "values[slot]"
     else:
         arguments = "*args_of(values)" if actor.kwargs_of is None else "*args_of(values), **kwargs_of(values)"
-    enclose = _compiled(len(links), arguments, is_recorded=recorder is not None)
-    record = None if recorder is None else _recording(recorder)
+    enclose = _compiled(len(links), arguments, is_sampled=sampler is not None)
+    record = None if sampler is None else _recording(sampler)
     run: Callable[[list[Any]], Any] = enclose(
         actor, record, actor.slot, actor.args_of, actor.kwargs_of, *(link.fn for link in links)
     )
     return run
 
 
-def _recording(recorder: "Recorder") -> Callable[[float, float], None]:
+def _recording(sampler: "ExecutionSampler") -> Callable[[float, float], None]:
     def record(began: float, seconds: float) -> None:
         where = source.get()
-        recorder.add(began, began + seconds, None if where is None else where.frame, asyncio.get_running_loop())
+        sampler.add(began, began + seconds, None if where is None else where.frame, asyncio.get_running_loop())
 
     return record
 
 
 @cache
-def _compiled(length: int, arguments: str, *, is_recorded: bool) -> Callable[..., Any]:
+def _compiled(length: int, arguments: str, *, is_sampled: bool) -> Callable[..., Any]:
     names = [f"f{index}" for index in range(length)]
     source = "\n".join(
         [
@@ -87,7 +87,7 @@ def _compiled(length: int, arguments: str, *, is_recorded: bool) -> Callable[...
             *(f"  value = {name}(value)" for name in names[1:]),
             "  seconds = perf_counter() - began",
             "  actor.busy_seconds += seconds",
-            *(["  record(began, seconds)"] if is_recorded else []),
+            *(["  record(began, seconds)"] if is_sampled else []),
             "  if seconds > SLOW_SECONDS or value.__class__ is CoroutineType:",
             "   actor.noticed(seconds, value)",
             "  return value",
@@ -232,7 +232,7 @@ def tell_consumers(parent: FrameSpan, actor: "NodeActor") -> None:
 class Runner(Protocol):
     """Whose task a node runs in: a worker, or the driver of a stream."""
 
-    crew: "Crew"
+    group: "WorkerGroup"
     task: "asyncio.Task[Any] | None"
     position: "Position"
     outside_call: "OutsideCall | None"
@@ -270,21 +270,21 @@ def executed(actor: "NodeActor", began: float, frame: "Frame") -> None:
     """Count an execution that ends now, and tell a profile of it if one is taken."""
     ended = perf_counter()
     actor.busy_seconds += ended - began
-    if actor.recorder is not None:
-        actor.recorder.add(began, ended, frame, frame.crew.loop)
+    if actor.sampler is not None:
+        actor.sampler.add(began, ended, frame, frame.group.loop)
 
 
 async def timed(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
     """Run a node without a policy that a profile wants timed, as the worker itself would."""
-    recorder = actor.recorder
-    if frame.span is not None or recorder is None:
+    sampler = actor.sampler
+    if frame.span is not None or sampler is None:
         return await invoke(worker, actor, frame)
     args, kwargs = actor.arguments(frame.values)
     began = perf_counter()
     try:
         return await actor.fn(*args, **kwargs)
     finally:
-        recorder.add(began, perf_counter(), frame, worker.crew.loop)
+        sampler.add(began, perf_counter(), frame, worker.group.loop)
 
 
 async def invoke_with(invocation: "Invocation") -> Any:
@@ -363,7 +363,7 @@ class Invocation:
                 await self._take_thread()
             if seconds is None:
                 return await self._run_body()
-            self._worker.position.attempt_deadline = self._worker.crew.loop.time() + seconds
+            self._worker.position.attempt_deadline = self._worker.group.loop.time() + seconds
             timer = asyncio.timeout(seconds)
             try:
                 async with timer:
@@ -402,11 +402,11 @@ class Invocation:
             return None
         if self.actor.is_stopped:
             return None
-        if any(reader.parts.position for reader in self._readers):
+        if any(reader.buffer.position for reader in self._readers):
             return None  # what it has read from a stream is gone, and another attempt would silently miss it
         pause = retry.pause_seconds(attempt)
         deadline = self.frame.deadline
-        if deadline is not None and self._worker.crew.loop.time() + pause >= deadline:
+        if deadline is not None and self._worker.group.loop.time() + pause >= deadline:
             return None  # the deadline would pass meanwhile: the error now says more than a timeout later
         return pause
 
@@ -495,7 +495,7 @@ class ThreadCall:
 async def take_thread(worker: Runner) -> None:
     """Wait until the run, stream or deployment of a worker may have one more thread busy; `call_in_thread` uses it."""
     call = ThreadCall()
-    share = worker.crew.threads
+    share = worker.group.threads
     if share is not None:
         await share.take()
         call.then(share.give_back)
@@ -555,7 +555,7 @@ def in_loop(host: LoopHost) -> "Body":
 async def _returned(worker: Runner) -> None:
     call = worker.outside_call
     if call is not None and call.abandon():
-        waiter = worker.crew.loop.create_future()
+        waiter = worker.group.loop.create_future()
         call.then(lambda: None if waiter.done() else waiter.set_result(None))
         await waiter
 
@@ -570,6 +570,6 @@ def _abandon_thread(worker: Runner, actor: "NodeActor") -> None:
 def abandon(call: OutsideCall, actor: "NodeActor") -> None:
     """Wait for a call no more: one that still runs keeps the node's place until it runs no more."""
     if call.abandon():
-        actor.places.owe()
+        actor.limiter.owe()
         actor.abandoned += 1
         call.then(actor.thread_returned)

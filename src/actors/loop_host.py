@@ -13,7 +13,7 @@ from . import current
 from .cancellation import Condition, until
 from .current import start_task
 from .own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
-from .stream_buffer import DEFAULT_PARTS, Parts
+from .stream_buffer import STREAM_CAPACITY, StreamBuffer
 
 if TYPE_CHECKING:
     from .invocation import Runner
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _ENDED = "penstock: the actor is restarted"
 
 
-class Gate:
+class RestartGate:
     """Stands before an instance: open, closed while it is restarted, or closed for good.
 
     An attempt that finds it closed waits there, in order, and keeps the place of its item in the node: so the items
@@ -48,7 +48,7 @@ class Gate:
         self._state: Literal["open", "held", "stopped"] = "held"
         self._cause: BaseException | None = None
         self._why: str | None = None
-        self._inside: dict[Stay, None] = {}
+        self._inside: dict[GatedAttempt, None] = {}
         self._line: deque[asyncio.Future[None]] = deque()
         self._threads = 0  # that run on although their attempt has ended
         self._left = Condition()
@@ -81,15 +81,15 @@ class Gate:
 
     async def clear(self, cause: BaseException | None) -> None:
         """End the attempts inside, with `ActorRestarted` or `ActorStopped`; wait until they and threads have left."""
-        for stay in self._inside:
-            stay.end(cause)
+        for attempt in self._inside:
+            attempt.end(cause)
         await self._left.wait_for(lambda: not self._inside and not self._threads)
 
-    def admit(self, worker: "Runner") -> "Stay":
+    def admit(self, worker: "Runner") -> "GatedAttempt":
         """Return a context manager around an attempt."""
-        return Stay(self, worker)
+        return GatedAttempt(self, worker)
 
-    async def enter(self, stay: "Stay") -> None:
+    async def enter(self, attempt: "GatedAttempt") -> None:
         """Wait until the gate is open, and for those who came before.
 
         Raises:
@@ -99,12 +99,12 @@ class Gate:
             await self._wait()
         if self._state == "stopped":
             raise self._stopped_error()
-        self._inside[stay] = None
+        self._inside[attempt] = None
 
-    def leave(self, stay: "Stay", error: BaseException | None) -> None:
+    def leave(self, attempt: "GatedAttempt", error: BaseException | None) -> None:
         """An attempt has ended; its thread may go on."""
-        del self._inside[stay]
-        call = stay.worker.outside_call
+        del self._inside[attempt]
+        call = attempt.worker.outside_call
         if call is not None and call.abandon():
             self._threads += 1
             call.then(self._thread_returned)
@@ -149,12 +149,12 @@ class Gate:
         self._left.notify_all()
 
 
-class Stay:
+class GatedAttempt:
     """One attempt inside an instance: an async context manager, entered and left by the task that runs it."""
 
     __slots__ = ("_cancelling", "_cause", "_gate", "_is_ended", "worker")
 
-    def __init__(self, gate: Gate, worker: "Runner") -> None:
+    def __init__(self, gate: RestartGate, worker: "Runner") -> None:
         self._gate = gate
         self._cancelling = 0
         self.worker = worker
@@ -481,11 +481,11 @@ class LoopStream:
         value: Any,
         priority: int = 0,
         deadline: float | None = None,
-        capacity: int = DEFAULT_PARTS,
+        capacity: int = STREAM_CAPACITY,
     ) -> None:
         self._host = host
         self._work: StreamRequest[Any, Any] = StreamRequest(value, priority, deadline, capacity)
-        self._reader = self._work.parts.reader()
+        self._reader = self._work.buffer.reader()
         self._begun = False
 
     def __aiter__(self) -> Self:
@@ -502,15 +502,15 @@ class LoopStream:
             await self._host.submit(self._work)
         return await anext(self._reader)
 
-    async def pour(self, parts: Parts[Any]) -> None:
-        """Let the actor put what is left straight into `parts`, whose reader need not be told part by part.
+    async def pour(self, buffer: StreamBuffer[Any]) -> None:
+        """Let the actor put what is left straight into `buffer`, whose reader need not be told part by part.
 
         Returns when the actor has finished the item, or the reader has left.
 
         Raises:
             Exception: what the actor failed it with.
         """
-        await self._work.pour(parts)
+        await self._work.pour(buffer)
 
     async def aclose(self) -> None:
         """Stop reading: the work is cancelled."""

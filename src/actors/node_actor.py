@@ -11,7 +11,7 @@ from ..telemetry import logs
 from .cancellation import Condition
 from .channel import Channel, ChannelStatistics
 from .invocation import SLOW_SECONDS, Link, compose, failed_link, invoke, running_link, timed
-from .loop_host import Gate
+from .loop_host import RestartGate
 from .own_loops import Mailbox
 from .policy import Policy
 from .supervision import ActorState
@@ -19,7 +19,7 @@ from .supervision import ActorState
 if TYPE_CHECKING:
     from .detached import Carrier
     from .frame import Frame
-    from .recorder import Recorder, Sampling
+    from .sampler import ExecutionSampler, Sampling
     from .worker import Member, Worker
 
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 UNLIMITED = 1 << 60
 
 
-class Places:
+class Limiter:
     """The free places of one node, of one call site or (`shared`) of all that a limit covers.
 
     Invariant: while a place is free, no inbox behind these places holds a frame. So whoever finds `free > 0` may
@@ -51,7 +51,7 @@ class Places:
 
     @property
     def in_flight(self) -> int:
-        """Places taken now."""
+        """Limiter taken now."""
         return self.limit - self.free
 
     def release(self) -> None:
@@ -67,16 +67,16 @@ class Places:
             del waiting[0]
         elif len(waiting) > 1:
             waiting.append(waiting.pop(0))
-        # `Frame.dequeued` and `Crew.enqueue` written out, for a frame that waited nowhere else: whatever waits for a
-        # place comes by here.
+        # `Frame.dequeued` and `WorkerGroup.enqueue` written out, for a frame that waited nowhere else: every frame that
+        # waits for a place comes by here.
         if frame.further_queues:
             frame.dequeued(actor)
         else:
             frame.queued_at = None
-        crew = frame.crew
-        crew.ready.append((actor, frame))
-        if not crew.armed:
-            crew.arm()
+        group = frame.group
+        group.ready.append((actor, frame))
+        if not group.armed:
+            group.arm()
 
     def owe(self) -> None:
         """Hold one place more, for a thread that runs on after its worker has left; `release` ends it."""
@@ -90,41 +90,41 @@ def refuse_if_endless(actor: "NodeActor", frame: "Frame") -> None:
     to wait to complete such a circle, so this is the moment to look; and it is seen only where the circle leads
     through one limit: two nodes that wait for each other's places are not.
     """
-    places = actor.places
-    if frame.state != "running" or actor not in frame.queues() or not _holders(frame, places):
+    limiter = actor.limiter
+    if frame.state != "running" or actor not in frame.queues() or not _holders(frame, limiter):
         return
-    frames = [other for reference in places.nested or () if (other := reference()) is not None]
-    waiting = [other for other in frames if other is not frame and _waits(other, places)] + [frame]
-    places.nested = [ref(other) for other in waiting]
+    frames = [other for reference in limiter.nested or () if (other := reference()) is not None]
+    waiting = [other for other in frames if other is not frame and _waits(other, limiter)] + [frame]
+    limiter.nested = [ref(other) for other in waiting]
     holders: set[Member] = set()
     for other in waiting:
-        holders |= _holders(other, places)
-    if len(holders) >= places.limit:
+        holders |= _holders(other, limiter)
+    if len(holders) >= limiter.limit:
         actor.failed += 1
         frame.fail(_error(actor, frame), actor)
 
 
-def _waits(frame: "Frame", places: "Places") -> bool:
-    return frame.state == "running" and any(actor.places is places for actor in frame.queues())
+def _waits(frame: "Frame", limiter: "Limiter") -> bool:
+    return frame.state == "running" and any(actor.limiter is limiter for actor in frame.queues())
 
 
-def _holders(frame: "Frame", places: "Places") -> "set[Member]":
+def _holders(frame: "Frame", limiter: "Limiter") -> "set[Member]":
     """Return the workers that hold one of the places in a handler around the frame."""
     holders: set[Member] = set()
     while frame.parent is not None:
-        caller, frame = frame.crew.caller, frame.parent
-        if caller is not None and caller.places is places:
+        caller, frame = frame.group.caller, frame.parent
+        if caller is not None and caller.limiter is limiter:
             # It may have ended without waiting for what it started; then it holds nothing.
-            holders.update(worker for worker in frame.crew.workers if worker.is_in(frame, caller))
+            holders.update(worker for worker in frame.group.workers if worker.is_in(frame, caller))
     return holders
 
 
 def _error(actor: "NodeActor", frame: "Frame") -> ReentrantCallError:
-    limit = actor.places.limit
+    limit = actor.limiter.limit
     chain = [_place(actor, frame)]
     inner = frame
     while inner.parent is not None:
-        caller, inner = inner.crew.caller, inner.parent
+        caller, inner = inner.group.caller, inner.parent
         if caller is not None:
             chain.insert(0, _place(caller, inner))
     held = "the only place is" if limit == 1 else f"all {limit} places are"
@@ -208,20 +208,51 @@ class NodeActor:
     """
 
     __slots__ = (
-        "_all_returned", "abandoned", "args_of", "body", "busy_seconds", "carrier", "completed", "consumers",
-        "ends_line", "failed", "fn", "gate", "graph", "inbox", "index", "instance", "invoke", "kwargs_of", "links",
-        "mode", "name", "needs_thread", "out", "owner", "places", "policy", "reads", "recorder", "retried", "run",
-        "slot", "successor", "warned", "was_slow", "work",
+        "_all_returned",
+        "abandoned",
+        "args_of",
+        "body",
+        "busy_seconds",
+        "carrier",
+        "completed",
+        "consumers",
+        "ends_line",
+        "failed",
+        "fn",
+        "gate",
+        "graph",
+        "inbox",
+        "index",
+        "instance",
+        "invoke",
+        "kwargs_of",
+        "limiter",
+        "links",
+        "mode",
+        "name",
+        "needs_thread",
+        "out",
+        "owner",
+        "policy",
+        "reads",
+        "retried",
+        "run",
+        "sampler",
+        "slot",
+        "successor",
+        "warned",
+        "was_slow",
+        "work",
     )  # fmt: skip
 
     def __init__(
-        self, name: str, graph: str, index: int, policy: Policy, places: Places, inbox: "Channel[Frame]"
+        self, name: str, graph: str, index: int, policy: Policy, limiter: Limiter, inbox: "Channel[Frame]"
     ) -> None:
         self.name = name
         self.graph = graph
         self.index = index
         self.policy = policy
-        self.places = places
+        self.limiter = limiter
         self.inbox = inbox
         self.mode = GENERAL
         self.fn: Callable[..., Any] = _unset
@@ -247,18 +278,18 @@ class NodeActor:
         self.warned = False
         self.was_slow = False
         self.owner: object = None  # what its Engine owns; of no use down here
-        self.gate: Gate | None = None  # of a stateful node that may be restarted
+        self.gate: RestartGate | None = None  # of a stateful node that may be restarted
         self.instance: Replaceable | None = None  # of a stateful node
-        self.recorder: Recorder | None = None  # while a profile is taken
+        self.sampler: ExecutionSampler | None = None  # while a profile is taken
         self.abandoned = 0  # threads that run on after their item has ended
         self._all_returned: Condition | None = None
 
     def enter(self, frame: "Frame") -> bool:
         """Let a complete frame in: it runs, or is queued; returns False if the inbox is full."""
-        places = self.places
-        if places.free > 0:
-            places.free -= 1
-            frame.crew.enqueue(self, frame)
+        limiter = self.limiter
+        if limiter.free > 0:
+            limiter.free -= 1
+            frame.group.enqueue(self, frame)
             return True
         return self.offer(frame)
 
@@ -268,9 +299,9 @@ class NodeActor:
             return False
         frame.queued(self)
         if self.inbox.count == 1:
-            self.places.waiting.append(self)
-        if frame.parent is not None and self.places.shared:
-            frame.crew.loop.call_soon(refuse_if_endless, self, frame)
+            self.limiter.waiting.append(self)
+        if frame.parent is not None and self.limiter.shared:
+            frame.group.loop.call_soon(refuse_if_endless, self, frame)
         return True
 
     def offer_new(self, frames: "list[Frame]") -> None:
@@ -278,12 +309,12 @@ class NodeActor:
         inbox = self.inbox
         inbox.put_many_nowait(frames)
         if inbox.count == len(frames):
-            self.places.waiting.append(self)
-        shared = self.places.shared
+            self.limiter.waiting.append(self)
+        shared = self.limiter.shared
         for frame in frames:
             frame.queued_at = self
             if shared and frame.parent is not None:
-                frame.crew.loop.call_soon(refuse_if_endless, self, frame)
+                frame.group.loop.call_soon(refuse_if_endless, self, frame)
 
     async def queue(self, frame: "Frame") -> None:
         """Let a frame in although the inbox was full: the producer waits here, which is backpressure."""
@@ -299,7 +330,7 @@ class NodeActor:
     def withdraw(self, frame: "Frame") -> None:
         """Take a cancelled frame out of the inbox, and let the next one in."""
         if frame.dequeued(self) and self.inbox.discard(frame, frame.priority) and not self.inbox.count:
-            self.places.waiting.remove(self)
+            self.limiter.waiting.remove(self)
 
     def label(self, error: BaseException | None = None) -> str:
         """Return the name of the node that runs now, or in which `error` was raised: in a chain, that of the link."""
@@ -354,24 +385,24 @@ class NodeActor:
     def measure(self, sampling: "Sampling | None") -> None:
         """Time the executions from now on, all or a sample; with None, do not any more."""
         if sampling is not None:
-            from .recorder import Recorder
+            from .sampler import ExecutionSampler
 
             switch = {ASYNC: self._time_async, INLINE: self._time_inline}.get(self.mode)
-            self.recorder = Recorder(self, switch, sampling)
-        elif self.recorder is not None:
-            self.recorder.end()
-            self.recorder = None
+            self.sampler = ExecutionSampler(self, switch, sampling)
+        elif self.sampler is not None:
+            self.sampler.end()
+            self.sampler = None
 
-    def _time_async(self, recorder: "Recorder | None") -> None:
-        self.mode, self.invoke = (ASYNC, invoke) if recorder is None else (GENERAL, timed)
+    def _time_async(self, sampler: "ExecutionSampler | None") -> None:
+        self.mode, self.invoke = (ASYNC, invoke) if sampler is None else (GENERAL, timed)
 
-    def _time_inline(self, recorder: "Recorder | None") -> None:
-        self.run = compose(self.links, self, recorder)
+    def _time_inline(self, sampler: "ExecutionSampler | None") -> None:
+        self.run = compose(self.links, self, sampler)
 
     def thread_returned(self) -> None:
         """A thread that nobody waited for any more is back."""
         self.abandoned -= 1
-        self.places.release()
+        self.limiter.release()
         if not self.abandoned and self._all_returned is not None:
             self._all_returned.notify_all()
 
@@ -383,7 +414,7 @@ class NodeActor:
 
     def statistics(self) -> ActorStatistics:
         """Return a snapshot of the counters."""
-        limited = self.places.limit < 1 << 40
+        limited = self.limiter.limit < 1 << 40
         return ActorStatistics(
             graph=self.graph,
             node=self.name,
@@ -391,8 +422,8 @@ class NodeActor:
             failed=self.failed,
             retried=self.retried,
             restarts=0 if self.instance is None else self.instance.restarts,
-            in_flight=self.places.in_flight,
-            concurrency=self.places.limit if limited else None,
+            in_flight=self.limiter.in_flight,
+            concurrency=self.limiter.limit if limited else None,
             busy_seconds=None if self.is_untimed else self.busy_seconds,
             inbox=self.intake.statistics(),
             state=None if self.instance is None else self.instance.state,

@@ -11,7 +11,7 @@ import anyio
 from .._errors import ChannelClosed, InboxClosed, WorkSettledError
 from .channel import Channel, ChannelStatistics
 from .frame import plain_error
-from .stream_buffer import DEFAULT_PARTS, Parts
+from .stream_buffer import STREAM_CAPACITY, StreamBuffer
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.durations import DepthWatch
@@ -152,7 +152,7 @@ class Inbox(ABC, Generic[W_co]):
         """
 
     @abstractmethod
-    def get_nowait(self, max_items: int) -> list[W_co]:
+    def take_nowait(self, max_items: int) -> list[W_co]:
         """Take what is there, at most `max_items`; an empty list if there is nothing."""
 
 
@@ -289,19 +289,19 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
         capacity: parts that it holds for its reader.
 
     Attributes:
-        parts: what the reader reads.
+        buffer: what the reader reads.
     """
 
-    __slots__ = ("_poured", "parts")
+    __slots__ = ("_poured", "buffer")
 
     _face = "StreamWork"
 
     def __init__(
-        self, value: In, priority: int = 0, deadline: float | None = None, capacity: int = DEFAULT_PARTS
+        self, value: In, priority: int = 0, deadline: float | None = None, capacity: int = STREAM_CAPACITY
     ) -> None:
         super().__init__(value, priority, deadline)
-        self.parts: Parts[Out] = Parts(capacity)
-        self.parts.on_abandoned = self.cancel
+        self.buffer: StreamBuffer[Out] = StreamBuffer(capacity)
+        self.buffer.on_abandoned = self.cancel
         self._poured: asyncio.Future[None] | None = None
 
     @property
@@ -311,7 +311,7 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
 
     def _over(self) -> None:
         if self._poured is None:  # else the parts are somebody else's
-            self.parts.on_abandoned = None
+            self.buffer.on_abandoned = None
         super()._over()
 
     def put_nowait(self, part: Out, /) -> bool:
@@ -329,7 +329,7 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
             return True
         if self._settled:
             raise WorkSettledError(f"{self!r} was settled before, and takes no more parts")
-        return self.parts.put_nowait(part)
+        return self.buffer.put_nowait(part)
 
     def finish(self) -> None:
         """End the stream; the reader gets what is there.
@@ -338,7 +338,7 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
             WorkSettledError: it was finished or failed before.
         """
         if self._claim():
-            self.parts.end()
+            self.buffer.end()
             if self._poured is not None:
                 self._poured.set_result(None)
 
@@ -351,25 +351,25 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
         if self._claim():
             error = plain_error(error, "the actor")
             if self._poured is None:
-                self.parts.end(error)
+                self.buffer.end(error)
             else:
                 self._poured.set_exception(error)
 
-    async def pour(self, parts: Parts[Out]) -> None:
-        """Move what is left into `parts`, and have what follows put there; for whoever passes it on to another reader.
+    async def pour(self, buffer: StreamBuffer[Out]) -> None:
+        """Move what is left into `buffer`, and have what follows put there; for whoever passes it on to another reader.
 
-        Returns when the work is settled or the reader of `parts` has left.
+        Returns when the work is settled or the reader of `buffer` has left.
 
         Raises:
             BaseException: what the work is failed with.
         """
-        own = self.parts
+        own = self.buffer
         try:
             while own.held:
-                if not await parts.put(own.take()):
+                if not await buffer.put(own.take()):
                     return
             if not own.ended:
-                self.parts = parts
+                self.buffer = buffer
                 self._poured = asyncio.get_running_loop().create_future()
                 await self._poured
             elif own.error is not None:
@@ -419,7 +419,7 @@ class Mailbox(Inbox[W]):
             if _hand_out(work):
                 return work
 
-    def get_nowait(self, max_items: int) -> list[W]:
+    def take_nowait(self, max_items: int) -> list[W]:
         """Take what is there, at most `max_items`; an empty list if there is nothing."""
         taken: list[W] = []
         while len(taken) < max_items and not self._suspended:

@@ -5,38 +5,38 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Self, TypeVar
 
-# Parts: a bounded stream of parts from one producer to one reader.
+# StreamBuffer: a bounded stream of values from one producer to one reader.
 #
-# It touches the event loop only when somebody has to wait: `put_nowait`, and a reader that finds a part, are plain
-# calls on a deque. The producer holds `Parts`, the reader a `Reader`: so a reader that is simply dropped is noticed as
-# well.
+# It touches the event loop only when somebody has to wait: `put_nowait`, and a reader that finds a value, are plain
+# calls on a deque. The producer holds the buffer, the reader a `Reader`: so a reader that is simply dropped is noticed
+# as well.
 
 T = TypeVar("T")
 
-# Parts that a stream holds. As for an inbox: 16 hides the gap between two turns of the loop, and is small enough that
+# Values that a stream holds. As for an inbox: 16 hides the gap between two turns of the loop, and is small enough that
 # a slow reader holds its producer back at once.
-DEFAULT_PARTS = 16
+STREAM_CAPACITY = 16
 
 
-class Parts(Generic[T]):
-    """A bounded queue of parts with one producer and one reader, on one event loop.
+class StreamBuffer(Generic[T]):
+    """A bounded queue of values with one producer and one reader, on one event loop.
 
     Args:
-        capacity: the most parts it holds.
+        capacity: the most values it holds.
 
     Attributes:
-        held: the parts that wait for the reader.
-        position: parts that the reader has taken.
-        ended: no more parts will come.
-        abandoned: the reader has left, or read to the end: parts are of no use any more.
+        held: the values that wait for the reader.
+        position: values that the reader has taken.
+        ended: no more values will come.
+        abandoned: the reader has left, or read to the end: values are of no use any more.
         on_abandoned: called once when the reader leaves before it has read to the end; None where nobody has to know,
             as when the producer has ended.
-        waiter: what the reader waits with; it is resolved when there is a part, or the end.
+        waiter: what the reader waits with; it is resolved when there is a value, or the end.
     """
 
     __slots__ = ("_error", "_putter", "abandoned", "capacity", "ended", "held", "on_abandoned", "position", "waiter")
 
-    def __init__(self, capacity: int = DEFAULT_PARTS) -> None:
+    def __init__(self, capacity: int = STREAM_CAPACITY) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity = capacity
@@ -54,19 +54,19 @@ class Parts(Generic[T]):
         """What the stream ended with, as long as its reader has not seen it."""
         return self._error
 
-    def put_nowait(self, part: T) -> bool:
-        """Put a part if there is room; returns False if there is none, or the reader has left."""
+    def put_nowait(self, value: T) -> bool:
+        """Put a value if there is room; returns False if there is none, or the reader has left."""
         held = self.held
         if len(held) >= self.capacity or self.ended or self.abandoned:
             return False
-        held.append(part)
+        held.append(value)
         if self.waiter is not None:
             self._wake_reader()
         return True
 
-    async def put(self, part: T) -> bool:
-        """Put a part, waiting for room; returns False if the reader has left."""
-        while not self.put_nowait(part):
+    async def put(self, value: T) -> bool:
+        """Put a value, waiting for room; returns False if the reader has left."""
+        while not self.put_nowait(value):
             if self.ended or self.abandoned:
                 return False
             self._putter = asyncio.get_running_loop().create_future()
@@ -77,7 +77,7 @@ class Parts(Generic[T]):
         return True
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more parts will come: the reader gets those that are there, and then the error or the end.
+        """No more values will come: the reader gets those that are there, and then the error or the end.
 
         The first end counts.
         """
@@ -99,7 +99,7 @@ class Parts(Generic[T]):
         return Reader(self)
 
     async def get(self) -> T:
-        """Take the next part, for the reader.
+        """Take the next value, for the reader.
 
         Raises:
             StopAsyncIteration: the stream has ended, or the reader has left.
@@ -119,14 +119,14 @@ class Parts(Generic[T]):
         return self.take()
 
     def take(self) -> T:
-        """Take the next part, which is there."""
+        """Take the next value, which is there."""
         self.position += 1
         if self._putter is not None:
             self._wake_producer()
         return self.held.popleft()
 
     async def wait(self) -> None:
-        """Wait until there is a part, or the end.
+        """Wait until there is a value, or the end.
 
         Raises:
             RuntimeError: somebody else waits already.
@@ -161,40 +161,40 @@ class Parts(Generic[T]):
 
 
 class Reader(Generic[T]):
-    """The reading end of a stream of parts: an async iterator with `aclose`, like an async generator.
+    """The reading end of a stream of values: an async iterator with `aclose`, like an async generator.
 
     A reader that is cancelled while it waits may go on reading; one that is closed or dropped has left.
     """
 
-    __slots__ = ("_loop", "parts")
+    __slots__ = ("_loop", "buffer")
 
-    def __init__(self, parts: Parts[T]) -> None:
-        self.parts = parts
+    def __init__(self, buffer: StreamBuffer[T]) -> None:
+        self.buffer = buffer
         self._loop = asyncio.get_running_loop()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
-        """Return the next part; see `Parts.get`."""
-        parts = self.parts
-        if parts.held:
-            return parts.take()
-        return await parts.get()
+        """Return the next value; see `StreamBuffer.get`."""
+        buffer = self.buffer
+        if buffer.held:
+            return buffer.take()
+        return await buffer.get()
 
     def leave(self) -> None:
         """Stop reading: the producer is told, and ends."""
-        self.parts.abandon()
+        self.buffer.abandon()
 
     async def aclose(self) -> None:
         """Stop reading, like an async generator that is closed. Idempotent."""
-        self.parts.abandon()
+        self.buffer.abandon()
 
     def __del__(self) -> None:
-        parts: Parts[Any] | None = getattr(self, "parts", None)
-        if parts is not None and parts.on_abandoned is not None and not self._loop.is_closed():
+        buffer: StreamBuffer[Any] | None = getattr(self, "buffer", None)
+        if buffer is not None and buffer.on_abandoned is not None and not self._loop.is_closed():
             # Perhaps in another thread: the garbage collector chooses where it runs.
-            self._loop.call_soon_threadsafe(parts.abandon)
+            self._loop.call_soon_threadsafe(buffer.abandon)
 
 
 async def close_stream(iterator: Any) -> None:

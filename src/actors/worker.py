@@ -1,4 +1,4 @@
-"""Workers: asyncio tasks that carry frames through actors, and the crews that they belong to."""
+"""Workers: asyncio tasks that carry frames through actors, and the groups that they belong to."""
 
 import asyncio
 from collections import deque
@@ -9,10 +9,10 @@ from typing import Any, Protocol, cast
 
 from . import current
 from .current import start_task
-from .detached import Carrier, Errand
+from .detached import Carrier, DetachedStep
 from .frame import NOTHING, Frame, foreign_cancel
 from .invocation import OutsideCall
-from .node_actor import ASYNC, INLINE, NodeActor, Places
+from .node_actor import ASYNC, INLINE, Limiter, NodeActor
 from .threads import ThreadShare
 
 # Worker: a plain asyncio task that carries frames through actors.
@@ -47,16 +47,16 @@ class Worker:
         "_nested",
         "budget",
         "cancels",
-        "crew",
         "first",
+        "group",
         "inner_budget",
         "outside_call",
         "position",
         "task",
     )  # fmt: skip
 
-    def __init__(self, crew: "Crew", *, nested: bool = False) -> None:
-        self.crew = crew
+    def __init__(self, group: "WorkerGroup", *, nested: bool = False) -> None:
+        self.group = group
         self.task: asyncio.Task[Any] | None = asyncio.current_task() if nested else None
         self.position = current.Position()
         self.cancels = 0
@@ -64,7 +64,7 @@ class Worker:
         self.outside_call: OutsideCall | None = None
         self.budget = self.inner_budget = BUDGET
         self._nested = nested
-        crew.workers.add(self)
+        group.workers.add(self)
 
     def is_in(self, frame: Frame, actor: NodeActor) -> bool:
         """Whether it runs the handler of `actor` for `frame`."""
@@ -77,17 +77,17 @@ class Worker:
             self.task.cancel(_OWN_CANCEL)
 
     async def run(self) -> None:  # noqa: C901 - the hot path: every call out of it costs as much as a hop
-        """Work until the crew is closed and nothing is left."""
-        crew = self.crew
-        ready = crew.ready
+        """Work until the group is closed and nothing is left."""
+        group = self.group
+        ready = group.ready
         position = self.position
-        traced = crew.traced
-        loop, deadline = crew.loop, crew.deadline
-        task = self.task = position.task = asyncio.current_task(crew.loop)
+        traced = group.traced
+        loop, deadline = group.loop, group.deadline
+        task = self.task = position.task = asyncio.current_task(group.loop)
         assert task is not None
         undisturbed = task.cancelling()
         if not self._nested:
-            crew.runnable -= 1
+            group.runnable -= 1
         actor: NodeActor
         frame: Frame
         values: list[Any]
@@ -110,25 +110,25 @@ class Worker:
             while True:
                 if ready:
                     actor, frame = ready.popleft()
-                elif crew.feed is not None:
-                    pulled = crew.feed.pull(position)
+                elif group.feed is not None:
+                    pulled = group.feed.pull(position)
                     if pulled is None:
                         # It ran a burst of items, and there may be more: the pull may have taken the feed away.
-                        if not ready and crew.feed is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                        if not ready and group.feed is not None:  # pyright: ignore[reportUnnecessaryComparison]
                             await self._let_others_run()
                         continue
                     actor, frame = pulled
                     pulled = None
-                elif crew.closed:
+                elif group.closed:
                     return
                 else:
-                    await crew.wait_for_work()
+                    await group.wait_for_work()
                     budget = BUDGET
                     continue
-                if (ready or crew.feed is not None) and not crew.armed:
-                    crew.arm()
+                if (ready or group.feed is not None) and not group.armed:
+                    group.arm()
                 if frame.state != "running":
-                    actor.places.release()
+                    actor.limiter.release()
                     continue
                 position.frame = frame
                 values = frame.values
@@ -137,7 +137,7 @@ class Worker:
                     if deadline is not None and loop.time() >= deadline:
                         await self._expire(actor, frame, deadline)
                         if frame.state != "running":
-                            actor.places.release()
+                            actor.limiter.release()
                             break
                     try:
                         mode = actor.mode
@@ -163,14 +163,14 @@ class Worker:
                         self._leave(actor, frame, failure, stopped=stopped)
                         break
                     actor.completed += 1
-                    places = actor.places
+                    limiter = actor.limiter
                     following = actor.successor
                     full = ()
                     if following is not None:
                         # A link of a chain: the value has one reader, which waits for nothing else.
                         values[actor.out] = value
-                        if following.places.free > 0:
-                            following.places.free -= 1
+                        if following.limiter.free > 0:
+                            following.limiter.free -= 1
                         else:
                             if not following.offer(frame):
                                 full = (following,)
@@ -191,11 +191,11 @@ class Worker:
                         else:
                             self._finish(actor, frame)
                     if full:
-                        stopped = not await self._wait_for_room(full, places, undisturbed)
-                    elif places.waiting:
-                        places.release()
+                        stopped = not await self._wait_for_room(full, limiter, undisturbed)
+                    elif limiter.waiting:
+                        limiter.release()
                     else:
-                        places.free += 1
+                        limiter.free += 1
                     if following is None:
                         break
                     actor = following
@@ -204,7 +204,7 @@ class Worker:
                         budget = BUDGET
                         await self._let_others_run(actor, frame)
                         if frame.state != "running":
-                            actor.places.release()
+                            actor.limiter.release()
                             break
                 # An idle worker holds no item; and what was cancelled here must not cancel the next one.
                 position.frame = position.actor = None
@@ -221,11 +221,11 @@ class Worker:
         finally:
             self.budget = budget
             position.frame = position.task = None
-            crew.workers.discard(self)
-            if crew.ready and not crew.armed:
-                crew.arm()
-            if crew.closed and not crew.workers:
-                crew.ended()
+            group.workers.discard(self)
+            if group.ready and not group.armed:
+                group.arm()
+            if group.closed and not group.workers:
+                group.ended()
 
     def _finish(self, actor: NodeActor, frame: Frame) -> None:
         """A step that nobody waits for is done; the last one ends the frame."""
@@ -246,21 +246,21 @@ class Worker:
         """
         full: list[NodeActor] = []
         if frame.state == "running":
-            crew = self.crew
-            armed, crew.armed = crew.armed, True  # this worker looks after what is ready
-            full = crew.start(frame, entries)
-            crew.armed = armed
+            group = self.group
+            armed, group.armed = group.armed, True  # this worker looks after what is ready
+            full = group.start(frame, entries)
+            group.armed = armed
         if full:
             self.position.frame, self.position.actor = frame, before
         elif before is not None:
-            before.places.release()
+            before.limiter.release()
         return tuple(full)
 
     async def _enter(self, full: tuple[NodeActor, ...], before: NodeActor | None, undisturbed: int) -> bool:
         """Wait until the first frame has entered; returns False if this worker has to end."""
         if before is None:
             return await self._queue(full, undisturbed)
-        return await self._wait_for_room(full, before.places, undisturbed)
+        return await self._wait_for_room(full, before.limiter, undisturbed)
 
     def _distribute(self, actor: NodeActor, frame: Frame) -> tuple[NodeActor | None, tuple[NodeActor, ...]]:
         """Count down the readers of a value that is ready.
@@ -276,38 +276,38 @@ class Worker:
             frame.missing[consumer.index] -= 1
             if frame.missing[consumer.index]:
                 continue
-            places = consumer.places
-            if places.free > 0:
-                places.free -= 1
+            limiter = consumer.limiter
+            if limiter.free > 0:
+                limiter.free -= 1
                 if following is None:
                     following = consumer
                 else:
-                    self.crew.enqueue(consumer, frame)
+                    self.group.enqueue(consumer, frame)
             elif not consumer.offer(frame):
                 full = (*full, consumer)
         if full and following is not None:
             # This worker is about to wait; what is ready must not wait with it.
-            self.crew.enqueue(following, frame)
+            self.group.enqueue(following, frame)
             following = None
         return following, full
 
-    async def _wait_for_room(self, full: tuple[NodeActor, ...], places: Places, undisturbed: int) -> bool:
+    async def _wait_for_room(self, full: tuple[NodeActor, ...], limiter: Limiter, undisturbed: int) -> bool:
         """Wait before full inboxes, which is backpressure; returns False if this worker has to end.
 
         The worker keeps its place meanwhile, so that the node stands still. But places that other call sites share are
         given back first: one of those may be the very step that has to run before there is room.
         """
-        recorder = None if self.position.actor is None else self.position.actor.recorder
-        began = 0.0 if recorder is None else perf_counter()
-        if places.shared:
-            places.release()
+        sampler = None if self.position.actor is None else self.position.actor.sampler
+        began = 0.0 if sampler is None else perf_counter()
+        if limiter.shared:
+            limiter.release()
         try:
             return await self._queue(full, undisturbed)
         finally:
-            if not places.shared:
-                places.release()
-            if recorder is not None:
-                recorder.blocked_seconds += perf_counter() - began
+            if not limiter.shared:
+                limiter.release()
+            if sampler is not None:
+                sampler.blocked_seconds += perf_counter() - began
 
     async def _queue(self, full: tuple[NodeActor, ...], undisturbed: int) -> bool:
         """Wait until the present frame is in the inbox of each of `full`; returns False if this worker has to end."""
@@ -346,7 +346,7 @@ class Worker:
                 failure = foreign_cancel(failure)
             frame.fail(failure, actor, self.position.attempt)
         self.position.attempt = 1
-        actor.places.release()
+        actor.limiter.release()
 
     def _is_stopped(self, undisturbed: int) -> bool:
         """Undo exactly the cancels that the engine sent; whether others remain, which means that the worker ends."""
@@ -360,29 +360,29 @@ class Worker:
 
     async def _expire(self, actor: NodeActor, frame: Frame, deadline: float) -> None:
         """Let the timer of a deadline run that has passed while handlers kept the loop."""
-        while frame.state == "running" and self.crew.loop.time() >= deadline:
+        while frame.state == "running" and self.group.loop.time() >= deadline:
             await self._let_others_run(actor, frame)
 
     async def _let_others_run(self, actor: NodeActor | None = None, frame: Frame | None = None) -> None:
         """Yield to the loop; a frame on its way is safe meanwhile: nobody cancels a worker between two handlers."""
-        crew = self.crew
+        group = self.group
         self.position.frame = None
-        crew.runnable += 1
+        group.runnable += 1
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             if actor is not None and frame is not None:
-                crew.ready.appendleft((actor, frame))
+                group.ready.appendleft((actor, frame))
             raise
         finally:
-            crew.runnable -= 1
+            group.runnable -= 1
         self.position.frame = frame
 
 
-# Crew: a group of workers with one queue of work.
+# WorkerGroup: a group of workers with one queue of work.
 #
-# All items of an unsampled stream have one crew, every call of a deployment and every `run` has its own: workers share
-# a context, and an item has the context of its crew.
+# All items of an unsampled stream have one group, every call of a deployment and every `run` has its own: workers share
+# a context, and an item has the context of its group.
 #
 # How many workers are there? As many as there are handlers suspended at the same time, plus one. Nobody counts that:
 # whoever leaves work in `ready` arms one callback. When it runs, the loop has control again, so every worker is
@@ -427,12 +427,12 @@ class Member(Protocol):
         ...
 
 
-class Crew:
+class WorkerGroup:
     """A group of workers with one queue of work.
 
     Args:
         context: where handlers run; each worker gets a copy of it.
-        on_empty: called with the crew when it is closed and its last worker has ended.
+        on_empty: called with the group when it is closed and its last worker has ended.
         traced: the frames are sampled, so every node execution takes the general path, which opens spans.
         deadline: that of the frames, in the loop's time: a timer ends them, but it has to get its turn.
         threads: those that they may have busy, together with others; None for as many as the Engine has.
@@ -443,8 +443,8 @@ class Crew:
         armed: whether `_man` is due.
         feed: where workers that have nothing to do ask for more; None if there is nothing to ask for now.
         closed: whether workers end when nothing is left to do.
-        is_exclusive: whether one frame has the crew to itself, so that its workers never go on to another item.
-        errand: the first step of its only frame, while it is carried out elsewhere; no worker is needed until then.
+        is_exclusive: whether one frame has the group to itself, so that its workers never go on to another item.
+        detached: the first step of its only frame, while it is carried out elsewhere: no worker is needed until then.
         caller: the actor whose handler started what runs here, for a run, stream or call inside of a handler.
     """
 
@@ -455,7 +455,7 @@ class Crew:
         "closed",
         "context",
         "deadline",
-        "errand",
+        "detached",
         "feed",
         "is_exclusive",
         "loop",
@@ -471,7 +471,7 @@ class Crew:
         self,
         loop: asyncio.AbstractEventLoop,
         context: Context,
-        on_empty: Callable[["Crew"], None],
+        on_empty: Callable[["WorkerGroup"], None],
         *,
         traced: bool = False,
         deadline: float | None = None,
@@ -486,7 +486,7 @@ class Crew:
         self.ready: deque[tuple[NodeActor, Frame]] = deque()
         self.workers: set[Member] = set()
         self.feed: Feed | None = None
-        self.errand: Errand | None = None
+        self.detached: DetachedStep | None = None
         self._idle: list[asyncio.Future[None]] = []
         self.runnable = 0
         self.armed = False
@@ -494,9 +494,9 @@ class Crew:
         self.is_exclusive = False
         self.caller: NodeActor | None = None
 
-    def inner(self, on_empty: Callable[["Crew"], None]) -> "Crew":
-        """Return a crew, in the present context, for the bodies of a step of these frames: all else is as here."""
-        return Crew(
+    def inner(self, on_empty: Callable[["WorkerGroup"], None]) -> "WorkerGroup":
+        """Return a group, in the present context, for the bodies of a step of these frames: all else is as here."""
+        return WorkerGroup(
             self.loop, copy_context(), on_empty, traced=self.traced, deadline=self.deadline, threads=self.threads
         )
 
@@ -514,9 +514,9 @@ class Crew:
     def start(self, frame: Frame, entries: tuple[NodeActor, ...]) -> list[NodeActor]:
         """Let a new frame into the actors that wait for nothing; returns those whose inbox is full."""
         if len(entries) == 1:  # nearly always
-            places = entries[0].places
-            if places.free > 0:
-                places.free -= 1
+            limiter = entries[0].limiter
+            if limiter.free > 0:
+                limiter.free -= 1
                 self.ready.append((entries[0], frame))
                 if not self.armed:
                     self.arm()
@@ -527,7 +527,7 @@ class Crew:
         return [actor for actor in entries if not actor.enter(frame)]
 
     def launch(self, frame: Frame, entries: tuple[NodeActor, ...]) -> None:
-        """Start a frame that has this crew to itself.
+        """Start a frame that has this group to itself.
 
         If its first step is carried out elsewhere, that begins now, and no worker is needed until it is over. Else its
         first worker takes the places when it runs, and not now: until then, others may come and go.
@@ -540,21 +540,21 @@ class Crew:
             self.hire(frame, entries)
 
     def _sent_away(self, frame: Frame, entry: NodeActor, carrier: Carrier) -> bool:
-        places = entry.places
-        if places.free <= 0:
+        limiter = entry.limiter
+        if limiter.free <= 0:
             return False
-        places.free -= 1
-        self.errand = Errand(self, entry, frame)
-        if self.errand.begin(carrier):
+        limiter.free -= 1
+        self.detached = DetachedStep(self, entry, frame)
+        if self.detached.begin(carrier):
             return True
-        self.errand = None
-        places.release()
+        self.detached = None
+        limiter.release()
         return False
 
     def cancel(self, frame: Frame) -> int:
         """Cancel every worker that is in `frame`; returns how many there are."""
-        if self.errand is not None:
-            self.errand.leave()
+        if self.detached is not None:
+            self.detached.leave()
         current_task = asyncio.current_task(self.loop) if self.workers else None
         count = 0
         for worker in self.workers:
@@ -577,12 +577,12 @@ class Crew:
             self.ended()
 
     def ended(self) -> None:
-        """The last worker has ended: say so, once, and let go of who is told, who may well hold this crew."""
+        """The last worker has ended: say so, once, and let go of who is told, who may well hold this group."""
         on_empty, self.on_empty = self.on_empty, _told
         on_empty(self)
 
     async def wait_for_work(self) -> None:
-        """Park the calling worker until there is something to do, or the crew is closed."""
+        """Park the calling worker until there is something to do, or the group is closed."""
         future = self.loop.create_future()
         self._idle.append(future)
         try:
@@ -641,5 +641,5 @@ class Crew:
         worker.task = start_task(self.loop, worker.run(), context=context)
 
 
-def _told(crew: Crew) -> None:
+def _told(group: WorkerGroup) -> None:
     """Nobody has to be told any more."""

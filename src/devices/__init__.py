@@ -3,6 +3,7 @@
 from .actor import DeviceActor as DeviceActor
 from .actor import actor as actor
 from .batches.batch_statistics import BatchStatistics as BatchStatistics
+from .batches.device_batch import DeviceBatch as DeviceBatch
 from .jax_types import Device as Device
 from .platform.benchmarking import Benchmark as Benchmark
 from .platform.benchmarking import Measurement as Measurement

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..actors.batching import Batch
 from ..engine.tracing.annotations import signature_of
 from .batches.batch_job import BatchItem
+from .batches.device_batch import DeviceBatch
 from .batches.stacking import Stacker, mask_parameters
 from .programs.configuration import current
 from .programs.signature import is_device_array, static_part
@@ -58,7 +58,7 @@ class Arguments:
         static: tuple[str, ...],
         resources: frozenset[str],
         shared: frozenset[str],
-        batch: Batch | None,
+        batch: DeviceBatch | None,
     ) -> None:
         self.name = name
         self._signature = signature_of(fn)
@@ -177,8 +177,9 @@ def size_on_host(values: tuple[Any, ...]) -> int:
     return size
 
 
-def _check_shared(name: str, shared: frozenset[str], static: tuple[str, ...], batch: Batch | None) -> None:
-    for option, others in (("static", static), ("batch=Batch(pad_axes=...)", () if batch is None else batch.pad_axes)):
+def _check_shared(name: str, shared: frozenset[str], static: tuple[str, ...], batch: DeviceBatch | None) -> None:
+    padded = () if batch is None else batch.pad_axes
+    for option, others in (("static", static), ("batch=DeviceBatch(pad_axes=...)", padded)):
         for one in shared & {*others}:
             raise TypeError(
                 f"device node {name!r}: {one!r} is in shared= and in {option}: what all calls of a batch share is "

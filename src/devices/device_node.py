@@ -12,6 +12,7 @@ from ..engine.graph import Graph
 from ..engine.node import Node, is_async, is_generator
 from ..engine.options import resolve
 from .batches.batch_statistics import BatchStatistics
+from .batches.device_batch import on_device
 from .jax_import import require_jax
 from .jax_types import is_device
 from .programs.compile_statistics import CompileStatistics
@@ -128,8 +129,8 @@ def device_node(
             concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure
         )  # fmt: skip
         options = DeviceOptions(
-            device, batch, _names(label, "static", static), _names(label, "shared", shared), donate, pure, in_specs,
-            out_specs, replicas, prefetch, _samples(label, sample_input),
+            device, on_device(batch), _names(label, "static", static), _names(label, "shared", shared), donate, pure,
+            in_specs, out_specs, replicas, prefetch, _samples(label, sample_input),
         )  # fmt: skip
         return DeviceNode(target, policy, name=label, executor=DeviceExecutor(DevicePrograms(label, target, options)))
 

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from .._errors import PlanError
-from ..actors.batching import Batch
 from ..telemetry import spans
 from .arguments import Arguments, holds_array
-from .batches.stacking import batch_sizes
+from .batches.device_batch import DeviceBatch, batch_sizes
 from .dispatch.device_pool import DevicePool
 from .dispatch.parameters import check_same_shapes
 from .platform.selection import AUTO
 from .programs.compile_statistics import CompileStatistics
 
 if TYPE_CHECKING:
-    from ..actors.detached import Errand
+    from ..actors.detached import DetachedStep
     from ..actors.frame import Frame
     from ..actors.node_actor import NodeActor
     from ..actors.worker import Worker
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from ..engine.passes import Pass
     from ..engine.pools import Pools
     from .dispatch.device_queue import DeviceCall
-    from .dispatch.engine_device import DeviceUse
+    from .dispatch.engine_device import PlacedNode
     from .platform.placement import Placement
     from .programs.compiling import Program
 
@@ -38,7 +37,7 @@ class DeviceOptions:
     """What a device node was made with; see `device_node`."""
 
     device: Any
-    batch: Batch | None
+    batch: DeviceBatch | None
     static: tuple[str, ...]
     shared: tuple[str, ...]
     donate: bool
@@ -146,7 +145,7 @@ class DevicePrograms:
             self._programs[key] = self._make(placement, arguments, donated)
         return self._programs[key]
 
-    def batch_sizes(self, batch: Batch, arguments: Arguments) -> tuple[int, ...]:
+    def batch_sizes(self, batch: DeviceBatch, arguments: Arguments) -> tuple[int, ...]:
         """Return the sizes that batches are padded to: their rows are independent, and split over the mesh evenly."""
         return batch_sizes(batch, self._specs.row_multiple(arguments.names[i] for i in arguments.stacked))
 
@@ -287,8 +286,8 @@ class DeviceExecutor:
             resources: the others, by parameter.
             donated: positions of the arguments whose memory the result may take.
         """
-        use = await self.opened(pools, device_strategy, arguments, donated)
-        await use.compile(arguments.merge(sample, resources))
+        placed = await self.opened(pools, device_strategy, arguments, donated)
+        await placed.compile(arguments.merge(sample, resources))
 
     def carrier(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "OnDevice":
         """Return what runs one item on the device."""
@@ -307,12 +306,12 @@ class DeviceExecutor:
 
     async def opened(
         self, pools: "Pools", device_strategy: str, arguments: "Arguments", donated: tuple[int, ...] = ()
-    ) -> "DeviceUse":
+    ) -> "PlacedNode":
         """Return the node on its devices, which are opened if they are not."""
         pool, options = pools.other(DevicePool, DevicePool), self.programs.options
         device = device_strategy if options.device == AUTO else options.device
-        stations = pool.opened(device, options.replicas) or await pool.open(device, options.replicas)
-        return stations[0].use(self.programs, arguments, stations, donated)
+        devices = pool.opened(device, options.replicas) or await pool.open(device, options.replicas)
+        return devices[0].placed(self.programs, arguments, devices, donated)
 
 
 class OnDevice:
@@ -333,42 +332,47 @@ class OnDevice:
         self._arguments = executor.arguments(site)
         self._donated = executor.donated(site)
         self._label, self._is_handed_on = site.label, site.is_handed_on
-        self._use: DeviceUse | None = None  # for as long as the Engine is open, and so are its devices
+        self._placed: PlacedNode | None = None  # for as long as the Engine is open, and so are its devices
 
     async def __call__(
         self, worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an item in the task of a worker."""
-        use = self._use
-        if use is None:
-            use = self._use = await self._executor.opened(
+        placed = self._placed
+        if placed is None:
+            placed = self._placed = await self._executor.opened(
                 self._pools, self._device_strategy, self._arguments, self._donated
             )
-        call = worker.outside_call = self._call(use, actor, frame, args, kwargs)
+        call = worker.outside_call = self._call(placed, actor, frame, args, kwargs)
         if frame.span is not None:
             call.wait = spans.waiting()
             if self._executor.programs.members:
                 spans.consists_of(self._executor.programs.members)
-        return await use.lane.queue.run(use.lane, call)
+        return await placed.lane.queue.run(placed.lane, call)
 
     def begin(
-        self, errand: "Errand", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        detached: "DetachedStep",
+        actor: "NodeActor",
+        frame: "Frame",
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> "DeviceCall | None":
         """Begin with an item that has no task; not with the first one of all, which opens the device."""
-        use = self._use
-        if use is None:
+        placed = self._placed
+        if placed is None:
             return None
-        call = self._call(use, actor, frame, args, kwargs)
-        call.result = errand
-        use.lane.queue.submit(use.lane, call)
+        call = self._call(placed, actor, frame, args, kwargs)
+        call.result = detached
+        placed.lane.queue.submit(placed.lane, call)
         return call
 
     def _call(
-        self, use: "DeviceUse", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, placed: "PlacedNode", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> "DeviceCall":
-        call = use.call(
+        call = placed.call(
             self._arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=self._is_handed_on,
             label=self._label,
         )  # fmt: skip
-        call.recorder, call.frame = actor.recorder, frame
+        call.sampler, call.frame = actor.sampler, frame
         return call

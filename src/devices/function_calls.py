@@ -23,12 +23,12 @@ async def call_function(
     """Run a function on a device of the Engine around, or of the default one; see `DeviceActor.run`."""
     pools = pools_around() or default_engine()._runtime.pools
     pool = pools.other(DevicePool, DevicePool)
-    (station,) = pool.opened(device) or await pool.open(device)
-    program = _program(fn, station.placement, donate_argnums)
-    call = DeviceCall(station.loop, program, args, hands_on=not ready, size_bytes=size_on_host(args))
+    (engine_device,) = pool.opened(device) or await pool.open(device)
+    program = _program(fn, engine_device.placement, donate_argnums)
+    call = DeviceCall(engine_device.loop, program, args, hands_on=not ready, size_bytes=size_on_host(args))
     call.wait = spans.waiting()
-    run = station.queue.run_to_end if donate_argnums else station.queue.run
-    return await run(station.others, call)
+    run = engine_device.queue.run_to_end if donate_argnums else engine_device.queue.run
+    return await run(engine_device.others, call)
 
 
 # Two hundred functions are more than a program has; what is made anew for each call must not pile up.

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from .._errors import Overloaded
-from ..actors.channel import Lanes
+from ..actors.channel import PriorityFifo
 
 # How many calls the measured rate looks back on: it follows a change in load and does not jump with a single call. At
 # least two rounds of all places, because calls that began together end together, and a round is a burst and a pause.
@@ -47,7 +47,7 @@ class Admission:
         self._max_in_flight = max_in_flight
         self._max_queue = max_queue
         self._in_flight = 0
-        self._waiting: Lanes[asyncio.Future[None]] = Lanes()
+        self._waiting: PriorityFifo[asyncio.Future[None]] = PriorityFifo()
         self._admitted = 0
         self._refused = 0
         # The service rate: calls that ended, and how long they held their places, by the number of places; old ones

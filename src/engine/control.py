@@ -25,7 +25,7 @@ from ..actors.invocation import call_in_thread, take_thread
 from ..actors.node_actor import Body, NodeActor
 from ..actors.stream_buffer import close_stream
 from ..actors.threads import ThreadPool
-from ..actors.worker import Crew, Worker
+from ..actors.worker import Worker, WorkerGroup
 from ..telemetry import spans
 from .tracing.annotations import result_hint
 from .tracing.ref import Ref, Unawaited, call_location
@@ -327,7 +327,7 @@ async def _map_stream(fn: Callable[[Any], Any], items: AsyncIterable[Any]) -> As
 
 # Running the bodies of control flow: private sub-graphs, driven by the worker that is in the control-flow step.
 #
-# The worker works in the body's crew itself, so a loop costs no task and no wake-up for each iteration; only what runs
+# The worker works in the body's group itself, so a loop costs no task and no wake-up for each iteration; only what runs
 # beside it gets workers of its own.
 
 Args = tuple[Any, ...]
@@ -403,7 +403,7 @@ class _BodyRuns:
         self._outside = outside
         self._empty = asyncio.Event()
         self._span = None if parent.span is None else spans.present()  # that of the step around
-        self._crew = parent.crew.inner(self._ended)
+        self._group = parent.group.inner(self._ended)
         self._results: list[Any] = []
         self._frames: dict[int, Frame] = {}
         self._error: BaseException | None = None
@@ -420,9 +420,9 @@ class _BodyRuns:
         self._results = [None] * len(self._items)
         self._limit = limit
         self._first_item = first_item
-        crew = self._crew
-        crew.is_exclusive = len(self._items) == 1
-        worker, around = Worker(crew, nested=True), self._worker
+        group = self._group
+        group.is_exclusive = len(self._items) == 1
+        worker, around = Worker(group, nested=True), self._worker
         # A body that never waits is short, but many of them must not keep the loop from others.
         worker.budget = worker.inner_budget = around.inner_budget
         token = current.source.set(worker.position)
@@ -437,7 +437,7 @@ class _BodyRuns:
             around.inner_budget = min(worker.budget, worker.inner_budget)
             self._parent.body_ended(self)
             current.source.reset(token)
-            crew.close()
+            group.close()
             await until(self._empty.is_set, self._empty.wait)
         if self._error is not None:
             raise self._error
@@ -467,7 +467,7 @@ class _BodyRuns:
         if frame.settled:
             self.frame_settled(frame)
 
-    def _ended(self, crew: Crew) -> None:
+    def _ended(self, group: WorkerGroup) -> None:
         self._empty.set()
 
     def frame_settled(self, frame: Frame) -> None:
@@ -489,13 +489,13 @@ class _BodyRuns:
             self._start(self._next)
         self._filling = False
         if not self._frames:
-            self._crew.close()
+            self._group.close()
 
     def _start(self, index: int) -> None:
         self._next = index + 1
         inputs = (self._items[index], *self._outside)
-        frame = self._parent.inner(self._wired.program, inputs, self._crew, self, self._first_item + index)
+        frame = self._parent.inner(self._wired.program, inputs, self._group, self, self._first_item + index)
         if self._span is not None:
             frame.span = spans.FrameSpan(self._span)
         self._frames[frame.item] = frame
-        self._crew.start(frame, self._wired.entries)
+        self._group.start(frame, self._wired.entries)

@@ -17,7 +17,7 @@ from .node import Node
 if TYPE_CHECKING:
     from .admission import AdmissionStatistics
     from .scope import Wired
-    from .source import Window
+    from .source import ReorderWindow
 
 
 class _NodeSeries:
@@ -68,10 +68,10 @@ def node_levels(wired: "Iterable[Wired]") -> Iterator[Reading]:
     """Yield what is in nodes now; as above."""
     for actor, _ in _nodes(wired):
         of = _series_of(actor.graph, actor.name)
-        places = actor.places
-        yield of.in_flight, places.in_flight, places
-        if places.limit < UNLIMITED:
-            yield of.max_in_flight, places.limit, places
+        limiter = actor.limiter
+        yield of.in_flight, limiter.in_flight, limiter
+        if limiter.limit < UNLIMITED:
+            yield of.max_in_flight, limiter.limit, limiter
         inbox = actor.intake.statistics()
         yield of.depth, inbox.depth, actor.work
         if inbox.capacity is not None:
@@ -137,7 +137,7 @@ def run_levels(in_flight: "Counter[str]") -> Iterator[Reading]:
         yield series(names.METRIC_RUN_IN_FLIGHT, (names.GRAPH, graph)), count, None
 
 
-def stream_counters(graph: str, window: "Window") -> Iterator[Reading]:
+def stream_counters(graph: str, window: "ReorderWindow") -> Iterator[Reading]:
     """Yield how many items of a stream of calls have ended, by how.
 
     Args:
@@ -155,7 +155,7 @@ def stream_counters(graph: str, window: "Window") -> Iterator[Reading]:
         yield series(names.METRIC_STREAM_ITEMS, (names.GRAPH, graph), (names.OUTCOME, outcome)), count, None
 
 
-def stream_levels(graph: str, window: "Window") -> Iterator[Reading]:
+def stream_levels(graph: str, window: "ReorderWindow") -> Iterator[Reading]:
     """Yield how many items of a stream of calls count in its limit, and the limit; as above."""
     of = names.GRAPH, graph
     yield series(names.METRIC_STREAM_IN_FLIGHT, of), window.in_flight, None

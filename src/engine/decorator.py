@@ -55,15 +55,11 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
         raise TypeError(
             f"@node(batch=...) on class {label!r}: batch= is for functions and methods; a class may own its loop"
         )
-    for option, is_given in (
-        ("pad_axes", bool(batch.pad_axes)),
-        ("buckets", batch.buckets != "powers_of_two"),
-    ):
-        if is_given:
-            raise TypeError(
-                f"node {label!r} takes a list, which is not padded: Batch({option}=...) is for device_node, which "
-                "stacks arrays"
-            )
+    if type(batch) is not Batch:
+        raise TypeError(
+            f"node {label!r} takes a list, which is not padded: {type(batch).__name__} is for device_node, which "
+            "stacks arrays; use penstock.Batch here"
+        )
     check_policy(label, fn, policy, is_stateful=False)
     if policy.runs_on == "process":
         raise TypeError(f'batched node {label!r} cannot run with runs_on="process"; use runs_on="thread"')

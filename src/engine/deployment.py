@@ -377,7 +377,7 @@ class Deployment:
         self.state = "ready"
         self._changed.notify_all()
 
-    async def ready(self) -> None:
+    async def wait_ready(self) -> None:
         """Wait until calls are served.
 
         Raises:
@@ -426,7 +426,7 @@ class Deployment:
         refuse_from_inside(self)
         await uninterrupted(self.abort_soon())
 
-    async def stopped(self) -> None:
+    async def wait_stopped(self) -> None:
         """Wait until it takes no more calls and none is in flight.
 
         Raises:
@@ -568,7 +568,7 @@ class Flight:
 
     def frame_done(self, frame: Frame) -> None:
         """Release the caller at once."""
-        frame.crew.close()
+        frame.group.close()
         if not self.outcome_known.done():
             self.outcome_known.set_result(None)
         if frame.error is not None and not isinstance(frame.error, Exception):

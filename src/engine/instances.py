@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, cast
 
 from .._errors import ActorRestarted, NodeCancelledError, NodeError, add_note
-from ..actors.cancellation import Keeper, uninterrupted
-from ..actors.loop_host import Gate, LoopHost, OwnsLoop
+from ..actors.cancellation import ContextTask, uninterrupted
+from ..actors.loop_host import LoopHost, OwnsLoop, RestartGate
 from ..actors.supervision import ActorState, ExitKind, RestartMode, Supervisor
 from ..actors.threads import ThreadShare
 from ..telemetry import logs
@@ -39,15 +39,15 @@ class Instance:
         self.name = node.name
         self.restart: RestartMode = node.policy.restart
         self.restarts = 0
-        self.gate: Gate | None = None
+        self.gate: RestartGate | None = None
         if node.policy.restart_on or supervisor.flags.strategy != "one_for_one":
-            self.gate = Gate(node.name, node.policy.restart_on, self._crashed)
+            self.gate = RestartGate(node.name, node.policy.restart_on, self._crashed)
         self._supervisor = supervisor
         self._node = node
         self._pools = pools
         self._handler: Handler | None = None
         self._crash: Exception | None = None
-        self._keeper: Keeper[None] | None = None
+        self._context_task: ContextTask[None] | None = None
         self._is_up = False  # started, and nobody is about to stop it
 
     @property
@@ -75,38 +75,38 @@ class Instance:
         Raises:
             Exception: what its `__init__` or `__aenter__` raised.
         """
-        keeper = self._keeper = Keeper(self._entered(), f"penstock-instance-{self.name}")
+        context_task = self._context_task = ContextTask(self._entered(), f"penstock-instance-{self.name}")
         try:
-            await keeper.settled()
+            await context_task.settled()
         except BaseException:
             try:
-                await keeper.ended()
+                await context_task.ended()
             finally:
-                self._keeper = None
-                if keeper.error is not None:
-                    logs.warning("actor.not_released", node=self.name, error=repr(keeper.error))
+                self._context_task = None
+                if context_task.error is not None:
+                    logs.warning("actor.not_released", node=self.name, error=repr(context_task.error))
             raise
-        if keeper.was_opened:
-            keeper.task.add_done_callback(lambda _: self._ended(keeper))
+        if context_task.was_opened:
+            context_task.task.add_done_callback(lambda _: self._ended(context_task))
             return
-        self._keeper = None
-        if keeper.error is None:
+        self._context_task = None
+        if context_task.error is None:
             raise NodeCancelledError(f"the start of stateful node {self.name!r} was cancelled, but not by the engine")
-        raise keeper.error
+        raise context_task.error
 
     async def stop(self, cause: BaseException | None) -> None:
         """Wait until nothing runs in the instance, and leave it; nothing if there is none."""
         self._is_up = False
         if self.gate is not None:
             await self.gate.clear(cause)
-        keeper = self._keeper
-        if keeper is None:
+        context_task = self._context_task
+        if context_task is None:
             return
-        keeper.end_soon()
-        await asyncio.wait([keeper.task])
-        self._keeper = self._crash = None
-        if keeper.error is not None and (cause is None or keeper.error is not cause):
-            raise keeper.error
+        context_task.end_soon()
+        await asyncio.wait([context_task.task])
+        self._context_task = self._crash = None
+        if context_task.error is not None and (cause is None or context_task.error is not cause):
+            raise context_task.error
 
     async def close(self) -> None:
         """Leave the instance at the end of the scope."""
@@ -123,8 +123,8 @@ class Instance:
         self._is_up = True
         if self.gate is not None:
             self.gate.open()
-        if self._keeper is not None and self._keeper.task.done():
-            self._ended(self._keeper)
+        if self._context_task is not None and self._context_task.task.done():
+            self._ended(self._context_task)
 
     def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
         """Let attempts fail with `ActorStopped`."""
@@ -136,14 +136,14 @@ class Instance:
         self._crash = error
         self._supervisor.exited(self, "crash", error)
 
-    def _ended(self, keeper: Keeper[None]) -> None:
+    def _ended(self, context_task: ContextTask[None]) -> None:
         """What the instance has opened ended it: such as a task group, a task of which has failed."""
-        if keeper is not self._keeper or not self._is_up:
+        if context_task is not self._context_task or not self._is_up:
             return
-        if keeper.task.cancelled():  # a loop that is shut down does that: there is nothing to start any more
+        if context_task.task.cancelled():  # a loop that is shut down does that: there is nothing to start any more
             self.abandon(NodeCancelledError(f"the task that keeps stateful node {self.name!r} was cancelled"))
             return
-        error = keeper.error or NodeError(f"stateful node {self.name!r} was left, although its scope goes on")
+        error = context_task.error or NodeError(f"stateful node {self.name!r} was left, although its scope goes on")
         if self.gate is not None:
             self._supervisor.exited(self, "crash", error)
         else:  # those who call it know only this instance

@@ -13,8 +13,8 @@ from ..actors.frame import Frame
 from ..actors.generators import open_stream
 from ..actors.loop_host import LoopHost, LoopStream
 from ..actors.node_actor import Invoke, NodeActor
-from ..actors.stream_buffer import DEFAULT_PARTS, Parts, Reader
-from ..actors.worker import Crew, Worker
+from ..actors.stream_buffer import STREAM_CAPACITY, Reader, StreamBuffer
+from ..actors.worker import Worker, WorkerGroup
 from ..telemetry import logs, spans
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ class StreamMap:
     A value counts from before it is taken until its result is given on, in its turn: so no node waits for the window.
     """
 
-    def __init__(self, wired: "Wired", parent: Frame, items: Parts[Any], outside: tuple[Any, ...], limit: int) -> None:
+    def __init__(
+        self, wired: "Wired", parent: Frame, items: StreamBuffer[Any], outside: tuple[Any, ...], limit: int
+    ) -> None:
         self._wired = wired
         self._parent = parent
         self._items = items
@@ -39,7 +41,7 @@ class StreamMap:
         self._started = 0
         self._span: Span | None = None
         self._empty = asyncio.Event()
-        self._crew = parent.crew.inner(self._ended)
+        self._group = parent.group.inner(self._ended)
 
     async def results(self) -> AsyncGenerator[Any, None]:
         """Yield the results, in the order of the values; the first error ends it, in its turn."""
@@ -83,16 +85,16 @@ class StreamMap:
 
     def _start(self, value: Any) -> None:
         inputs = (value, *self._outside)
-        frame = self._parent.inner(self._wired.program, inputs, self._crew, self, self._started)
+        frame = self._parent.inner(self._wired.program, inputs, self._group, self, self._started)
         if self._span is not None:
             frame.span = spans.FrameSpan(self._span)
         self._started += 1
         self._window.append(frame)
-        self._crew.start(frame, self._wired.entries)
+        self._group.start(frame, self._wired.entries)
 
     async def _wait(self) -> None:
         """Wait until the first of the window has ended, or there is a value that has room in it."""
-        changed = self._changed = self._parent.crew.loop.create_future()
+        changed = self._changed = self._parent.group.loop.create_future()
         if len(self._window) < self._limit and not self._failed and not self._items.ended:
             self._items.waiter = changed
         try:
@@ -108,10 +110,10 @@ class StreamMap:
                     "frame.late_failure", graph=frame.layout.name, node=None, item=frame.item, error=repr(frame.error)
                 )
         self._window.clear()
-        self._crew.close()
+        self._group.close()
         await until(self._empty.is_set, self._empty.wait)
 
-    def _ended(self, crew: Crew) -> None:
+    def _ended(self, group: WorkerGroup) -> None:
         self._empty.set()
 
 
@@ -148,8 +150,8 @@ def mapping(limit: int, body: "Wired") -> Invoke:
 
     async def open_map(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         (items, *outside), _ = actor.arguments(frame.values)
-        stream_map = StreamMap(body, frame, items.parts, tuple(outside), limit)
-        return open_stream(actor, frame, DEFAULT_PARTS, stream_map.results, [items])
+        stream_map = StreamMap(body, frame, items.buffer, tuple(outside), limit)
+        return open_stream(actor, frame, STREAM_CAPACITY, stream_map.results, [items])
 
     return open_map
 
@@ -163,7 +165,7 @@ def input_of(parameter: str) -> Invoke:
             raise TypeError(
                 f"parameter {parameter!r} of graph {actor.graph!r} is a stream: pass an async iterator, got {given!r}"
             )
-        return open_stream(actor, frame, DEFAULT_PARTS, lambda: given, given=given)
+        return open_stream(actor, frame, STREAM_CAPACITY, lambda: given, given=given)
 
     return open_input
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from .._errors import EngineClosedError, EngineLoopError, NodeCancelledError, NodeError, PlanError
-from ..actors.cancellation import Keeper, uninterrupted
+from ..actors.cancellation import ContextTask, uninterrupted
 from ..actors.current import start_task
 from ..actors.frame import AnyDeployment, Frame, Listener
 from ..telemetry import logs
@@ -76,7 +76,7 @@ class Entry:
 
     Attributes:
         opening: which one.
-        keeper: what keeps it open.
+        context task: what keeps it open.
         candidate: what opens the next one, while it is reloaded.
         users: the scopes that use it; of an Engine that keeps it open anyway, those that wait for it.
         programs: those whose frames have it.
@@ -84,10 +84,10 @@ class Entry:
         retiring: tasks that close what it was before it was reloaded.
     """
 
-    def __init__(self, opening: Opening, keeper: Keeper[Any]) -> None:
+    def __init__(self, opening: Opening, context_task: ContextTask[Any]) -> None:
         self.opening = opening
-        self.keeper = keeper
-        self.candidate: Keeper[Any] | None = None
+        self.context_task = context_task
+        self.candidate: ContextTask[Any] | None = None
         self.users: set[object] = set()
         self.programs: WeakSet[Program] = WeakSet()
         self.ending = False
@@ -156,19 +156,19 @@ class Resources:
         if self.hold_nowait(program, user):
             return
         entries = await self._use_all(program, user)
-        if not all(entry.keeper.is_open for entry in entries):  # one was lost while the next was opened
+        if not all(entry.context_task.is_open for entry in entries):  # one was lost while the next was opened
             entries = await self._use_all(program, user)
         for entry in entries:
-            if not entry.keeper.is_open:  # and again: it is not to be had
-                await asyncio.wait([entry.keeper.task])
-                raise self.failure(entry.opening, entry.keeper, program.name)
+            if not entry.context_task.is_open:  # and again: it is not to be had
+                await asyncio.wait([entry.context_task.task])
+                raise self.failure(entry.opening, entry.context_task, program.name)
         for entry in entries:
             entry.programs.add(program)
         self._fill([program])
 
     async def value_of(self, opening: Opening) -> Any:
         """Return what a resource gives, for a graph that is called without an engine."""
-        return (await self._use(opening, None, object())).keeper.value
+        return (await self._use(opening, None, object())).context_task.value
 
     async def release(self, user: object) -> None:
         """A scope has ended; close what nobody uses any more, the last opened first. Every one is closed.
@@ -191,8 +191,8 @@ class Resources:
         """Open nothing any more, and cancel the openings that go on: the Engine is being closed."""
         self.closed = True
         for entry in self.entries.values():
-            if not entry.keeper.is_open:
-                entry.keeper.end_soon()
+            if not entry.context_task.is_open:
+                entry.context_task.end_soon()
             if entry.candidate is not None:
                 entry.candidate.end_soon()
 
@@ -206,21 +206,21 @@ class Resources:
         if self.entries:
             await uninterrupted(self._end([entry for entry in self.entries.values() if not entry.ending]))
 
-    def new_keeper(self, opening: Opening) -> Keeper[Any]:
+    def new_context_task(self, opening: Opening) -> ContextTask[Any]:
         """Begin to open a resource."""
         # An empty context: what is shared must not see the variables, or the span, of whoever happened to come first.
-        return Keeper(opening.manager(), f"penstock-resource-{opening.name}", Context())
+        return ContextTask(opening.manager(), f"penstock-resource-{opening.name}", Context())
 
-    def swap(self, entry: Entry, keeper: Keeper[Any]) -> Keeper[Any]:
+    def swap(self, entry: Entry, context_task: ContextTask[Any]) -> ContextTask[Any]:
         """Have the frames that begin from now on see another one; returns what keeps the one before open."""
-        before, entry.keeper = entry.keeper, keeper
+        before, entry.context_task = entry.context_task, context_task
         self._watch(entry)
         self._fill(entry.programs)
         return before
 
-    def failure(self, opening: Opening, keeper: Keeper[Any], graph: str | None) -> BaseException:
+    def failure(self, opening: Opening, context_task: ContextTask[Any], graph: str | None) -> BaseException:
         """Return the error of an opening for one of those who waited for it, with a note."""
-        error = keeper.error
+        error = context_task.error
         if self.closed:
             return EngineClosedError(f"the Engine was closed while resource {opening.name!r} was opened")
         if error is None:
@@ -236,33 +236,37 @@ class Resources:
     async def _use(self, opening: Opening, graph: str | None, user: object) -> Entry:
         while True:
             entry = self.entries.get(opening)
-            if entry is not None and (entry.ending or entry.keeper.is_leaving):
-                await asyncio.wait([entry.keeper.task])  # never two at a time: it may hold what the next one needs
+            if entry is not None and (entry.ending or entry.context_task.is_leaving):
+                await asyncio.wait(
+                    [entry.context_task.task]
+                )  # never two at a time: it may hold what the next one needs
                 continue
             if self.closed:
                 raise EngineClosedError(f"resource {opening.name!r} is not opened any more: the Engine was closed")
             if entry is None:
-                entry = self.entries[opening] = Entry(opening, self.new_keeper(opening))
+                entry = self.entries[opening] = Entry(opening, self.new_context_task(opening))
                 self._watch(entry)
-            elif entry.keeper.task.done():  # it has ended by itself
-                entry.keeper = self.new_keeper(opening)
+            elif entry.context_task.task.done():  # it has ended by itself
+                entry.context_task = self.new_context_task(opening)
                 self._watch(entry)
             entry.users.add(user)
-            keeper = entry.keeper
+            context_task = entry.context_task
             try:
-                await keeper.settled()
+                await context_task.settled()
             except BaseException:
                 await self._left_waiting(entry, user)
                 raise
-            if keeper.is_open and not entry.ending:
+            if context_task.is_open and not entry.ending:
                 if not self._closes_unused:
                     entry.users.discard(user)
                 self._fill(program for program in entry.programs if not program.is_filled)
                 return entry
             entry.users.discard(user)
-            was_replaced = keeper.error is None and entry.keeper is not keeper  # by a reload: there is another one
+            was_replaced = (
+                context_task.error is None and entry.context_task is not context_task
+            )  # by a reload: there is another one
             if not (entry.ending or was_replaced):
-                raise self.failure(opening, keeper, graph)
+                raise self.failure(opening, context_task, graph)
 
     async def _left_waiting(self, entry: Entry, user: object) -> None:
         """Whoever waited was cancelled: the last one cancels the opening, and waits until it has unwound.
@@ -274,7 +278,7 @@ class Resources:
             entry.users
             or entry.ending
             or entry.candidate is not None
-            or (entry.keeper.is_open and not self._closes_unused)
+            or (entry.context_task.is_open and not self._closes_unused)
         ):
             return
         try:
@@ -284,7 +288,7 @@ class Resources:
 
     async def _end(self, entries: Iterable[Entry]) -> None:
         errors: list[BaseException] = []
-        ending = sorted(entries, key=lambda entry: entry.keeper.number, reverse=True)
+        ending = sorted(entries, key=lambda entry: entry.context_task.number, reverse=True)
         for entry in ending:
             entry.ending = True
             for program in entry.programs:
@@ -294,8 +298,10 @@ class Resources:
                 await entry.candidate.ended()
             if entry.retiring:
                 await asyncio.wait(entry.retiring)
-            had_ended = entry.keeper.task.done()  # it was lost, which was logged, or whoever waited for it was told why
-            error = await entry.keeper.ended()
+            had_ended = (
+                entry.context_task.task.done()
+            )  # it was lost, which was logged, or whoever waited for it was told why
+            error = await entry.context_task.ended()
             if error is not None and not had_ended:
                 errors.append(error)
             self._forget(entry)
@@ -305,17 +311,17 @@ class Resources:
             raise errors[0]
 
     def _watch(self, entry: Entry) -> None:
-        keeper = entry.keeper
+        context_task = entry.context_task
         # An empty context, as for its task: that of the caller would be kept for as long as the resource is open.
-        keeper.task.add_done_callback(lambda _: self._keeper_ended(entry, keeper), context=Context())
+        context_task.task.add_done_callback(lambda _: self._context_task_ended(entry, context_task), context=Context())
 
-    def _keeper_ended(self, entry: Entry, keeper: Keeper[Any]) -> None:
+    def _context_task_ended(self, entry: Entry, context_task: ContextTask[Any]) -> None:
         """An opening failed, or what was open has ended by itself: whoever needs it next opens it again."""
-        error = keeper.error  # retrieved here, because whoever waited for an opening may have left
-        if entry.keeper is not keeper or entry.ending:
+        error = context_task.error  # retrieved here, because whoever waited for an opening may have left
+        if entry.context_task is not context_task or entry.ending:
             return
-        if keeper.was_opened:
-            why = "its task was cancelled" if keeper.task.cancelled() else repr(error)
+        if context_task.was_opened:
+            why = "its task was cancelled" if context_task.task.cancelled() else repr(error)
             logs.warning("resource.ended", resource=entry.opening.name, error=why)
         for program in entry.programs:
             program.is_filled = False
@@ -327,9 +333,11 @@ class Resources:
     def _fill(self, programs: Iterable[Program]) -> None:
         for program in programs:
             entries = [self.entries.get(opening) for opening in program.resources]
-            keepers = [entry.keeper for entry in entries if entry is not None and entry.keeper.is_open]
-            if len(keepers) == len(entries):
-                program.fill(keeper.value for keeper in keepers)
+            context_tasks = [
+                entry.context_task for entry in entries if entry is not None and entry.context_task.is_open
+            ]
+            if len(context_tasks) == len(entries):
+                program.fill(context_task.value for context_task in context_tasks)
 
     def _forget(self, entry: Entry) -> None:
         if self.entries.get(entry.opening) is entry:
@@ -417,9 +425,9 @@ def _check_wanted(deployment: "Deployment", entry: Entry) -> None:
 def _check_fits(entry: Entry) -> None:
     """Ask the executors of the nodes that use a resource whether its new value is one for them."""
     assert entry.candidate is not None
-    if not entry.keeper.was_opened:
+    if not entry.context_task.was_opened:
         return  # it was lost, and is only being opened again: there is nothing to compare with
-    values = entry.keeper.value, entry.candidate.value
+    values = entry.context_task.value, entry.candidate.value
     for program in entry.programs:
         _check_plan(program.plan, entry.opening, ({}, {}), values)
 
@@ -455,32 +463,32 @@ def _check_plan(plan: "Plan", opening: Opening, around: tuple[_Known, _Known], v
 
 async def _open_next(deployment: "Deployment", entry: Entry) -> None:
     resources = deployment.runtime.resources
-    keeper = entry.candidate = resources.new_keeper(entry.opening)
-    await keeper.settled()
+    context_task = entry.candidate = resources.new_context_task(entry.opening)
+    await context_task.settled()
     _check_wanted(deployment, entry)
-    if not keeper.is_open:
-        raise resources.failure(entry.opening, keeper, deployment.names)
+    if not context_task.is_open:
+        raise resources.failure(entry.opening, context_task, deployment.names)
 
 
 async def _discard(entries: list[Entry]) -> None:
     """Close what was opened for a reload that failed, the last opened first."""
     for entry in reversed(entries):
-        keeper = entry.candidate
-        if keeper is None:
+        context_task = entry.candidate
+        if context_task is None:
             continue
-        was_open = keeper.is_open
-        error = await keeper.ended()
+        was_open = context_task.is_open
+        error = await context_task.ended()
         entry.candidate = None  # not before: what ends the resource waits for it
         if was_open and error is not None:
             logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
 
 
 def _swap(runtime: "Runtime", entries: list[Entry]) -> None:
-    replaced: list[Keeper[Any]] = []
+    replaced: list[ContextTask[Any]] = []
     for entry in entries:
-        keeper, entry.candidate = entry.candidate, None
-        assert keeper is not None
-        replaced.append(runtime.resources.swap(entry, keeper))
+        context_task, entry.candidate = entry.candidate, None
+        assert context_task is not None
+        replaced.append(runtime.resources.swap(entry, context_task))
     programs = {program for entry in entries for program in entry.programs}
     frames = [frame for frame in runtime.frames_in_flight() if frame.layout in programs]
     work = _retire(runtime, entries[0].opening.name, replaced, frames)
@@ -490,13 +498,13 @@ def _swap(runtime: "Runtime", entries: list[Entry]) -> None:
         task.add_done_callback(entry.retiring.discard)
 
 
-async def _retire(runtime: "Runtime", name: str, replaced: list[Keeper[Any]], frames: list[Frame]) -> None:
+async def _retire(runtime: "Runtime", name: str, replaced: list[ContextTask[Any]], frames: list[Frame]) -> None:
     """Close what was replaced, the last opened first, once nothing can use it any more."""
     await departed(frames)
     frames.clear()
     await runtime.threads_returned()
-    for keeper in sorted(replaced, key=lambda keeper: keeper.number, reverse=True):
-        error = await keeper.ended()
+    for context_task in sorted(replaced, key=lambda context_task: context_task.number, reverse=True):
+        error = await context_task.ended()
         if error is not None:
             logs.warning("resource.not_closed", resource=name, error=repr(error))
 

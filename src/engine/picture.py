@@ -145,7 +145,7 @@ def _joined(detail: str, together: Mapping[str, str], node_id: str) -> str:
 def _load(actor: NodeActor, elapsed_seconds: float | None) -> Load:
     now = actor.statistics()
     return Load(
-        frozenset([Places(id(actor.places), now.in_flight, now.concurrency)]),
+        frozenset([Places(id(actor.limiter), now.in_flight, now.concurrency)]),
         now.inbox.depth,
         now.inbox.capacity,
         now.completed,

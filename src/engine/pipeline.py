@@ -1,4 +1,4 @@
-"""Pipeline: the running part of a stream of calls: source, window and crew, and how they end."""
+"""Pipeline: the running part of a stream of calls: source, window and group, and how they end."""
 
 import asyncio
 import importlib
@@ -19,7 +19,7 @@ from ..actors.current import calling_actor, enclosing_frame, start_task
 from ..actors.frame import Frame, plain_error
 from ..actors.invocation import Outcome, outcome_of
 from ..actors.node_actor import NodeActor
-from ..actors.worker import Crew
+from ..actors.worker import WorkerGroup
 from ..telemetry import logs, metrics, spans
 from ..telemetry.metrics import Reading
 from .admission import Admission
@@ -28,7 +28,7 @@ from .graph import Graph
 from .nesting import refuse_to_close_from_inside
 from .options import ExecutionOptions
 from .scope import Scope, Wired
-from .source import Calls, Prepare, PulledSource, Window, checked_call, enter, feed
+from .source import Calls, Prepare, PulledSource, ReorderWindow, checked_call, enter, feed
 from .statistics import Uptime
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Pipeline:
         self._context = copy_context() if context is None else context
         self._parent = enclosing_frame()
         self._caller = calling_actor()
-        self._crews: dict[Frame, Crew] = {}  # of the items that have one of their own
+        self._groups: dict[Frame, WorkerGroup] = {}  # of the items that have one of their own
         self._crew_closed = Condition()
         self._wired: dict[Any, Wired] = {}
         self._exhausted = False
@@ -231,11 +231,11 @@ class Pipeline:
         # belongs to a deployment, has a context of its own, and so workers of its own.
         is_sampled = self._span is not None and self._span.is_recording()
         own_crews = admission is not None or options.trace_items or is_sampled
-        self._crew: Crew | None = None if own_crews else scope.crew(self._context, deadline=self._deadline)
-        if self._crew is not None:
-            self._crew.caller = self._caller
+        self._group: WorkerGroup | None = None if own_crews else scope.group(self._context, deadline=self._deadline)
+        if self._group is not None:
+            self._group.caller = self._caller
         on_settled = self._item_settled if own_crews else None
-        self.window = Window(self.loop, options.max_in_flight, self.abort, on_settled, ordered=options.ordered)
+        self.window = ReorderWindow(self.loop, options.max_in_flight, self.abort, on_settled, ordered=options.ordered)
         # The loop knows its tasks only weakly: without this, those of a dropped stream would be collected, not ended.
         scope.engine.stream_opened(self)
         if options.collect_metrics:
@@ -305,9 +305,9 @@ class Pipeline:
     def frames(self) -> Iterator[Frame]:
         """Yield the items for which something may still run."""
         yield from self.window.frames.values()
-        yield from self._crews
-        if self._crew is not None:  # those that were taken out, and have not unwound
-            for worker in self._crew.workers:
+        yield from self._groups
+        if self._group is not None:  # those that were taken out, and have not unwound
+            for worker in self._group.workers:
                 if worker.position.frame is not None:
                     yield worker.position.frame.root
 
@@ -349,11 +349,11 @@ class Pipeline:
     async def _feed(self, calls: Calls) -> None:
         """The task of the source, from its first step to its last."""
         try:
-            if self._crew is None or isinstance(calls, AsyncIterable):
+            if self._group is None or isinstance(calls, AsyncIterable):
                 if not await feed(calls, self.window, self._start) and self._finishing:
                     self._source_error = _cut_short()
             else:
-                await PulledSource(calls, self.window, self._crew, self._prepare, self._parent, self._deadline).run()
+                await PulledSource(calls, self.window, self._group, self._prepare, self._parent, self._deadline).run()
         except Exception as error:  # noqa: BLE001 - of the source, or of a stateful node that does not start: it ends the stream
             self._source_error = plain_error(error, "the source, or the start of a stateful node,")
         except asyncio.CancelledError as error:
@@ -380,29 +380,29 @@ class Pipeline:
             wired = self._wired[graph] = await self._prepare(graph)
         if self._admission is not None:
             await self._admission.reserve(self._options.priority, graph.name, patient=True)
-        crew, span, traced = self._crew, None, False
-        if crew is None:
+        group, span, traced = self._group, None, False
+        if group is None:
             context = self._context.copy()
             span, traced = spans.start_run(
                 graph.name, context, is_wanted=self._options.trace_execution, headers=call._trace_headers, item=index,
                 stream=self._span, begins_trace=self._options.trace_items,
             )  # fmt: skip
-            crew = self._scope.crew(context, traced=traced, deadline=self._deadline)
-            crew.caller = self._caller
-        frame = self.window.new_frame(wired, call.arguments, crew, self._parent)
+            group = self._scope.group(context, traced=traced, deadline=self._deadline)
+            group.caller = self._caller
+        frame = self.window.new_frame(wired, call.arguments, group, self._parent)
         frame.priority = self._options.priority
         if span is not None and traced:
             frame.span = spans.FrameSpan(span)
         if self._deadline is not None:
             frame.deadline = self._deadline
-        if crew is not self._crew:
-            self._crews[frame] = crew
-            crew.launch(frame, wired.entries)
+        if group is not self._group:
+            self._groups[frame] = group
+            group.launch(frame, wired.entries)
             return
-        await enter(frame, crew.start(frame, wired.entries), self.window)
+        await enter(frame, group.start(frame, wired.entries), self.window)
 
     def _item_settled(self, frame: Frame) -> None:
-        self._crews.pop(frame).close()
+        self._groups.pop(frame).close()
         self._crew_closed.notify_all()
         if self.on_item_settled is not None:
             self.on_item_settled(frame)
@@ -432,11 +432,11 @@ class Pipeline:
         expired = isinstance(self._error, DeadlineExceeded)
         for frame in list(self.window.frames.values()):
             frame.cancel(expired=expired)
-        await self._crew_closed.wait_for(lambda: not self._crews)  # items with workers of their own unwind
+        await self._crew_closed.wait_for(lambda: not self._groups)  # items with workers of their own unwind
         if not self._finishing:
             self.window.clear()
-        if self._crew is not None:
-            self._crew.close()
+        if self._group is not None:
+            self._group.close()
         try:
             if self._owns_scope:
                 await self._scope.close()

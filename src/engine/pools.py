@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from .._errors import EngineClosedError
-from ..actors.node_actor import Places
+from ..actors.node_actor import Limiter
 from ..actors.threads import ProcessPoolStatistics, ThreadPool, ThreadPoolStatistics, ThreadShare
 from .node import Node
 
@@ -45,7 +45,7 @@ class Pools:
         self._others: dict[type[Pool], Pool] = {}
         self._guards: list[AsyncGenerator[None, None]] = []
         # By origin, weakly: nodes made by a factory for one request leave nothing behind.
-        self._places: WeakKeyDictionary[Node[..., object], Places] = WeakKeyDictionary()
+        self._limiters: WeakKeyDictionary[Node[..., object], Limiter] = WeakKeyDictionary()
 
     def threads(self) -> ThreadPool:
         """Return the thread pool."""
@@ -79,13 +79,13 @@ class Pools:
             self._guard(self._others[kind])
         return cast(PoolT, self._others[kind])
 
-    def places(self, node: Node[..., object]) -> Places:
+    def limiter(self, node: Node[..., object]) -> Limiter:
         """Return the places of a node with `concurrency=`: the same for all of its call sites in the Engine.
 
         A method is one node, whatever instance it is called on.
         """
         assert node.policy.concurrency is not None
-        return self._places.setdefault(node.origin, Places(node.policy.concurrency, shared=True))
+        return self._limiters.setdefault(node.origin, Limiter(node.policy.concurrency, shared=True))
 
     @property
     def has_processes(self) -> bool:

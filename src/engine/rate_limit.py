@@ -5,7 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..actors.accepted import POSITIVE, check, whole
-from ..actors.channel import Lanes
+from ..actors.channel import PriorityFifo
 from ..actors.loop_host import Actor
 from ..actors.own_loops import Inbox, Work
 from .decorator import node
@@ -77,7 +77,7 @@ class RateLimit(Actor[Any, Any]):
         """Take everything in, and let it out at the rate; so the end of the scope is noticed while nothing may pass."""
         clock = asyncio.get_running_loop().time
         bucket = self._bucket
-        waiting: Lanes[Work[Any, Any]] = Lanes()
+        waiting: PriorityFifo[Work[Any, Any]] = PriorityFifo()
         while True:
             ready_at = bucket.ready_at if waiting else None
             now = 0.0

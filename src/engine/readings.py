@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .pools import Pools
     from .program import Unit
     from .scope import Wired
-    from .source import Window
+    from .source import ReorderWindow
 
 # How many runs of a plan there may be at a time, and what bounds them; None if nothing does.
 Room = tuple[int, Bound] | None
@@ -55,7 +55,7 @@ def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...
     return tuple([consumer.name for consumer in found if consumer in nodes])
 
 
-def window_look(window: "Window") -> WindowLook:
+def window_look(window: "ReorderWindow") -> WindowLook:
     """Return what the items of a stream do now."""
     return WindowLook(
         size=window.size,
@@ -96,8 +96,8 @@ def _reading(
     runs_on = _runs_on(node)
     is_stream = node.gives_stream or bool(unit.streams)
     inbox = actor.intake.statistics()
-    recorder = actor.recorder
-    timed = None if recorder is None else recorder.reading()  # it also brings `busy_seconds` up to date
+    sampler = actor.sampler
+    timed = None if sampler is None else sampler.reading()  # it also brings `busy_seconds` up to date
     return NodeReading(
         key=id(actor),  # whoever keeps a reading keeps nothing alive
         graph=actor.graph,
@@ -112,7 +112,7 @@ def _reading(
         put_wait_seconds=inbox.put_wait_seconds,
         inbox_depth=inbox.depth,
         inbox_capacity=inbox.capacity,
-        in_flight=actor.places.in_flight,
+        in_flight=actor.limiter.in_flight,
         places=() if is_stream else tuple(_places(actor, node, runs_on, room, pools, threads)),
         consumers=readers,
         timed=timed,
@@ -122,7 +122,7 @@ def _reading(
 def _busy_seconds(actor: NodeActor) -> float | None:
     if not actor.is_untimed:
         return actor.busy_seconds
-    return None if actor.recorder is None else actor.recorder.busy_seconds
+    return None if actor.sampler is None else actor.sampler.busy_seconds
 
 
 def _runs_on(node: Node[..., object]) -> str:
@@ -137,7 +137,7 @@ def _places(
     actor: NodeActor, node: Node[..., object], runs_on: str, room: Room, pools: "Pools", threads: ThreadShare | None
 ) -> Iterator[Places]:
     """Yield those of the node first, then those of the pool that it uses."""
-    own = actor.places
+    own = actor.limiter
     if room is not None and room[0] < own.limit:
         yield Places(id(actor), *room)
     elif own.limit < UNLIMITED:

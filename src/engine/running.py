@@ -9,7 +9,7 @@ from .._errors import DeadlineExceeded, DeploymentFailed
 from ..actors.cancellation import until
 from ..actors.current import enclosing_frame, is_detached
 from ..actors.frame import Frame
-from ..actors.worker import Crew
+from ..actors.worker import WorkerGroup
 from ..telemetry import spans
 from .counters import RunMeter, end_call
 from .graph import Call
@@ -73,7 +73,16 @@ class _Run:
     """One call on its own: it listens to its frame."""
 
     __slots__ = (
-        "_call", "_crew", "_frame", "_meter", "_options", "_runtime", "_span", "_traced", "_waiter", "deadline",
+        "_call",
+        "_frame",
+        "_group",
+        "_meter",
+        "_options",
+        "_runtime",
+        "_span",
+        "_traced",
+        "_waiter",
+        "deadline",
         "threads",
     )  # fmt: skip
 
@@ -92,7 +101,9 @@ class _Run:
         seconds = options.timeout_seconds
         self.deadline = None if seconds is None else loop.time() + seconds
         self.threads = runtime.pools.share_of_threads(options.max_workers)
-        self._crew = Crew(loop, context, self._ended, traced=self._traced, deadline=self.deadline, threads=self.threads)
+        self._group = WorkerGroup(
+            loop, context, self._ended, traced=self._traced, deadline=self.deadline, threads=self.threads
+        )
 
     async def started(self, starting: Coroutine[Any, Any, T]) -> T:
         """Wait for the start of what the graph needs; the deadline covers it as well."""
@@ -110,7 +121,7 @@ class _Run:
         if self._runtime.closed:  # while something was opened
             raise self.not_started(self._runtime.closed_error(), timed_out=False)
         parent = enclosing_frame()
-        frame = self._frame = Frame(wired.program, self._call.arguments, self._crew, self, 0, parent)
+        frame = self._frame = Frame(wired.program, self._call.arguments, self._group, self, 0, parent)
         if self._span is not None and self._traced:
             frame.span = spans.FrameSpan(self._span)
         if self.deadline is not None and self._options.timeout_seconds is not None:
@@ -119,7 +130,7 @@ class _Run:
             frame.expire_with_parent()
         self._runtime.frames.add(frame)
         if frame.state == "running":
-            self._crew.launch(frame, wired.entries)
+            self._group.launch(frame, wired.entries)
         try:
             await self._waiter
         except asyncio.CancelledError:
@@ -148,8 +159,8 @@ class _Run:
         return error
 
     def _unwinding(self) -> list[asyncio.Task[None]]:
-        # By tasks and not by the crew: a worker that is cancelled before its first step never tells the crew.
-        return [worker.task for worker in self._crew.workers if worker.task and not worker.task.done()]
+        # By tasks and not by the group: a worker that is cancelled before its first step never tells the group.
+        return [worker.task for worker in self._group.workers if worker.task and not worker.task.done()]
 
     @property
     def service(self) -> None:
@@ -157,11 +168,11 @@ class _Run:
 
     def frame_done(self, frame: Frame) -> None:
         """The outcome is known: let the workers end."""
-        self._crew.close()
+        self._group.close()
 
     def frame_settled(self, frame: Frame) -> None:
         """The end of the last worker says so, too."""
 
-    def _ended(self, crew: Crew) -> None:
+    def _ended(self, group: WorkerGroup) -> None:
         if not self._waiter.done():
             self._waiter.set_result(None)

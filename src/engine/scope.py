@@ -15,13 +15,13 @@ from ..actors.current import starts_tasks
 from ..actors.frame import Frame
 from ..actors.generators import reading
 from ..actors.invocation import Link, compose
-from ..actors.node_actor import ASYNC, INLINE, UNLIMITED, Body, NodeActor, Places
+from ..actors.node_actor import ASYNC, INLINE, UNLIMITED, Body, Limiter, NodeActor
 from ..actors.own_loops import bytes_of
 from ..actors.policy import Policy
-from ..actors.stream_buffer import DEFAULT_PARTS
+from ..actors.stream_buffer import STREAM_CAPACITY
 from ..actors.supervision import Escalation, Supervisor, SupervisorFlags
 from ..actors.threads import ThreadShare
-from ..actors.worker import Crew
+from ..actors.worker import WorkerGroup
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import registry
@@ -107,7 +107,7 @@ class Wiring:
         self._pools = pools
         self._instances = instances
         self._max_workers = max_workers
-        self._instance_places: dict[object, Places] = {}
+        self._instance_limiters: dict[object, Limiter] = {}
         self._wired: dict[Plan, Wired] = {}
         self._bodies: Wiring | None = None
         self._room = room
@@ -188,8 +188,8 @@ class Wiring:
         else:
             assert isinstance(step.head.callee, Control)
             # The place of a stream is held until it has ended, so it cannot be one of those that come and go.
-            places = Places() if step.head.callee.over_stream else self._own_places(UNLIMITED)
-            actor = NodeActor(step.label, program.name, unit.index, _PLAIN, places, self._inbox())
+            limiter = Limiter() if step.head.callee.over_stream else self._own_limiter(UNLIMITED)
+            actor = NodeActor(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
             bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
             if step.head.callee.over_stream:
                 actor.invoke = mapping(step.head.callee.limit, bodies[0])
@@ -209,7 +209,7 @@ class Wiring:
         policy = node.policy
         fake = node.origin.replacement is not None
         inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
-        actor = NodeActor(step.label, program.name, unit.index, policy, self._places(node), inbox)
+        actor = NodeActor(step.label, program.name, unit.index, policy, self._limiter(node), inbox)
         if node.runs_loop:
             self._own_loop(actor, unit, node)
             return actor
@@ -220,7 +220,7 @@ class Wiring:
             actor.instance = instance = self._instances.instance_of(node)
             actor.fn, actor.gate = instance.handler, instance.gate
         if node.gives_stream:
-            actor.invoke = opening(policy.capacity or DEFAULT_PARTS, unit.streams)
+            actor.invoke = opening(policy.capacity or STREAM_CAPACITY, unit.streams)
             return actor
         if not node.is_async:
             actor.links = (Link(step.label, actor.fn, policy.model), *_further_links(step))
@@ -247,7 +247,7 @@ class Wiring:
         actor.work = loop.host.inbox
         actor.body = invocation.in_loop(loop.host)
         if node.gives_stream:
-            actor.invoke = opening_in_loop(loop.host, node.policy.capacity or DEFAULT_PARTS, unit.streams)
+            actor.invoke = opening_in_loop(loop.host, node.policy.capacity or STREAM_CAPACITY, unit.streams)
         elif unit.streams:
             actor.invoke = reading(unit.streams)
 
@@ -263,29 +263,29 @@ class Wiring:
             return invocation.run_inline
         return invocation.run_task_starter if starts_tasks(node.target) else invocation.run_async
 
-    def _places(self, node: Node[..., Any]) -> Places:
+    def _limiter(self, node: Node[..., Any]) -> Limiter:
         policy = node.policy
         if node.template is not None or node.runs_loop:
             key = instance_key(node)
-            if key not in self._instance_places:
-                self._instance_places[key] = Places(node.shared_places or UNLIMITED, shared=True)
-            return self._instance_places[key]
+            if key not in self._instance_limiters:
+                self._instance_limiters[key] = Limiter(node.shared_places or UNLIMITED, shared=True)
+            return self._instance_limiters[key]
         if policy.concurrency is not None:
-            return self._pools.places(node)
+            return self._pools.limiter(node)
         if policy.runs_on == "thread":
             if not self._has_places_in_threads:
-                return Places()
-            return Places(self._pools.max_threads if self._threads is None else self._threads.limit)
+                return Limiter()
+            return Limiter(self._pools.max_threads if self._threads is None else self._threads.limit)
         if policy.runs_on == "process":
-            return Places(self._pools.max_processes)
+            return Limiter(self._pools.max_processes)
         if node.runs_in is not None:  # it gathers what waits for it, and must see all of that
-            return Places()
+            return Limiter()
         if node.gives_stream:  # a place is held until the stream has ended, and waiting streams would wait for others
-            return Places()
-        return self._own_places(UNLIMITED if node.is_async else 1)
+            return Limiter()
+        return self._own_limiter(UNLIMITED if node.is_async else 1)
 
-    def _own_places(self, limit: int) -> Places:
-        return Places(UNLIMITED if self._max_workers is None else min(limit, self._max_workers))
+    def _own_limiter(self, limit: int) -> Limiter:
+        return Limiter(UNLIMITED if self._max_workers is None else min(limit, self._max_workers))
 
     def _inbox(self, policy: Policy = _PLAIN, unit: Unit | None = None) -> "Channel[Frame]":
         default = max(DEFAULT_CAPACITY, policy.concurrency or 0)
@@ -302,7 +302,7 @@ class Wiring:
             self._bodies = Wiring(
                 self._pools, self._instances, None, device_strategy=self._device_strategy, threads=self._threads
             )
-            self._bodies._instance_places = self._instance_places
+            self._bodies._instance_limiters = self._instance_limiters
             self._bodies._measured = self._measured
         return self._bodies
 
@@ -310,7 +310,7 @@ class Wiring:
 def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:
     sampling = None
     if on:
-        from ..actors.recorder import sampling_of
+        from ..actors.sampler import sampling_of
 
         sampling = sampling_of(len(actors))
     for actor in actors:
@@ -319,7 +319,7 @@ def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:
 
 def _added_actor(program: Program, unit: Unit) -> NodeActor:
     """Return the actor of what is no step of the user's; it waits for no place, and nobody sees it."""
-    actor = NodeActor(f"({unit.role})", program.name, unit.index, _PLAIN, Places(), Channel(None))
+    actor = NodeActor(f"({unit.role})", program.name, unit.index, _PLAIN, Limiter(), Channel(None))
     if unit.role == "input":
         names = dict(zip(program.plan.parameter_sources, program.plan.parameters, strict=True))
         assert unit.source is not None
@@ -463,7 +463,7 @@ class Scope:
             engine.pools, self.instances, max_workers, room, device_strategy=options.device_strategy,
             threads=self._threads,
         )  # fmt: skip
-        self._crews: set[Crew] = set()
+        self._groups: set[WorkerGroup] = set()
         self.uptime = Uptime()
         self.is_open = True
         engine.scope_opened()
@@ -479,15 +479,15 @@ class Scope:
         await self.instances.open(plan)
         return self.wiring.wire(program)
 
-    def crew(self, context: Context, *, traced: bool = False, deadline: float | None = None) -> Crew:
-        """Return a new crew, which is gone when it is closed and its workers have ended."""
+    def group(self, context: Context, *, traced: bool = False, deadline: float | None = None) -> WorkerGroup:
+        """Return a new group, which is gone when it is closed and its workers have ended."""
         threads = self._threads
-        crew = Crew(self.loop, context, self._crew_ended, traced=traced, deadline=deadline, threads=threads)
-        self._crews.add(crew)
-        return crew
+        group = WorkerGroup(self.loop, context, self._crew_ended, traced=traced, deadline=deadline, threads=threads)
+        self._groups.add(group)
+        return group
 
     async def close(self) -> None:
-        """Wait until all crews have ended, and leave the stateful nodes. Frames must have been ended before."""
+        """Wait until all groups have ended, and leave the stateful nodes. Frames must have been ended before."""
         await uninterrupted(self._close())
 
     async def _close(self) -> None:
@@ -504,10 +504,10 @@ class Scope:
 
     async def _workers_ended(self) -> None:
         try:
-            for crew in list(self._crews):
-                crew.close()
+            for group in list(self._groups):
+                group.close()
             # Not by an event: a worker cancelled before its first step, when a loop is shut down, never says so.
-            tasks = [worker.task for crew in self._crews for worker in crew.workers if worker.task is not None]
+            tasks = [worker.task for group in self._groups for worker in group.workers if worker.task is not None]
             if tasks:
                 await asyncio.wait(tasks)
             await self.wiring.returned()  # a thread may still be in an instance
@@ -520,5 +520,5 @@ class Scope:
         if self.on_failed is not None:
             self.on_failed(make_error)
 
-    def _crew_ended(self, crew: Crew) -> None:
-        self._crews.discard(crew)
+    def _crew_ended(self, group: WorkerGroup) -> None:
+        self._groups.discard(group)

@@ -241,16 +241,16 @@ class Service(Generic[P, R]):
         async with self.stream(calls, progress=progress, **options) as results:
             return await results._collect()
 
-    async def ready(self) -> None:
+    async def wait_ready(self) -> None:
         """Wait until calls are served.
 
         Raises:
             EngineClosedError: the deployment failed to start, or was stopped.
             DeploymentFailed: its stateful nodes crashed more often than it restarts them.
         """
-        await self._deployment.ready()
+        await self._deployment.wait_ready()
 
-    async def stopped(self) -> None:
+    async def wait_stopped(self) -> None:
         """Wait until it is stopped: what a server does that has nothing else to wait for.
 
         Returns when it was drained or aborted. Its stateful nodes may still be closing then; the end of the
@@ -260,7 +260,7 @@ class Service(Generic[P, R]):
             DeploymentFailed: its stateful nodes crashed more often than it restarts them; at once, so that whoever
                 supervises the program is told.
         """
-        await self._deployment.stopped()
+        await self._deployment.wait_stopped()
 
     async def drain(self, *, timeout_seconds: float | None = None) -> None:
         """Refuse new calls, finish those that were accepted, and stop; what is left after the timeout is aborted.
@@ -342,9 +342,9 @@ class Service(Generic[P, R]):
             end_call("running", error, span, meter)
             raise
         flight = Flight(deployment, in_flight, scope.loop.create_future())
-        crew = scope.crew(context, traced=traced, deadline=deadline)
+        group = scope.group(context, traced=traced, deadline=deadline)
         parent = enclosing_frame()
-        frame = Frame(wired.program, call.arguments, crew, flight, in_flight.items, parent)
+        frame = Frame(wired.program, call.arguments, group, flight, in_flight.items, parent)
         frame.priority = priority
         in_flight.live.add(frame)
         in_flight.items += 1
@@ -355,7 +355,7 @@ class Service(Generic[P, R]):
         if parent is not None and is_detached():
             frame.expire_with_parent()
         if frame.state == "running":
-            crew.launch(frame, wired.entries)
+            group.launch(frame, wired.entries)
         try:
             await flight.outcome_known
         except asyncio.CancelledError:

@@ -9,17 +9,17 @@ from .._errors import NodeCancelledError, OptionsError
 from ..actors.current import Position
 from ..actors.frame import NOTHING, AnyDeployment, Frame
 from ..actors.node_actor import NodeActor
-from ..actors.worker import Crew
+from ..actors.worker import WorkerGroup
 from .graph import Call, Graph
 from .scope import Wired
 
-# Window: the places of a stream, and the order in which its items are taken out.
+# ReorderWindow: the places of a stream, and the order in which its items are taken out.
 #
 # The reorder window is enforced at admission: an item counts from before it is asked for until it is taken out in its
 # turn. So a slow first item fills the window and no node ever waits for it.
 
 
-class Window:
+class ReorderWindow:
     """Listens to the frames of a stream, and hands them out when they have ended.
 
     Args:
@@ -85,12 +85,12 @@ class Window:
         """Items that count now: from before the source is asked for them until they are taken out."""
         return self.submitted + self.reserved + self.size - self.limit
 
-    def new_frame(self, wired: Wired, arguments: tuple[Any, ...], crew: Crew, parent: Frame | None) -> Frame:
+    def new_frame(self, wired: Wired, arguments: tuple[Any, ...], group: WorkerGroup, parent: Frame | None) -> Frame:
         """Start the next item, for which a place was reserved."""
         index = self.submitted
         self.submitted = index + 1
         self.reserved = 0
-        frame = self.frames[index] = Frame(wired.program, arguments, crew, self, index, parent)
+        frame = self.frames[index] = Frame(wired.program, arguments, group, self, index, parent)
         return frame
 
     @property
@@ -226,27 +226,27 @@ class PulledSource:
     def __init__(
         self,
         calls: Iterable[Call[Any]],
-        window: Window,
-        crew: Crew,
+        window: ReorderWindow,
+        group: WorkerGroup,
         prepare: Prepare,
         parent: Frame | None,
         deadline: float | None,
     ) -> None:
         # A generator is stepped by whichever worker is free, but always in one context: it may set variables in it.
-        self._context = crew.context.copy()
+        self._context = group.context.copy()
         self._iterator: Iterator[Any] = self._context.run(iter, calls)
         self._window = window
-        self._crew = crew
+        self._group = group
         self._prepare = prepare
         self._parent = parent
         self._deadline = deadline
         # Spans and deadlines are looked after between two steps, which takes a worker.
-        self._may_run = deadline is None and not crew.traced and window.ordered
+        self._may_run = deadline is None and not group.traced and window.ordered
         self._wired: dict[Graph[..., Any], Wired] = {}
         self._entry: NodeActor | None = None  # where the last item began
         self._asked_for: Call[Any] | None = None  # the source gave it, and it waits for its graph's actors
         self._blocked: tuple[Frame, list[NodeActor]] | None = None
-        self._stopped: asyncio.Future[None] = crew.loop.create_future()
+        self._stopped: asyncio.Future[None] = group.loop.create_future()
 
     async def run(self) -> None:
         """Let the workers pull until there are no more calls.
@@ -258,7 +258,7 @@ class PulledSource:
             while True:
                 self._go_on()
                 await self._stopped
-                self._stopped = self._crew.loop.create_future()
+                self._stopped = self._group.loop.create_future()
                 if self._asked_for is not None:
                     await self._prepare_graph(self._asked_for)
                 if self._blocked is not None:
@@ -269,7 +269,7 @@ class PulledSource:
         except _Ended:
             return
         finally:
-            self._crew.feed = self._window.on_room = None
+            self._group.feed = self._window.on_room = None
             self._context.run(close_nowait, self._iterator)
 
     def pull(self, position: Position | None) -> tuple[NodeActor, Frame] | None:
@@ -284,7 +284,7 @@ class PulledSource:
         Returns:
             None if there is no item now, or what there was has been run, or was given to others.
         """
-        window, crew, wired_for = self._window, self._crew, self._wired
+        window, group, wired_for = self._window, self._group, self._wired
         run_in_context, iterator = self._context.run, self._iterator
         while window.submitted < window.limit:
             call = self._asked_for
@@ -304,32 +304,32 @@ class PulledSource:
             if self._may_run and position is not None:
                 chain = wired.chain
                 # The first item goes the longer way, on which every function of the chain is looked at.
-                if chain is not None and chain.completed and chain.places.free > 0:
+                if chain is not None and chain.completed and chain.limiter.free > 0:
                     self._burst(call, wired, chain, position)
                     return None
             entry = self._entry = wired.only_entry
-            has_place = entry is not None and entry.places.free > 0
+            has_place = entry is not None and entry.limiter.free > 0
             if not has_place and entry is not None and entry.inbox.room:
                 self._fill(call, wired, entry)
-                if crew.feed is not None and window.submitted >= window.limit:
+                if group.feed is not None and window.submitted >= window.limit:
                     self._wait_for_room()
                 return None  # the loop gets its turn
-            # `Window.new_frame` written out, as in `_burst`; nothing is reserved by workers.
+            # `ReorderWindow.new_frame` written out, as in `_burst`; nothing is reserved by workers.
             index = window.submitted
             window.submitted = index + 1
-            frame = window.frames[index] = Frame(wired.program, call.arguments, crew, window, index, self._parent)
+            frame = window.frames[index] = Frame(wired.program, call.arguments, group, window, index, self._parent)
             if self._deadline is not None:
                 frame.deadline = self._deadline
             if has_place:
                 assert entry is not None
-                entry.places.free -= 1
+                entry.limiter.free -= 1
                 return entry, frame
-            full = crew.start(frame, wired.entries)
+            full = group.start(frame, wired.entries)
             if full:
                 self._blocked = frame, full
                 self._stop(None)
                 return None
-            if crew.ready:
+            if group.ready:
                 return None
         self._wait_for_room()
         return None
@@ -340,20 +340,21 @@ class PulledSource:
         if room <= 0:
             self._wait_for_room()
             return 0
-        free = 1 if self._entry is None else self._entry.places.free
+        free = 1 if self._entry is None else self._entry.limiter.free
         if free <= 0:
             # What would only wait in an inbox is put there now, which takes no worker, and none has to be woken.
             item = self.pull(None)
             if item is not None:
-                self._crew.ready.append(item)
-            return 0 if self._crew.feed is None else 1
+                self._group.ready.append(item)
+            return 0 if self._group.feed is None else 1
         return min(free, room)
 
     def _burst(self, call: Call[Any], wired: Wired, chain: NodeActor, position: Position) -> None:
         """Run items of a chain, one after the other, as long as they are short and there is room for more."""
-        # Everything in this loop is paid by items that do hardly anything: `Window.new_frame` and `Frame.end_with` are
-        # written out as far as they apply, and the reader, which cannot run meanwhile, is woken once.
-        window, crew, parent = self._window, self._crew, self._parent
+        # Everything in this loop is paid by items that do hardly anything: `ReorderWindow.new_frame` and
+        # `Frame.end_with` are written out as far as they apply, and the reader, which cannot run meanwhile, is woken
+        # once.
+        window, group, parent = self._window, self._group, self._parent
         graph, program, frames, run = call.graph, wired.program, window.frames, chain.run
         run_in_context, iterator = self._context.run, self._iterator
         index = window.submitted
@@ -361,7 +362,7 @@ class PulledSource:
         position.actor = chain
         try:
             while True:
-                frame = frames[index] = Frame(program, call.arguments, crew, window, index, parent)
+                frame = frames[index] = Frame(program, call.arguments, group, window, index, parent)
                 index += 1
                 window.submitted = index
                 position.frame = frame
@@ -395,7 +396,7 @@ class PulledSource:
 
     def _fill(self, call: Call[Any], wired: Wired, entry: NodeActor) -> None:
         """Put items where they would only wait, all at once, as long as there is room for more."""
-        window, crew, parent, deadline = self._window, self._crew, self._parent, self._deadline
+        window, group, parent, deadline = self._window, self._group, self._parent, self._deadline
         graph, program, waiting = call.graph, wired.program, window.frames
         run_in_context, iterator = self._context.run, self._iterator
         index = window.submitted
@@ -403,7 +404,7 @@ class PulledSource:
         frames: list[Frame] = []
         try:
             while True:
-                frame = waiting[index] = Frame(program, call.arguments, crew, window, index, parent)
+                frame = waiting[index] = Frame(program, call.arguments, group, window, index, parent)
                 frames.append(frame)
                 if deadline is not None:
                     frame.deadline = deadline
@@ -433,17 +434,17 @@ class PulledSource:
             self._window.reserved = 0
 
     def _wait_for_room(self) -> None:
-        self._crew.feed = None
+        self._group.feed = None
         self._window.on_room = self._go_on
 
     def _go_on(self) -> None:
-        self._crew.feed = self
-        if not self._crew.armed:
-            self._crew.arm()
+        self._group.feed = self
+        if not self._group.armed:
+            self._group.arm()
 
     def _stop(self, error: BaseException | None) -> None:
         """Hand over to the task of the source."""
-        self._crew.feed = None
+        self._group.feed = None
         if self._stopped.done():
             return
         if error is None:
@@ -452,7 +453,7 @@ class PulledSource:
             self._stopped.set_exception(error)
 
 
-async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitable[None]]) -> bool:
+async def feed(calls: Calls, window: ReorderWindow, start: Callable[[Any, int], Awaitable[None]]) -> bool:
     """Ask a source for calls, one by one, and start them; for async iterables, and items with workers of their own.
 
     Args:
@@ -496,7 +497,7 @@ async def feed(calls: Calls, window: Window, start: Callable[[Any, int], Awaitab
             await aclose()
 
 
-async def enter(frame: Frame, full: Iterable[NodeActor], window: Window) -> None:
+async def enter(frame: Frame, full: Iterable[NodeActor], window: ReorderWindow) -> None:
     """Wait until a new item is in the inboxes that had no room for it."""
     try:
         for actor in full:

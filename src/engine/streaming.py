@@ -15,7 +15,7 @@ from .options import ExecutionOptions
 from .pipeline import Pipeline, StreamProgress, length_of
 from .planning import one_value
 from .scope import Scope
-from .source import Calls, Window
+from .source import Calls, ReorderWindow
 from .statistics import Bottleneck, actors_less, find_bottleneck, less
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Stream(ABC, Generic[T_co]):
         """Iterate over one `Outcome` for each item; an item's error is in its outcome and never raised."""
 
     @abstractmethod
-    async def started(self) -> None:
+    async def wait_started(self) -> None:
         """Wait for the first item, and leave it there; for a server, before it sends its headers.
 
         Raises:
@@ -182,7 +182,7 @@ class CallsStream(Stream[T_co]):
         # Not its own method: a stream that is dropped has to go at once, and not when cycles are collected.
         self._make_pipeline = make_pipeline
         self._pipeline: Pipeline | None = None
-        self._window: Window | None = None
+        self._window: ReorderWindow | None = None
         self._closed = False
         self._shows_progress = shows_progress
 
@@ -228,7 +228,7 @@ class CallsStream(Stream[T_co]):
             else:
                 yield Outcome(frame.item, frame.result, error)
 
-    async def started(self) -> None:
+    async def wait_started(self) -> None:
         """Wait for the first item, and leave it there; for a server, before it sends its headers.
 
         Raises:

@@ -13,7 +13,7 @@ from ..actors.cancellation import uninterrupted
 from ..actors.current import calling_actor, enclosing_frame, is_detached, start_task
 from ..actors.frame import AnyDeployment, Frame
 from ..actors.node_actor import NodeActor
-from ..actors.stream_buffer import Parts, Reader
+from ..actors.stream_buffer import Reader, StreamBuffer
 from ..telemetry import spans
 from .counters import RunMeter, end_call
 from .graph import Call
@@ -317,10 +317,10 @@ class StreamingCall:
     def frame_done(self, frame: Frame) -> None:
         """The outcome is known: an error is raised at the reader, at once."""
         self.has_expired = frame.has_expired
-        frame.crew.close()
-        if frame.state != "done" and self.reader is not None and not self.reader.parts.abandoned:
+        frame.group.close()
+        if frame.state != "done" and self.reader is not None and not self.reader.buffer.abandoned:
             error = frame.error or self._error or NodeCancelledError("the call was cancelled")
-            self.reader.parts.fail(error)
+            self.reader.buffer.fail(error)
         self._opened.set()
         if frame.error is not None and not isinstance(frame.error, Exception):
             self._where.abort_soon()
@@ -379,9 +379,9 @@ class StreamingCall:
         context = self._context.copy()
         is_wanted, headers = self._options.trace_execution, self._call._trace_headers
         self._span, traced = spans.start_run(self._call.graph.name, context, is_wanted=is_wanted, headers=headers)
-        crew = scope.crew(context, traced=traced, deadline=self._deadline)
-        crew.caller = self._caller
-        frame = Frame(wired.program, self._call.arguments, crew, self, item, self._parent)
+        group = scope.group(context, traced=traced, deadline=self._deadline)
+        group.caller = self._caller
+        frame = Frame(wired.program, self._call.arguments, group, self, item, self._parent)
         frame.priority = self._options.priority
         if self._span is not None and traced:
             frame.span = spans.FrameSpan(self._span)
@@ -393,7 +393,7 @@ class StreamingCall:
         if self._is_detached:
             frame.expire_with_parent()
         if frame.state == "running":
-            crew.launch(frame, wired.entries)
+            group.launch(frame, wired.entries)
 
     def _open(self, reader: Reader[Any]) -> None:
         self.reader = reader
@@ -416,7 +416,7 @@ class ValuesStream(Stream[T_co]):
         # Not its own method: a stream that is dropped has to go at once, and not when cycles are collected.
         self._start_call = start
         self._call: StreamingCall | None = None
-        self._parts: Parts[Any] | None = None
+        self._buffer: StreamBuffer[Any] | None = None
         self._closed = False
 
     async def __anext__(self) -> T_co:
@@ -425,11 +425,11 @@ class ValuesStream(Stream[T_co]):
         Raises:
             Exception: what the call failed with; the stream is closed then.
         """
-        parts = self._parts or await self._open()
-        if parts.held:
-            value: T_co = parts.take()
+        buffer = self._buffer or await self._open()
+        if buffer.held:
+            value: T_co = buffer.take()
             return value
-        return await self._next(parts)
+        return await self._next(buffer)
 
     async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
         """Iterate over one `Outcome` for each value; an error of the call is in the last one and never raised."""
@@ -443,18 +443,18 @@ class ValuesStream(Stream[T_co]):
                 return
             yield Outcome(self.position - 1, value, None)
 
-    async def started(self) -> None:
+    async def wait_started(self) -> None:
         """Wait for the first value, and leave it there; for a server, before it sends its headers.
 
         Raises:
             Exception: what the call failed with before, a refusal (`Overloaded`) included.
         """
-        parts = self._parts or await self._open()
+        buffer = self._buffer or await self._open()
         with self._start().reader_wait:
-            while not parts.held and not parts.ended:
-                await parts.wait()
-        if not parts.held and parts.error is not None:
-            await self._next(parts)  # raises it
+            while not buffer.held and not buffer.ended:
+                await buffer.wait()
+        if not buffer.held and buffer.error is not None:
+            await self._next(buffer)  # raises it
 
     async def aclose(self) -> None:
         """End the stream: cancel what runs for the call, wait until nothing is left. Idempotent."""
@@ -467,7 +467,7 @@ class ValuesStream(Stream[T_co]):
     @property
     def position(self) -> int:
         """How many values were taken out."""
-        return 0 if self._parts is None else self._parts.position
+        return 0 if self._buffer is None else self._buffer.position
 
     def statistics(self) -> StreamStatistics:
         """Return a snapshot of the counters."""
@@ -482,32 +482,32 @@ class ValuesStream(Stream[T_co]):
                 call.progress = StreamProgress(call.loop, lambda: call.name, None, partial(_statistics_of, call))
         return self._call
 
-    async def _open(self) -> Parts[Any]:
+    async def _open(self) -> StreamBuffer[Any]:
         if self._closed and self._call is not None:
             raise StopAsyncIteration
         call = self._start()
         try:
             with call.reader_wait:
-                self._parts = (await call.opened()).parts
+                self._buffer = (await call.opened()).buffer
         except asyncio.CancelledError:
             raise  # the reader was cancelled, which does not end the stream
         except BaseException:
             await self.aclose()
             raise
-        return self._parts
+        return self._buffer
 
-    async def _next(self, parts: Parts[Any]) -> T_co:
+    async def _next(self, buffer: StreamBuffer[Any]) -> T_co:
         if self._closed:
             raise StopAsyncIteration
         error: BaseException | None = None
         try:
             with self._start().reader_wait:
-                value: T_co = await parts.get()
+                value: T_co = await buffer.get()
             return value
         except StopAsyncIteration:
             pass
         except BaseException as failure:
-            if not parts.abandoned:
+            if not buffer.abandoned:
                 raise  # the reader was cancelled, which does not end the stream
             error = failure
         call = self._start()
@@ -525,8 +525,8 @@ class ValuesStream(Stream[T_co]):
 
 
 def _statistics_of(call: StreamingCall) -> StreamStatistics:
-    parts = None if call.reader is None else call.reader.parts
-    position, held = (0, 0) if parts is None else (parts.position, len(parts.held))
+    buffer = None if call.reader is None else call.reader.buffer
+    position, held = (0, 0) if buffer is None else (buffer.position, len(buffer.held))
     given = position + held
     actors = tuple(actor.statistics() for actor in call.actors())
     counting = call.actors_uptime

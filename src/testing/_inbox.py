@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any, Generic, Self, TypeVar
 
 from ..actors.own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
-from ..actors.stream_buffer import DEFAULT_PARTS, Reader
+from ..actors.stream_buffer import STREAM_CAPACITY, Reader
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -28,7 +28,7 @@ def inbox(values: Iterable[In], /) -> tuple[Inbox[Work[In, Any]], list[asyncio.F
 
 
 def stream_inbox(
-    values: Iterable[In], /, *, capacity: int = DEFAULT_PARTS
+    values: Iterable[In], /, *, capacity: int = STREAM_CAPACITY
 ) -> "tuple[Inbox[StreamWork[In, Any]], list[StreamReader[Any]]]":
     """Make an inbox with work for the loop of a `StreamActor`. Behind the last it ends, as that of `inbox`.
 
@@ -41,7 +41,7 @@ def stream_inbox(
         cancelled.
     """
     requests: list[StreamRequest[In, Any]] = [StreamRequest(value, capacity=capacity) for value in values]
-    return _filled(requests), [StreamReader(request.parts.reader()) for request in requests]
+    return _filled(requests), [StreamReader(request.buffer.reader()) for request in requests]
 
 
 class StreamReader(Generic[Out]):

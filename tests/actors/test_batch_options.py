@@ -1,4 +1,4 @@
-"""What a `Batch` may be asked for, and where."""
+"""What a `Batch` and a `DeviceBatch` may be asked for, and where."""
 
 import dataclasses
 import re
@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock import devices
 
 
 def test_a_batch_is_a_value_that_nobody_changes() -> None:
     axes = {"tokens": 0}
-    batch = ps.Batch(8, buckets=(1, 4), pad_axes=axes, length_buckets=(16, 128))
+    batch = devices.DeviceBatch(8, buckets=(1, 4), pad_axes=axes, length_buckets=(16, 128))
     axes["tokens"] = 1
     assert batch.pad_axes == {"tokens": 0}
-    same = ps.Batch(8, buckets=(1, 4), pad_axes={"tokens": 0}, length_buckets=(16, 128))
+    same = devices.DeviceBatch(8, buckets=(1, 4), pad_axes={"tokens": 0}, length_buckets=(16, 128))
     assert (batch, hash(batch)) == (same, hash(same))
     assert batch != dataclasses.replace(batch, pad_axes={"tokens": (0, 1)})
     with pytest.raises(TypeError):
@@ -45,13 +46,17 @@ def test_a_batch_is_a_value_that_nobody_changes() -> None:
 )
 def test_wrong_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
-        ps.Batch(8, **options)
+        devices.DeviceBatch(8, **options)
 
 
-@pytest.mark.parametrize("options", [{"buckets": (1, 8)}, {"pad_axes": {"items": 0}}])
-def test_options_of_device_nodes_are_refused_for_a_function_of_a_list(options: dict[str, Any]) -> None:
+def test_what_is_for_device_nodes_is_refused_for_a_function_of_a_list() -> None:
     def double(items: list[int]) -> list[int]:
         return items * 2
 
-    with pytest.raises(TypeError, match=rf"node 'double'.*Batch\({next(iter(options))}=.*device_node"):
-        ps.node(batch=ps.Batch(8, **options))(double)
+    with pytest.raises(TypeError, match=r"node 'double'.*DeviceBatch is for device_node.*use penstock.Batch here"):
+        ps.node(batch=devices.DeviceBatch(8))(double)
+
+
+def test_a_batch_of_device_nodes_is_a_batch() -> None:
+    assert isinstance(devices.DeviceBatch(8), ps.Batch)
+    assert [field.name for field in dataclasses.fields(ps.Batch)] == ["max_size", "max_wait_seconds", "max_queue"]

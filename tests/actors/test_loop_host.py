@@ -239,7 +239,7 @@ async def test_a_loop_that_is_halted_is_given_nothing_more() -> None:
             try:
                 await super().loop(inbox)
             except asyncio.CancelledError:
-                seen.append(inbox.get_nowait(10))
+                seen.append(inbox.take_nowait(10))
                 await inbox.get()
 
     host = LoopHost(lambda: Last(log), "last")

@@ -65,7 +65,7 @@ async def test_an_actor_may_fail_an_item_with_any_error() -> None:
 
 async def test_parts_are_refused_when_the_reader_holds_enough_and_ignored_when_it_has_left() -> None:
     work: StreamRequest[str, int] = StreamRequest("prompt", capacity=2)
-    reader = work.parts.reader()
+    reader = work.buffer.reader()
     assert [work.put_nowait(part) for part in range(3)] == [True, True, False]
     assert await anext(reader) == 0
     assert work.put_nowait(3)
@@ -78,7 +78,7 @@ async def test_parts_are_refused_when_the_reader_holds_enough_and_ignored_when_i
 
 async def test_a_stream_that_was_settled_takes_no_more_parts() -> None:
     work: StreamRequest[str, int] = StreamRequest("prompt")
-    reader = work.parts.reader()
+    reader = work.buffer.reader()
     work.put_nowait(1)
     work.finish()
     for again in (lambda: work.put_nowait(2), work.finish, lambda: work.fail(OSError())):
@@ -91,7 +91,7 @@ async def test_a_stream_that_was_settled_takes_no_more_parts() -> None:
 
 async def test_a_stream_that_fails_gives_the_parts_before() -> None:
     work: StreamRequest[str, int] = StreamRequest("prompt")
-    reader = work.parts.reader()
+    reader = work.buffer.reader()
     work.put_nowait(1)
     work.fail(OSError("no more"))
     assert await anext(reader) == 1
@@ -103,9 +103,9 @@ async def test_higher_priorities_first_and_first_in_first_out_within_one() -> No
     inbox: Mailbox[IntWork] = Mailbox()
     await fill(inbox, 1, 2)
     await fill(inbox, 3, 4, priority=1)
-    assert [work.value for work in inbox.get_nowait(3)] == [3, 4, 1]
+    assert [work.value for work in inbox.take_nowait(3)] == [3, 4, 1]
     assert (await inbox.get()).value == 2
-    assert inbox.get_nowait(5) == []
+    assert inbox.take_nowait(5) == []
 
 
 async def test_cancelled_and_expired_work_is_not_handed_out() -> None:
@@ -120,7 +120,7 @@ async def test_cancelled_and_expired_work_is_not_handed_out() -> None:
     await inbox.put(waiting)
     await fill(inbox, 5)
     waiting.outcome.cancel()
-    assert [work.value for work in inbox.get_nowait(2)] == [3, 5]
+    assert [work.value for work in inbox.take_nowait(2)] == [3, 5]
 
 
 async def test_a_waiting_loop_sleeps_through_cancelled_work() -> None:
@@ -144,7 +144,7 @@ async def test_a_full_inbox_makes_its_callers_wait_and_withdrawn_work_makes_room
     assert not putting.done()
     inbox.withdraw(first)
     await putting
-    assert [work.value for work in inbox.get_nowait(5)] == [2]
+    assert [work.value for work in inbox.take_nowait(5)] == [2]
     assert inbox.statistics().high_water == 1
 
 
@@ -170,8 +170,8 @@ async def test_a_closed_inbox_gives_what_it_holds_and_ends_then() -> None:
     await fill(inbox, 1, 2)
     inbox.close()
     assert (await inbox.get()).value == 1
-    assert [work.value for work in inbox.get_nowait(5)] == [2]
-    assert inbox.get_nowait(5) == []
+    assert [work.value for work in inbox.take_nowait(5)] == [2]
+    assert inbox.take_nowait(5) == []
     with pytest.raises(ps.InboxClosed):
         await inbox.get()
     with pytest.raises(ps.InboxClosed, match="takes no more"):

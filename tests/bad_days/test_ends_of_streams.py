@@ -278,7 +278,7 @@ async def test_a_cancelled_wait_for_the_first_item_leaves_the_stream_open(kind: 
         return ps.map_each(waiting, numbers(3))
 
     async with engine.stream(each()) if kind == "values" else engine.stream(one(x) for x in range(3)) as stream:
-        starting = asyncio.ensure_future(stream.started())
+        starting = asyncio.ensure_future(stream.wait_started())
         await testing.wait_quiescent()
         starting.cancel()
         await asyncio.wait([starting])

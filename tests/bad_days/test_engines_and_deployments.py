@@ -268,7 +268,7 @@ async def test_ready_says_how_the_start_ended() -> None:
         return await database(x)
 
     service = engine.deploy(asking)
-    waiting = asyncio.create_task(service.ready())
+    waiting = asyncio.create_task(service.wait_ready())
     with pytest.raises(ConnectionError, match="no database") as raised:
         await service.__aenter__()
     assert "'Database'" in raised.value.__notes__[0]
@@ -277,7 +277,7 @@ async def test_ready_says_how_the_start_ended() -> None:
     assert service.state == "stopped"
 
     service = engine.deploy(modelled)
-    waiting = asyncio.create_task(service.ready())
+    waiting = asyncio.create_task(service.wait_ready())
     using = asyncio.create_task(serve(service))
     await testing.wait_quiescent()
     assert not waiting.done()

@@ -105,7 +105,7 @@ async def test_a_source_that_raises_at_once(kind) -> None:
         yield echoed(0)
 
     with pytest.raises(LookupError, match="nothing there"):
-        await engine.stream(kind(source)).started()
+        await engine.stream(kind(source)).wait_started()
 
 
 async def test_a_source_whose_own_awaited_task_was_cancelled_is_an_error_of_the_stream() -> None:
@@ -266,7 +266,7 @@ async def test_no_item_and_one_item(kind, count: int) -> None:
     async with engine.deploy(echoed) as service:
         assert await service.map(kind(source)) == list(range(count))
     stream = engine.stream(kind(source))
-    await stream.started()  # with no item at all, it has begun and ended
+    await stream.wait_started()  # with no item at all, it has begun and ended
     assert [outcome.value async for outcome in stream.outcomes()] == list(range(count))
 
 
@@ -356,7 +356,7 @@ async def test_a_stream_that_raised_hands_out_nothing_more(kind) -> None:
         await anext(stream)
     stream = engine.stream(kind(lambda: (failing_at_zero(x) for x in range(6))))
     with pytest.raises(LookupError):
-        await stream.started()
+        await stream.wait_started()
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
 

@@ -159,7 +159,8 @@ async def test_shapes_without_end_are_explained_warned_of_once_and_bounded(monke
     assert statistics.recompilations[-1].argument == "x"
     assert statistics.recompilations[-1].after == "float32[20]"
     assert len([entry for entry in logs if entry["event"] == "program.many_shapes"]) == 1
-    assert "batch=ps.Batch(buckets=...)" in next(e["remedy"] for e in logs if e["event"] == "program.many_shapes")
+    (remedy,) = [entry["remedy"] for entry in logs if entry["event"] == "program.many_shapes"]
+    assert "batch=devices.DeviceBatch(buckets=...)" in remedy
 
 
 async def test_what_is_no_array_names_the_node_and_the_argument() -> None:

@@ -15,13 +15,14 @@ jnp = jax.numpy
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 import penstock as ps  # noqa: E402 - what follows needs JAX
-from penstock import engine, telemetry  # noqa: E402
+from penstock import devices, engine, telemetry  # noqa: E402
 from penstock.devices.batches.batch_statistics import BatchLog  # noqa: E402
-from penstock.devices.batches.stacking import Stacker, batch_size, batch_sizes, split  # noqa: E402  # noqa: E402
+from penstock.devices.batches.device_batch import batch_size, batch_sizes  # noqa: E402
+from penstock.devices.batches.stacking import Stacker, split  # noqa: E402
 from penstock.devices.programs.configuration import current  # noqa: E402
 from tests.conftest import EFFORT  # noqa: E402
 
-BATCH = ps.Batch(6, buckets=(2, 6))
+BATCH = devices.DeviceBatch(6, buckets=(2, 6))
 DTYPES: list[Any] = [np.float32, np.int32, np.bool_, ml_dtypes.bfloat16]
 SHAPES: list[tuple[int, ...]] = [(), (2, 3)]
 STRUCTURES: dict[str, Callable[[Any, Any], tuple[Any, ...]]] = {
@@ -173,7 +174,7 @@ def test_ragged_items_give_what_they_give_without_padding(
     random = np.random.default_rng(seed)
     table = random.normal(size=(50, 5)).astype(np.float32)
     fn, batched = pooled
-    stacker = Stacker("fn", ["tokens"], ps.Batch(4, pad_axes={"tokens": 0}))
+    stacker = Stacker("fn", ["tokens"], devices.DeviceBatch(4, pad_axes={"tokens": 0}))
     padding = BatchLog("padding")
     groups: dict[Any, list[Any]] = {}
     for length in lengths:
@@ -239,7 +240,7 @@ def drawn(key: Any, scale: Any) -> Any:
 
 
 async def test_typed_random_keys_are_arguments_and_results_of_a_batch() -> None:
-    node = ps.device_node(device="cpu:3", batch=ps.Batch(8, buckets=(4, 8)))(drawn)
+    node = ps.device_node(device="cpu:3", batch=devices.DeviceBatch(8, buckets=(4, 8)))(drawn)
 
     @ps.graph
     async def draw(key: Any, scale: Any) -> Any:
@@ -258,7 +259,7 @@ async def test_typed_random_keys_are_arguments_and_results_of_a_batch() -> None:
 
 
 async def test_keys_of_two_implementations_and_arrays_of_keys_are_told_apart() -> None:
-    @ps.device_node(device="cpu", batch=ps.Batch(8, pad_axes={"keys": 0}))
+    @ps.device_node(device="cpu", batch=devices.DeviceBatch(8, pad_axes={"keys": 0}))
     def summed(keys: Any, mask: Any = None) -> Any:
         values = jax.vmap(jax.random.uniform)(keys)
         return values.sum() if mask is None else (values * mask).sum()

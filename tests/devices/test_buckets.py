@@ -4,29 +4,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock as ps
-from penstock.devices.batches.stacking import SHORTEST_LENGTH, batch_size, batch_sizes, padded_length
+from penstock import devices
+from penstock.devices.batches.device_batch import SHORTEST_LENGTH, batch_size, batch_sizes, padded_length
 
 
 @pytest.mark.parametrize(
     ("batch", "sizes"),
     [
-        (ps.Batch(1), (1,)),
-        (ps.Batch(2), (1, 2)),
-        (ps.Batch(27), (1, 2, 4, 8, 16, 27)),
-        (ps.Batch(32), (1, 2, 4, 8, 16, 32)),
-        (ps.Batch(32, buckets=(4, 8)), (4, 8, 32)),
-        (ps.Batch(8, buckets=(8,)), (8,)),
+        (devices.DeviceBatch(1), (1,)),
+        (devices.DeviceBatch(2), (1, 2)),
+        (devices.DeviceBatch(27), (1, 2, 4, 8, 16, 27)),
+        (devices.DeviceBatch(32), (1, 2, 4, 8, 16, 32)),
+        (devices.DeviceBatch(32, buckets=(4, 8)), (4, 8, 32)),
+        (devices.DeviceBatch(8, buckets=(8,)), (8,)),
     ],
 )
-def test_batches_have_the_sizes_asked_for_and_the_largest(batch: ps.Batch, sizes: tuple[int, ...]) -> None:
+def test_batches_have_the_sizes_asked_for_and_the_largest(batch: devices.DeviceBatch, sizes: tuple[int, ...]) -> None:
     assert batch_sizes(batch) == sizes
 
 
 @given(st.integers(1, 300).flatmap(lambda most: st.tuples(st.just(most), st.integers(1, most))))
 def test_a_batch_is_padded_to_less_than_twice_its_items(case: tuple[int, int]) -> None:
     most, count = case
-    assert count <= batch_size(count, batch_sizes(ps.Batch(most))) < 2 * count or count == 1
+    assert count <= batch_size(count, batch_sizes(devices.DeviceBatch(most))) < 2 * count or count == 1
 
 
 @given(st.integers(0, 10**6))

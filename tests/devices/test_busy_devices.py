@@ -171,8 +171,8 @@ async def test_a_node_that_had_much_before_is_not_kept_waiting_for_what_is_new()
         gate.open()
         await asyncio.gather(*(service.run(old(row(n))) for n in range(50)))
         await service.run(new(row(0)))
-        (station,) = _stations()
-        station.queue._window = 1
+        (device,) = _devices()
+        device.queue._window = 1
         gate.close()
         gate.values.clear()
         calls = [asyncio.ensure_future(service.run(new(row(n)))) for n in range(20)]
@@ -226,7 +226,7 @@ async def test_more_than_max_queue_are_refused() -> None:
 
 
 async def test_an_item_longer_than_the_last_length_bucket_fails_alone() -> None:
-    @ps.device_node(device="cpu", batch=ps.Batch(8, pad_axes={"x": 0}, length_buckets=(8, 16)))
+    @ps.device_node(device="cpu", batch=devices.DeviceBatch(8, pad_axes={"x": 0}, length_buckets=(8, 16)))
     def total(x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         return jnp.sum(x)
 
@@ -570,12 +570,12 @@ async def test_the_device_gets_batches_ahead_and_no_more_than_prefetch() -> None
     async with engine.deploy(of) as service:
         calls = [asyncio.ensure_future(service(row(n))) for n in range(8)]
         await gate.entered()
-        (station,) = _stations()
-        (lane,) = [use.lane for use in station._uses.values()]
-        assert (station.queue.running, lane.free, lane.waiting.count) == (3, 0, 5)
+        (device,) = _devices()
+        (lane,) = [placed.lane for placed in device._placed.values()]
+        assert (device.queue.running, lane.free, lane.waiting.count) == (3, 0, 5)
         gate.open()
         await asyncio.gather(*calls)
-        assert (station.queue.running, lane.free) == (0, 3)
+        assert (device.queue.running, lane.free) == (0, 3)
 
 
 async def test_what_the_device_holds_ahead_is_bounded_in_bytes() -> None:
@@ -584,15 +584,15 @@ async def test_what_the_device_holds_ahead_is_bounded_in_bytes() -> None:
     async with engine.deploy(of) as service:
         calls = [asyncio.ensure_future(service(row(0)))]
         await gate.entered()
-        (station,) = _stations()
-        station.queue._window_bytes = 20
+        (device,) = _devices()
+        device.queue._window_bytes = 20
         calls += [asyncio.ensure_future(service(row(n))) for n in range(1, 9)]  # of 8 bytes each
         for _ in range(10):
             await asyncio.sleep(0)
-        assert (station.queue.running, station.queue._held_bytes) == (3, 24)
+        assert (device.queue.running, device.queue._held_bytes) == (3, 24)
         gate.open()
         assert [float(result[0]) for result in await asyncio.gather(*calls)] == list(range(9))
-        assert station.queue._held_bytes == 0
+        assert device.queue._held_bytes == 0
 
 
 async def test_live_bytes_stay_flat_and_idle_threads_hold_no_item(effort: int) -> None:
@@ -823,12 +823,12 @@ def _live_bytes() -> int:
     return sum(array.nbytes for array in jax.live_arrays())
 
 
-def _stations() -> list[Any]:
+def _devices() -> list[Any]:
     from penstock.devices.dispatch.device_pool import DevicePool
 
     return [
-        station
+        device
         for pool in gc.get_objects()
         if isinstance(pool, DevicePool) and not pool._closed
-        for station in pool._stations.values()
+        for device in pool._devices.values()
     ]

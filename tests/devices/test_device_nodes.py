@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import engine
+from penstock import devices, engine
 from penstock.devices.dispatch import parameters
 
 from .gates import Gate
@@ -176,7 +176,7 @@ async def test_concurrent_runs_share_batches() -> None:
 
 
 async def test_items_of_different_lengths_are_padded_and_masked() -> None:
-    @ps.device_node(device="cpu", batch=ps.Batch(8, pad_axes={"tokens": 0}))
+    @ps.device_node(device="cpu", batch=devices.DeviceBatch(8, pad_axes={"tokens": 0}))
     def mean(tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         if mask is None:
             return jnp.mean(tokens)

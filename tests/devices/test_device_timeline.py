@@ -47,7 +47,7 @@ async def stream(calls: Iterable[ps.Call[Any]]) -> None:
 
 
 async def test_batches_are_slices_of_their_device() -> None:
-    @ps.device_node(device="cpu:1", batch=ps.Batch(4, max_wait_seconds=1, buckets=(4,)))
+    @ps.device_node(device="cpu:1", batch=devices.DeviceBatch(4, max_wait_seconds=1, buckets=(4,)))
     def tripled(x: jax.Array) -> jax.Array:
         return x * 3
 
@@ -70,7 +70,7 @@ async def test_batches_are_slices_of_their_device() -> None:
 
 
 async def test_a_slice_of_a_batch_tells_its_padding() -> None:
-    @ps.device_node(device="cpu", batch=ps.Batch(4, max_wait_seconds=0, buckets=(4,)))
+    @ps.device_node(device="cpu", batch=devices.DeviceBatch(4, max_wait_seconds=0, buckets=(4,)))
     def alone(x: jax.Array) -> jax.Array:
         return x * 3
 

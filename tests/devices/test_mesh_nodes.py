@@ -199,7 +199,7 @@ async def test_batches_of_any_size_are_padded_so_that_their_rows_can_be_split(co
 async def test_ragged_items_are_padded_and_masked_on_a_mesh() -> None:
     @ps.device_node(
         device=MESH,
-        batch=ps.Batch(8, pad_axes={"tokens": 0}),
+        batch=devices.DeviceBatch(8, pad_axes={"tokens": 0}),
         in_specs={"tokens": P("data", "model")},
         out_specs=P("data"),
     )

@@ -1,4 +1,4 @@
-"""Parts of a mesh as the stages of a pipeline: they compute different items at the same time."""
+"""StreamBuffer of a mesh as the stages of a pipeline: they compute different items at the same time."""
 
 import asyncio
 from collections.abc import AsyncIterator

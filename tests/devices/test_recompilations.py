@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 import penstock as ps
-from penstock import engine
+from penstock import devices, engine
 from penstock.devices.programs.compile_cache import CompileCache
 from penstock.devices.programs.compiling import CompileLog
 from tests.devices.compiled import called, leased, program
@@ -102,7 +102,7 @@ def test_shapes_without_end_are_warned_of_once_and_stay_bounded(events: Events) 
             called(cache, node, ones(size))
     assert [event["event"] for event in events] == ["program.recompiled", "program.many_shapes"]
     assert (events[1]["argument"], events[1]["programs"]) == ("x", 8)
-    assert "batch=ps.Batch(buckets=...)" in events[1]["remedy"]
+    assert "batch=devices.DeviceBatch(buckets=...)" in events[1]["remedy"]
     assert "pad_axes=" in events[1]["remedy"]
     statistics = node.log.statistics()
     assert (statistics.programs, statistics.evictions) == (4, 16)
@@ -214,7 +214,7 @@ async def test_a_batched_node_is_warmed_for_a_constant_of_the_graph(way: str, ev
 
 
 async def test_lengths_of_buckets_are_meant_and_other_axes_have_a_remedy(events: Events) -> None:
-    @ps.device_node(device="cpu", batch=ps.Batch(2, pad_axes={"x": 0}))
+    @ps.device_node(device="cpu", batch=devices.DeviceBatch(2, pad_axes={"x": 0}))
     def total(x: Any, mask: Any = None) -> Any:
         return x.sum(where=mask[:, None])
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock import engine
+from penstock import devices, engine
 from penstock.devices.regions.fusion import MAX_NODES
 from penstock.engine.tracing.template import reads
 
@@ -151,7 +151,7 @@ def test_what_has_rules_of_its_own_stays_alone_and_the_plan_says_why(word: str) 
 def test_only_one_place_makes_a_region() -> None:
     elsewhere = ps.device_node(name="elsewhere", device="cpu:1")(lambda x: x)
     batched = ps.device_node(name="batched", batch=ps.Batch(4))(lambda x: x)
-    masked = ps.device_node(name="masked", batch=ps.Batch(4, pad_axes={"x": 0}))(lambda x, mask=None: x)
+    masked = ps.device_node(name="masked", batch=devices.DeviceBatch(4, pad_axes={"x": 0}))(lambda x, mask=None: x)
 
     @ps.graph
     async def places(x: Any) -> Any:

@@ -11,7 +11,7 @@ import structlog
 from jax import P
 
 import penstock as ps
-from penstock import engine
+from penstock import devices, engine
 
 TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
 IDS = [np.int32(2), np.int32(0), np.int32(3)]
@@ -23,7 +23,8 @@ def looked_up(table: Any, index: Any, scale: Any = 1) -> Any:
 
 def node_of(size: int | None = None, **options: Any) -> Any:
     """Returns a node whose batches begin when they hold so many calls; without a number, when the device is free."""
-    batch = ps.Batch(8, buckets=(4, 8)) if size is None else ps.Batch(size, buckets=(size,), max_wait_seconds=60)
+    sizes = (4, 8) if size is None else (size,)
+    batch = devices.DeviceBatch(sizes[-1], buckets=sizes, max_wait_seconds=0 if size is None else 60)
     return ps.device_node(device="cpu", batch=batch, **options)(looked_up)
 
 
@@ -262,13 +263,16 @@ def scaled(table: Any, x: Any, mask: Any = None) -> Any:
     return table * x
 
 
+PADDED = devices.DeviceBatch(2, pad_axes={"x": 0})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"shared": "table"}, "device node 'scaled' has shared='table': a tuple of names of parameters, as in shared="),
         ({"shared": ("tables",)}, "shared='tables' is no parameter of it; it has table, x"),
         ({"shared": ("x",), "static": ("x",)}, "'x' is in shared= and in static"),
-        ({"shared": ("x",), "batch": ps.Batch(2, pad_axes={"x": 0})}, "'x' is in shared= and in batch=Batch(pad_axes"),
+        ({"shared": ("x",), "batch": PADDED}, "'x' is in shared= and in batch=DeviceBatch(pad_axes"),
         ({"shared": ("table", "x", "mask")}, "all of its parameters are named in shared= or static="),
     ],
 )

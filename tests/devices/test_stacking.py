@@ -12,20 +12,19 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
-import penstock as ps  # noqa: E402 - what follows needs JAX
 from penstock.devices.batches.batch_statistics import BatchLog  # noqa: E402
+from penstock.devices.batches.device_batch import DeviceBatch, padded_length  # noqa: E402
 from penstock.devices.batches.stacking import (  # noqa: E402
     Item,
     Stacker,
     on_host,
-    padded_length,
     split,
 )
 from penstock.devices.programs.configuration import current  # noqa: E402
 
 
 def stacker_of(*parameters: str, **options: Any) -> Stacker:
-    return Stacker("embed", parameters, ps.Batch(8, **options))
+    return Stacker("embed", parameters, DeviceBatch(8, **options))
 
 
 def item_of(stacker: Stacker, *arguments: Any) -> Item:

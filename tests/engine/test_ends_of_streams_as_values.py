@@ -259,7 +259,7 @@ def test_the_timeout_of_a_generator_is_until_its_first_value() -> None:
         source.hangs_at = 0
         with pytest.raises(ps.NodeTimeoutError, match="longer than 5 s"):
             async with engine.stream(source.graph()) as values:
-                await values.started()
+                await values.wait_started()
         assert (source.opened, asyncio.get_running_loop().time() >= 10) == (2, True)
 
         @ps.node(timeout_seconds=5)
@@ -316,9 +316,9 @@ def test_the_deadline_covers_the_whole_stream() -> None:
         assert source.closed == 1
         async with engine.deploy(source.graph, max_in_flight=1) as service:
             async with service.stream(source.graph()) as held:
-                await held.started()
+                await held.wait_started()
                 with pytest.raises(ps.DeadlineExceeded, match="got no place"):
-                    await service.stream(source.graph(), timeout_seconds=3).started()
+                    await service.stream(source.graph(), timeout_seconds=3).wait_started()
             assert service.statistics().admission.in_flight == 0
 
     testing.run_virtual(main)
@@ -328,14 +328,14 @@ async def test_a_stream_is_refused_before_it_has_begun() -> None:
     source = Source()
     async with engine.deploy(source.graph, max_in_flight=1, max_queue=0) as service:
         async with service.stream(source.graph()) as held:
-            await held.started()
+            await held.wait_started()
             refused = service.stream(source.graph())
             with pytest.raises(ps.Overloaded):
-                await refused.started()
+                await refused.wait_started()
             with pytest.raises(StopAsyncIteration):
                 await anext(refused)
         async with service.stream(source.graph()) as again:
-            await again.started()
+            await again.wait_started()
         assert service.statistics().admission.refused == 1
 
 
@@ -346,12 +346,12 @@ async def test_a_dropped_stream_frees_its_place() -> None:
         assert await anext(values) == 0
         del values
         async with service.stream(source.graph()) as others:
-            await others.started()  # which waits for the place
+            await others.wait_started()  # which waits for the place
         assert source.closed == 2
         statistics = service.statistics()
         assert (statistics.cancelled, statistics.admission.in_flight) == (2, 0)
     values = engine.stream(source.graph())
-    await values.started()
+    await values.wait_started()
     del values
     gc.collect()
     await testing.wait_quiescent()
@@ -366,7 +366,7 @@ async def test_a_server_whose_client_leaves_cancels_the_task_and_closes_nothing(
         async def respond() -> None:
             """What Starlette does: the task that iterates is cancelled, `aclose` is never called."""
             tokens = service.stream(source.graph())
-            await tokens.started()
+            await tokens.wait_started()
             async for token in tokens:
                 sent.append(token)
                 await asyncio.sleep(0)
@@ -439,7 +439,7 @@ async def test_an_abort_ends_open_streams() -> None:
             await anext(values)
     async with engine.Engine() as own:
         values = own.stream(source.graph())
-        await values.started()
+        await values.wait_started()
     with pytest.raises(ps.EngineClosedError, match="Engine was closed"):
         await anext(values)
     assert source.closed == 2
@@ -450,7 +450,7 @@ async def test_a_closed_stream_stays_closed() -> None:
     values = engine.stream(source.graph())
     await values.aclose()
     with pytest.raises(ps.EngineClosedError, match="read once"):
-        await values.started()
+        await values.wait_started()
     async with engine.stream(source.graph()) as values:
         await anext(values)
     assert [value async for value in values] == []

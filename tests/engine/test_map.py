@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, telemetry
-from penstock.engine.source import Window
+from penstock.engine.source import ReorderWindow
 from penstock.testing import run_seeded, run_virtual
 
 
@@ -167,9 +167,9 @@ async def test_results_are_freed_when_the_caller_drops_them_and_not_when_cycles_
 
 def test_its_reader_is_not_woken_for_each_result(monkeypatch: pytest.MonkeyPatch) -> None:
     woken = 0
-    wake_reader = Window.wake_reader
+    wake_reader = ReorderWindow.wake_reader
 
-    def count(window: Window) -> None:
+    def count(window: ReorderWindow) -> None:
         nonlocal woken
         woken += 1
         wake_reader(window)
@@ -187,7 +187,7 @@ def test_its_reader_is_not_woken_for_each_result(monkeypatch: pytest.MonkeyPatch
         async with engine.deploy(of) as service:
             return await service.map(map(of, range(50)), max_in_flight=5)
 
-    monkeypatch.setattr(Window, "wake_reader", count)
+    monkeypatch.setattr(ReorderWindow, "wake_reader", count)
     assert run_virtual(main) == [*range(50)]
     assert woken < 10  # at the end
 

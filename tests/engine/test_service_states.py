@@ -53,13 +53,13 @@ async def endless(x: int) -> int:
 async def test_everybody_who_waits_until_a_service_is_ready_goes_on() -> None:
     gate = asyncio.Event()
     service = engine.deploy(gated(gate))
-    waiting = [asyncio.create_task(service.ready()) for _ in range(3)]
+    waiting = [asyncio.create_task(service.wait_ready()) for _ in range(3)]
     entering = asyncio.create_task(service.__aenter__())
     await testing.wait_quiescent()
     assert (service.state, [task.done() for task in waiting]) == ("starting", [False] * 3)
     gate.set()
     await asyncio.gather(entering, *waiting)
-    await service.ready()
+    await service.wait_ready()
     assert service.state == "ready"
     await asyncio.gather(service.drain(), service.drain())
     assert service.state == "stopped"
@@ -67,7 +67,7 @@ async def test_everybody_who_waits_until_a_service_is_ready_goes_on() -> None:
 
 async def test_who_waits_for_a_service_that_is_stopped_before_it_is_ready_is_told() -> None:
     service = engine.deploy(gated(asyncio.Event()))
-    waiting = asyncio.create_task(service.ready())
+    waiting = asyncio.create_task(service.wait_ready())
     entering = asyncio.create_task(service.__aenter__())
     await testing.wait_quiescent()
     entering.cancel()
@@ -75,7 +75,7 @@ async def test_who_waits_for_a_service_that_is_stopped_before_it_is_ready_is_tol
     with pytest.raises(ps.EngineClosedError, match="is stopped"):
         await waiting
     with pytest.raises(ps.EngineClosedError, match="is stopped"):
-        await service.ready()
+        await service.wait_ready()
 
 
 async def test_abort_cancels_a_start_and_waits_until_nothing_is_left() -> None:
@@ -107,14 +107,14 @@ async def test_abort_cancels_a_start_and_waits_until_nothing_is_left() -> None:
 @pytest.mark.parametrize("end", ["drain", "abort"])
 async def test_who_waits_until_a_service_is_stopped_goes_on_when_it_is(end: str) -> None:
     service = engine.deploy(endless)
-    waiting = asyncio.create_task(service.stopped())
+    waiting = asyncio.create_task(service.wait_stopped())
     async with service:
         call = asyncio.create_task(service(1))
         await testing.wait_quiescent()
         assert not waiting.done()
         await (service.drain(timeout_seconds=0) if end == "drain" else service.abort())
         await waiting
-    await service.stopped()
+    await service.wait_stopped()
     with pytest.raises(ps.EngineClosedError):
         await call
 

@@ -92,7 +92,7 @@ async def test_a_call_gives_the_values_of_its_generator(scheduler: Chosen) -> No
     async with engine.stream(doubled(50), scheduler=scheduler) as values:
         assert [value async for value in values] == [2 * number for number in range(50)]
     async with engine.stream(doubled(0), scheduler=scheduler) as values:
-        await values.started()
+        await values.wait_started()
         assert [value async for value in values] == []
 
 
@@ -233,13 +233,13 @@ async def test_a_body_may_have_streams_inside() -> None:
 
 async def test_current_is_known_in_a_generator() -> None:
     @ps.node
-    async def whereabouts() -> AsyncIterator[ps.FrameInfo]:
+    async def whereabouts() -> AsyncIterator[ps.ItemInfo]:
         yield ps.current()
         await asyncio.sleep(0)
         yield ps.current()
 
     @ps.graph
-    async def graph() -> AsyncIterator[ps.FrameInfo]:
+    async def graph() -> AsyncIterator[ps.ItemInfo]:
         return whereabouts()
 
     async with engine.stream(graph(), timeout_seconds=60) as values:
@@ -282,7 +282,7 @@ async def test_a_generator_that_waits_for_its_own_place_is_refused() -> None:
         assert [value async for value in values] == [0]
     with pytest.raises(ps.ReentrantCallError, match="the only place is held"):
         async with engine.stream(graph(1)) as values:
-            await values.started()
+            await values.wait_started()
 
 
 async def test_a_stateful_generator_holds_its_instance_until_it_has_ended() -> None:

@@ -56,7 +56,7 @@ MUTANTS = [
     ),
     Mutant(
         "a stream of which something was read is not begun again",
-        "actors/invocation.py", "if any(reader.parts.position for reader in self._readers):", "if False:",
+        "actors/invocation.py", "if any(reader.buffer.position for reader in self._readers):", "if False:",
         "tests/engine/test_ends_of_streams_as_values.py",
     ),
     Mutant(
@@ -105,7 +105,7 @@ MUTANTS = [
     ),
     Mutant(
         "a node that waits for itself is refused",
-        "actors/node_actor.py", "if len(holders) >= places.limit:", "if len(holders) > places.limit:",
+        "actors/node_actor.py", "if len(holders) >= limiter.limit:", "if len(holders) > limiter.limit:",
         "tests/runtime/test_reentrancy.py",
     ),
     Mutant(

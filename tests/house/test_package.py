@@ -62,7 +62,7 @@ print(len(made), *sorted(sys.modules.keys() - before))
 """
 # What few programs need, or only when something has run.
 LATE = (
-    "penstock.devices", "penstock.testing", "penstock._cli", "penstock.actors.processes", "penstock.actors.recorder",
+    "penstock.devices", "penstock.testing", "penstock._cli", "penstock.actors.processes", "penstock.actors.sampler",
     "penstock.engine.drawing", "penstock.engine.service", "penstock.telemetry.exporting", "penstock.telemetry.live",
     "penstock.telemetry.profiling.recording", "penstock.telemetry.profiling.readings",
     "penstock.telemetry.profiling.verdict", "penstock.telemetry.profiling.model", "penstock.telemetry.tables.table",

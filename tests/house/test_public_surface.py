@@ -56,7 +56,7 @@ def test_a_public_class_shows_what_is_documented_and_no_more(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "members"),
     [
-        (ps.Inbox, {"get", "get_nowait"}),
+        (ps.Inbox, {"get", "take_nowait"}),
         (ps.Work, {"cancelled", "on_cancelled", "finish", "fail"}),
         (ps.StreamWork, {"cancelled", "on_cancelled", "put_nowait", "finish", "fail"}),
     ],

@@ -111,7 +111,7 @@ async def read(service: engine.Service[[int], AsyncIterator[int]], client: int) 
     got: list[int] = []
     values = service.stream(graph(client))
     try:
-        await values.started()
+        await values.wait_started()
         async for value in values:
             got.append(value)
             if len(got) > leaves_at:

@@ -159,7 +159,7 @@ async def test_a_loop_that_never_starts_again_fails_the_deployment() -> None:
 
 
 async def test_streams_of_a_loop_end_with_it() -> None:
-    class Parts(ps.StreamActor[Any, Any]):
+    class StreamBuffer(ps.StreamActor[Any, Any]):
         async def loop(self, inbox: ps.Inbox[ps.StreamWork[Any, Any]], /) -> None:
             while True:
                 work = await inbox.get()
@@ -169,7 +169,7 @@ async def test_streams_of_a_loop_end_with_it() -> None:
                     raise OSError("the loop is broken")
                 work.finish()
 
-    node: Any = ps.node(Parts)()
+    node: Any = ps.node(StreamBuffer)()
 
     @ps.graph
     async def graph(item: Any) -> AsyncIterator[Any]:

@@ -23,7 +23,7 @@ class Counter(ps.StreamActor[int, int]):
         while True:
             for work in [] if open_items else [await inbox.get()]:
                 open_items[work] = 0
-            open_items |= dict.fromkeys(inbox.get_nowait(100), 0)
+            open_items |= dict.fromkeys(inbox.take_nowait(100), 0)
             await asyncio.sleep(0)
             for work, part in list(open_items.items()):
                 open_items[work] += 1
@@ -126,7 +126,7 @@ async def test_outside_a_graph_a_loop_runs_for_one_item() -> None:
 async def test_a_reader_holds_no_more_than_the_capacity(capacity: int) -> None:
     gate = Gate()
     async with engine.stream(gate.graph(capacity=capacity)(0)) as parts:
-        starting = asyncio.create_task(parts.started())
+        starting = asyncio.create_task(parts.wait_started())
         work = await gate.work()
         assert work.put_nowait(0)
         await starting
@@ -148,7 +148,7 @@ async def test_a_reader_that_leaves_cancels_the_work_at_once() -> None:
     async with engine.deploy(graph) as service:
         for number, parts_read in enumerate((0, 1, 5)):
             async with service.stream(graph(number)) as parts:
-                starting = asyncio.create_task(parts.started())
+                starting = asyncio.create_task(parts.wait_started())
                 work = await gate.work(number)
                 for part in range(max(1, parts_read)):
                     work.put_nowait(part)
@@ -181,7 +181,7 @@ async def test_a_reader_that_leaves_before_the_first_part_leaves_the_inbox() -> 
 
     async with engine.deploy(graph) as service:
         first, second = service.stream(graph(1)), service.stream(graph(2))
-        starting = [asyncio.create_task(stream.started()) for stream in (first, second)]
+        starting = [asyncio.create_task(stream.wait_started()) for stream in (first, second)]
         await testing.wait_quiescent()
         await first.aclose()
         await asyncio.gather(starting[0], return_exceptions=True)
@@ -325,7 +325,7 @@ async def test_the_end_of_a_loop_ends_its_streams(parts_before: int) -> None:
 async def test_a_slow_reader_stalls_itself_and_nobody_else() -> None:
     async with engine.deploy(counted) as service:
         slow = service.stream(counted(1000))
-        await slow.started()
+        await slow.wait_started()
         async with service.stream(counted(1000)) as parts:
             assert [part async for part in parts] == list(range(1000))
         got, error = await collect_all(slow)

@@ -172,7 +172,7 @@ async def test_items_are_settled_in_any_order() -> None:
             held: list[ps.Work[int, int]] = []
             while True:
                 held.append(await inbox.get())
-                held += inbox.get_nowait(100)
+                held += inbox.take_nowait(100)
                 if len(held) == 10:
                     while held:
                         work = held.pop()
@@ -486,7 +486,7 @@ def test_every_item_has_one_outcome_under_many_interleavings(effort: int) -> Non
         class Slow(ps.Actor[int, int]):
             async def loop(self, inbox: IntInbox, /) -> None:
                 while True:
-                    for work in [await inbox.get(), *inbox.get_nowait(1)]:
+                    for work in [await inbox.get(), *inbox.take_nowait(1)]:
                         await asyncio.sleep(0.01)
                         work.finish(work.value)
 

@@ -534,7 +534,7 @@ async def test_an_instance_that_was_replaced_is_not_kept() -> None:
 
 
 async def test_tasks_that_a_restartable_node_starts_know_their_item() -> None:
-    seen: list[ps.FrameInfo] = []
+    seen: list[ps.ItemInfo] = []
 
     async def work() -> None:
         seen.append(ps.current())
@@ -887,7 +887,7 @@ async def test_too_many_restarts_fail_the_deployment_for_everybody(scheduler: An
             calls = [asyncio.create_task(service("crash")) for _ in range(12)]  # 7 in flight, 5 wait for a place
             results = await outcomes(*calls)
             assert results == [Broken, Broken, *[ps.DeploymentFailed] * 10]
-            assert await outcomes(elsewhere, service("fine"), service.ready()) == [ps.DeploymentFailed] * 3
+            assert await outcomes(elsewhere, service("fine"), service.wait_ready()) == [ps.DeploymentFailed] * 3
             with pytest.raises(ps.DeploymentFailed):
                 service.stream([one("fine")])
             assert service.state == "stopped"
@@ -948,7 +948,7 @@ async def test_the_body_of_an_async_with_may_wait_until_its_deployment_fails() -
     with pytest.raises(ps.DeploymentFailed) as caught:
         async with engine.deploy(calling(machine(Life("machine"))), max_restarts=0) as service:
             crash = asyncio.create_task(outcomes(service("crash")))
-            await service.stopped()
+            await service.wait_stopped()
     assert isinstance(caught.value.__cause__, Broken)
     assert await crash == [Broken]
 

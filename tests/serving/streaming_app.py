@@ -89,7 +89,7 @@ async def endpoint(count: int) -> StreamingResponse:
     """Stream tokens."""
     stream = service.stream(answer(count), timeout_seconds=60)
     try:
-        await stream.started()
+        await stream.wait_started()
     except ps.Overloaded as error:
         raise HTTPException(503) from error
     return StreamingResponse(stream)
@@ -145,7 +145,7 @@ BODIES: dict[str, Callable[[engine.Stream[str]], AsyncIterator[str]]] = {
 async def body(name: str) -> StreamingResponse:
     """Stream tokens without end, in one of the ways in which servers do."""
     stream = service.stream(answer(-1), timeout_seconds=60)
-    await stream.started()
+    await stream.wait_started()
     return StreamingResponse(BODIES[name](stream))
 
 
@@ -153,7 +153,7 @@ async def body(name: str) -> StreamingResponse:
 async def flood(timeout_seconds: float) -> StreamingResponse:
     """Stream more than a client that does not read can take, for a limited time."""
     stream = service.stream(blocks(), timeout_seconds=timeout_seconds)
-    await stream.started()
+    await stream.wait_started()
     return StreamingResponse(guarded(stream))
 
 

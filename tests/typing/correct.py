@@ -104,7 +104,7 @@ class Tripler(ps.Actor[int, str]):
     async def loop(self, inbox: ps.Inbox[ps.Work[int, str]], /) -> None:
         while True:
             first = await inbox.get()
-            for work in [first, *inbox.get_nowait(3)]:
+            for work in [first, *inbox.take_nowait(3)]:
                 assert_type(work, ps.Work[int, str])
                 assert_type(
                     (work.value, work.priority, work.deadline, work.cancelled), tuple[int, int, float | None, bool]
@@ -271,7 +271,7 @@ async def calls(urls: list[str], more: AsyncIterator[str]) -> None:
     assert_type(await engine.run(warm_up()), int)
     async with engine.stream((search(url) for url in urls), max_in_flight=4, ordered=False) as results:
         assert_type(results, engine.Stream[list[Hit]])
-        await results.started()
+        await results.wait_started()
         async for hits in results:
             assert_type(hits, list[Hit])
         async for outcome in results.outcomes():
@@ -293,7 +293,7 @@ async def deployments(urls: list[str]) -> None:
         assert_type(await service.map(first(url) for url in urls), list[Hit])
         assert_type(await service.map([first("a")], progress=True), list[Hit])
         assert_type(service.stream([search("a")], on_error="skip"), engine.Stream[list[Hit]])
-        await service.ready()
+        await service.wait_ready()
         await service.drain(timeout_seconds=3)
         assert_type(service.statistics(), engine.ServiceStatistics)
     async with engine.Engine(max_workers=4) as mine:

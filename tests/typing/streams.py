@@ -112,7 +112,7 @@ async def answers(query: str) -> list[str]:
     with testing.replace(fetch, fake):
         async with engine.deploy(rag, max_in_flight=64) as service, service.stream(rag(query), priority=1) as tokens:
             assert_type(tokens, engine.Stream[str])
-            await tokens.started()
+            await tokens.wait_started()
             return [token async for token in tokens]
 
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from ..dispatch.device_queue import DeviceCall
 from ..dispatch.jobs import ORIGINS, Job, Route
 from ..programs.compiling import Program
-from .stacking import Item, Stacked, Stacker, batch_size, on_host, split
+from .device_batch import batch_size
+from .stacking import Item, Stacked, Stacker, on_host, split
 
 
 @dataclass(frozen=True)

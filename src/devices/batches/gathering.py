@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
 from ...actors.batching import Batch
-from ...actors.channel import Lanes
+from ...actors.channel import PriorityFifo
 
 
 class Waiting(Protocol):
@@ -42,7 +42,7 @@ class Gathering(Generic[W]):
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._groups: dict[Hashable, Lanes[W]] = {}
+        self._groups: dict[Hashable, PriorityFifo[W]] = {}
         self.count = 0
 
     @property
@@ -55,7 +55,7 @@ class Gathering(Generic[W]):
         """Have a call wait."""
         group = self._groups.get(call.group)
         if group is None:
-            group = self._groups[call.group] = Lanes()
+            group = self._groups[call.group] = PriorityFifo()
         group.push(call, call.priority)
         self.count += 1
 
@@ -95,21 +95,21 @@ class Gathering(Generic[W]):
         group, key = max(found, key=lambda one: (one[0].highest, -_oldest(one[0])))
         return self._taken(group, key, largest.get(key, max_size))
 
-    def _taken(self, group: Lanes[W], key: Hashable, size: int) -> list[W]:
+    def _taken(self, group: PriorityFifo[W], key: Hashable, size: int) -> list[W]:
         taken = group.pop_many(size) if size > 1 else [group.pop()]
         self._left(group, key, len(taken))
         return taken
 
-    def _is_due(self, group: Lanes[W], size: int, now: float) -> bool:
+    def _is_due(self, group: PriorityFifo[W], size: int, now: float) -> bool:
         return group.count >= size or now >= _oldest(group) + self._batch.max_wait_seconds
 
-    def _left(self, group: Lanes[W], key: Hashable, number: int) -> None:
+    def _left(self, group: PriorityFifo[W], key: Hashable, number: int) -> None:
         self.count -= number
         if not group.count:
             del self._groups[key]
 
 
-def _oldest(group: Lanes[W]) -> float:
+def _oldest(group: PriorityFifo[W]) -> float:
     """Return when the first of the calls began to wait: within one priority they are in that order."""
     return min(call.arrived_at for call in group.heads())
 

@@ -7,7 +7,6 @@ for the thread of the device.
 
 import inspect
 import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -17,42 +16,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ...actors.batching import Batch, Buckets
 from ...telemetry import logs
 from ..programs.configuration import Configuration
 from ..programs.signature import WeakRows, is_device_array, is_random_key
 from ..untyped_jax import jax
-
-# Below it, a program and a batch of its own for each of 1, 2 and 4 costs more than at most 7 elements of padding.
-SHORTEST_LENGTH = 8
-
-
-def batch_sizes(batch: Batch, multiple: int = 1) -> tuple[int, ...]:
-    """Return the sizes that batches are padded to, in ascending order; the last one holds `max_size` items.
-
-    Args:
-        batch: which sizes.
-        multiple: what each has to be a multiple of: the devices that share the rows of a batch.
-    """
-    if isinstance(batch.buckets, tuple):
-        sizes = [*batch.buckets, batch.max_size]
-    else:
-        sizes = [*(1 << exponent for exponent in range((batch.max_size - 1).bit_length())), batch.max_size]
-    return tuple(sorted({-(-size // multiple) * multiple for size in sizes}))
-
-
-def batch_size(count: int, sizes: tuple[int, ...]) -> int:
-    """Return the smallest of the sizes that holds `count` items; there are no more than the last one holds."""
-    return sizes[bisect_left(sizes, count)]
-
-
-def padded_length(length: int, buckets: Buckets) -> int | None:
-    """Return the length that an axis is padded to; None if it is longer than the last bucket."""
-    if isinstance(buckets, tuple):
-        index = bisect_left(buckets, length)
-        return buckets[index] if index < len(buckets) else None
-    return 1 << (length - 1).bit_length() if length > SHORTEST_LENGTH else SHORTEST_LENGTH
-
+from .device_batch import Buckets, DeviceBatch, padded_length
 
 _PASSED_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _TAKEN_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -65,7 +33,7 @@ def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: s
 
     Args:
         signature: of the function.
-        padded: names of the padded parameters, the keys of `Batch(pad_axes=...)`.
+        padded: names of the padded parameters, the keys of `DeviceBatch(pad_axes=...)`.
         node: its name, for errors.
 
     Returns:
@@ -190,7 +158,7 @@ class Stacker:
         padded: those of the parameters that are padded, in their order; masks have it too.
     """
 
-    def __init__(self, node: str, parameters: Sequence[str], batch: Batch) -> None:
+    def __init__(self, node: str, parameters: Sequence[str], batch: DeviceBatch) -> None:
         self._node = node
         self._length_buckets: Buckets = batch.length_buckets
         axes = [batch.pad_axes.get(parameter, ()) for parameter in parameters]

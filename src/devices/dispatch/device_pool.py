@@ -13,7 +13,7 @@ from ..jax_types import is_device
 from ..platform.placement import Placement
 from ..platform.selection import following, select
 from ..programs.compile_cache import CACHE, twin_of
-from .engine_device import Station
+from .engine_device import EngineDevice
 
 
 class DevicePool:
@@ -22,17 +22,17 @@ class DevicePool:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._mailbox = LoopMailbox(self._loop)
-        self._stations: dict[Placement, Station] = {}
-        self._by_name: dict[tuple[Hashable, int], tuple[Station, ...]] = {}
+        self._devices: dict[Placement, EngineDevice] = {}
+        self._by_name: dict[tuple[Hashable, int], tuple[EngineDevice, ...]] = {}
         self._opening: dict[tuple[Hashable, int], asyncio.Future[list[Placement]]] = {}
         self._closed = False
         CACHE.acquire()
 
-    def opened(self, device: Hashable, replicas: int = 1) -> "tuple[Station, ...] | None":
+    def opened(self, device: Hashable, replicas: int = 1) -> "tuple[EngineDevice, ...] | None":
         """Return devices that were opened before by this name and number; None if they were not."""
         return self._by_name.get((device, replicas))
 
-    async def open(self, device: Hashable, replicas: int = 1) -> "tuple[Station, ...]":
+    async def open(self, device: Hashable, replicas: int = 1) -> "tuple[EngineDevice, ...]":
         """Return a device, as `select` names it, and those that follow it.
 
         Args:
@@ -50,14 +50,14 @@ class DevicePool:
             raise twin_of(error)
         if self._closed:
             raise EngineClosedError(f"device {device} was not opened: its Engine was closed")
-        stations = self._by_name[device, replicas] = tuple(map(self._station, found.result()))
-        return stations
+        devices = self._by_name[device, replicas] = tuple(map(self._device, found.result()))
+        return devices
 
-    def _station(self, placement: Placement) -> Station:
-        station = self._stations.get(placement)
-        if station is None:
-            station = self._stations[placement] = Station(placement, self._mailbox, self._loop)
-        return station
+    def _device(self, placement: Placement) -> EngineDevice:
+        device = self._devices.get(placement)
+        if device is None:
+            device = self._devices[placement] = EngineDevice(placement, self._mailbox, self._loop)
+        return device
 
     async def aclose(self) -> None:
         """Refuse more calls, wait for those that run, and give the threads back."""
@@ -69,8 +69,8 @@ class DevicePool:
     async def _close(self) -> None:
         if self._opening:
             await asyncio.wait(self._opening.values())
-        for station in self._stations.values():
-            await station.close()
+        for device in self._devices.values():
+            await device.close()
         await CACHE.arelease()
 
     def _find(self, device: Hashable, replicas: int) -> "asyncio.Future[list[Placement]]":

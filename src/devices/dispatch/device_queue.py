@@ -16,7 +16,7 @@ from ..untyped_jax import jax
 
 if TYPE_CHECKING:
     from ...actors.frame import Frame
-    from ...actors.recorder import Recorder
+    from ...actors.sampler import ExecutionSampler
     from ...telemetry.spans import DeviceWait
     from ..programs.compiling import Program
 
@@ -65,14 +65,30 @@ class DeviceCall:
         arrived_at: when it began to wait, in the loop's time.
         lane: where it waits, or has waited; None before.
         started: whether it was handed to the device's thread.
-        recorder: times the node that it is for, while a profile is taken.
+        sampler: times the node that it is for, while a profile is taken.
         frame: that of its item; None for what is no node.
         returned: whether the device has nothing to do with it any more.
     """
 
     __slots__ = (
-        "_on_returned", "_turn", "args", "arrived_at", "deadline", "frame", "group", "hands_on", "label", "lane",
-        "priority", "program", "recorder", "result", "returned", "size_bytes", "started", "wait",
+        "_on_returned",
+        "_turn",
+        "args",
+        "arrived_at",
+        "deadline",
+        "frame",
+        "group",
+        "hands_on",
+        "label",
+        "lane",
+        "priority",
+        "program",
+        "result",
+        "returned",
+        "sampler",
+        "size_bytes",
+        "started",
+        "wait",
     )  # fmt: skip
 
     def __init__(
@@ -102,7 +118,7 @@ class DeviceCall:
         self.lane: Lane | None = None
         self.started = False
         self.returned = False
-        self.recorder: Recorder | None = None
+        self.sampler: ExecutionSampler | None = None
         self.frame: Frame | None = None
         self._on_returned: tuple[Callable[[], None], ...] = ()
         self._turn: threading.Lock | None = None

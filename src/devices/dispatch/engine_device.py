@@ -36,7 +36,7 @@ class SingleLine:
     """The calls of one node on one device, one by one.
 
     Args:
-        station: the device.
+        device: where they run.
         name: of the node.
         program: what it runs; None for what each call brings.
         parameters: positions of the arguments that are parameters.
@@ -48,20 +48,20 @@ class SingleLine:
 
     def __init__(
         self,
-        station: "Station",
+        device: "EngineDevice",
         name: str,
         program: "Program | None" = None,
         parameters: tuple[int, ...] = (),
         limit: int = AHEAD,
     ) -> None:
-        self.lane = Lane(name, station.queue, self._start, None, limit)
-        self._station = station
+        self.lane = Lane(name, device.queue, self._start, None, limit)
+        self._device = device
         self._program = program
         self._parameters = parameters
 
     def _start(self, calls: list[DeviceCall]) -> None:
         program = self._program or calls[0].program
-        SingleJob(program, self._station.route, calls[0], self._ended, self._parameters).submit()
+        SingleJob(program, self._device.route, calls[0], self._ended, self._parameters).submit()
 
     def _ended(self, job: Job) -> None:
         if job.error is not None and is_out_of_memory(job.error):
@@ -74,7 +74,7 @@ class SingleLine:
     def _too_large(self, job: Job, error: BaseException) -> DeviceError:
         arguments = ", ".join(described(leaf) for leaf in jax.tree.leaves(job.calls[0].args) if hasattr(leaf, "shape"))
         found = DeviceError(
-            f"a call of {job.calls[0].program.name!r} does not fit the memory of {self._station.placement.name}: "
+            f"a call of {job.calls[0].program.name!r} does not fit the memory of {self._device.placement.name}: "
             f"{arguments}"
         )
         found.__cause__ = error
@@ -90,7 +90,7 @@ class BatchLine:
     """The batches of one node on one device.
 
     Args:
-        station: the device.
+        device: where they run.
         program: the vectorised program.
         layout: how calls become its arguments.
         batch: how many run together.
@@ -105,7 +105,7 @@ class BatchLine:
 
     def __init__(
         self,
-        station: "Station",
+        device: "EngineDevice",
         program: "Program",
         layout: BatchLayout,
         batch: Batch,
@@ -114,10 +114,10 @@ class BatchLine:
         *,
         repeats: bool,
     ) -> None:
-        self.lane = Lane(layout.name, station.queue, self._start, batch, prefetch)
+        self.lane = Lane(layout.name, device.queue, self._start, batch, prefetch)
         self.limits = SizeLimits(layout.sizes, self.lane.largest)
         self._log = log
-        self._station = station
+        self._device = device
         self._program = program
         self._layout = layout
         self._repeats = repeats
@@ -134,7 +134,7 @@ class BatchLine:
                 self._log.add(job.stacked)
             on_over(job)
 
-        BatchJob(self._program, self._station.route, calls, over, self._layout, size).submit()
+        BatchJob(self._program, self._device.route, calls, over, self._layout, size).submit()
 
     def _ended(self, then: Callable[[], None], is_try: bool, job: BatchJob) -> None:
         if job.error is not None and job.has_run and self._repeats and isinstance(job.error, Exception):
@@ -163,7 +163,7 @@ class BatchLine:
     @property
     def device(self) -> str:
         """Its name, for errors."""
-        return self._station.placement.name
+        return self._device.placement.name
 
     def describe(self, call: DeviceCall) -> str:
         """Return what a call holds, for an error."""
@@ -255,11 +255,11 @@ class _Halving:
             call.fail(error)
 
 
-class DeviceUse:
+class PlacedNode:
     """One node on one device, or on several that each have a copy: the next free one takes the next call.
 
     Args:
-        stations: the devices.
+        devices: where it runs; the first is asked first.
         programs: what is compiled for the node.
         arguments: how its calls become arguments.
         donated: positions of the arguments whose memory the result may take.
@@ -270,15 +270,15 @@ class DeviceUse:
 
     def __init__(
         self,
-        stations: "tuple[Station, ...]",
+        devices: "tuple[EngineDevice, ...]",
         programs: "DevicePrograms",
         arguments: "Arguments",
         donated: tuple[int, ...] = (),
     ) -> None:
         options = programs.options
-        self._loop = stations[0].loop
-        self._stations = stations
-        self._programs = [programs.program(station.placement, arguments, donated) for station in stations]
+        self._loop = devices[0].loop
+        self._devices = devices
+        self._programs = [programs.program(device.placement, arguments, donated) for device in devices]
         self._arguments = arguments
         self._parameters = [(position, SameParameters()) for position in arguments.parameters]
         self._layout: BatchLayout | None = None
@@ -288,9 +288,7 @@ class DeviceUse:
                 programs.name, arguments.stacker, arguments.stacked, arguments.shared, arguments.parameters,
                 programs.batch_sizes(options.batch, arguments),
             )  # fmt: skip
-        lanes = [
-            self._lane(station, program, programs) for station, program in zip(stations, self._programs, strict=True)
-        ]
+        lanes = [self._lane(device, program, programs) for device, program in zip(devices, self._programs, strict=True)]
         if len(lanes) > 1:
             share(lanes)
         self.lane = lanes[0]
@@ -308,8 +306,8 @@ class DeviceUse:
             stacks = [layout.stacker.stack([on_host(one.item)], size) for size in layout.sizes]
             variants = [layout.arguments(stacked, one.shared) for stacked in stacks]
         compiled = [
-            station.compile(program, args)
-            for station, program in zip(self._stations, self._programs, strict=True)
+            device.compile(program, args)
+            for device, program in zip(self._devices, self._programs, strict=True)
             for args in variants
         ]
         try:
@@ -351,18 +349,18 @@ class DeviceUse:
             size_bytes=size_bytes,
         )  # fmt: skip
 
-    def _lane(self, station: "Station", program: "Program", programs: "DevicePrograms") -> Lane:
+    def _lane(self, device: "EngineDevice", program: "Program", programs: "DevicePrograms") -> Lane:
         options = programs.options
         if self._layout is None or options.batch is None:
             # What a device holds ahead, no other one can take when it is free.
             limit = max(AHEAD, options.prefetch) if options.replicas == 1 else options.prefetch
-            return SingleLine(station, program.name, program, self._arguments.parameters, limit).lane
+            return SingleLine(device, program.name, program, self._arguments.parameters, limit).lane
         return BatchLine(
-            station, program, self._layout, options.batch, options.prefetch, programs.batches, repeats=options.pure
+            device, program, self._layout, options.batch, options.prefetch, programs.batches, repeats=options.pure
         ).lane
 
 
-class Station:
+class EngineDevice:
     """One device or mesh, as one Engine uses it: a queue, and a lease on the device's thread.
 
     Attributes:
@@ -378,16 +376,16 @@ class Station:
         self.loop = loop
         self.route = Route(THREADS.acquire(placement), CACHE, mailbox, PlacedParameters())
         self.queue = DeviceQueue(placement.name, loop)
-        self._uses: dict[tuple[DevicePrograms, Arguments, tuple[int, ...]], DeviceUse] = {}
+        self._placed: dict[tuple[DevicePrograms, Arguments, tuple[int, ...]], PlacedNode] = {}
         self.others = SingleLine(self, "devices.actor").lane
 
-    def use(
+    def placed(
         self,
         programs: "DevicePrograms",
         arguments: "Arguments",
-        replicas: "tuple[Station, ...]",
+        replicas: "tuple[EngineDevice, ...]",
         donated: tuple[int, ...] = (),
-    ) -> DeviceUse:
+    ) -> PlacedNode:
         """Return a node on this device.
 
         Args:
@@ -397,9 +395,9 @@ class Station:
             donated: positions of the arguments whose memory the result may take.
         """
         key = programs, arguments, donated
-        if key not in self._uses:
-            self._uses[key] = DeviceUse(replicas, programs, arguments, donated)
-        return self._uses[key]
+        if key not in self._placed:
+            self._placed[key] = PlacedNode(replicas, programs, arguments, donated)
+        return self._placed[key]
 
     def compile(self, program: "Program", args: tuple[Any, ...]) -> "asyncio.Future[None]":
         """Have a program compiled for such arguments; the future tells when it is, or why it could not be.

@@ -142,9 +142,9 @@ class JobTimes:
         compute = sum([part.ended - part.began for part in self._parts if part.kind == "compute"])
         transfer = sum([part.ended - part.began for part in self._parts if part.kind != "compute"])
         seconds = DeviceSeconds(self._compile_seconds, transfer, compute)
-        for recorder, count in Counter([call.recorder for call in calls]).items():
-            if recorder is not None:
-                recorder.device = recorder.device.plus(seconds.for_items(count))
+        for sampler, count in Counter([call.sampler for call in calls]).items():
+            if sampler is not None:
+                sampler.device = sampler.device.plus(seconds.for_items(count))
 
 
 def _on_host(leaf: Any) -> Any:

@@ -18,7 +18,7 @@ class Recompilation:
             "function", "eviction".
         before: what the earlier program was compiled for.
         after: what this one was compiled for.
-        remedy: what to change if this was not meant; empty for the sizes that the buckets of a `Batch` mean.
+        remedy: what to change if this was not meant; empty for the sizes that the buckets of a `DeviceBatch` mean.
     """
 
     program: int

@@ -25,8 +25,8 @@ MANY_SHAPES: Final = 8
 
 _SAME_SHAPE: Final = "pass arrays of the same shape"
 _REMEDIES: Final = {
-    "shape": f"{_SAME_SHAPE}, or of a few; a device node with batch=ps.Batch(buckets=...), and pad_axes= for ragged "
-    "axes, bounds their number",
+    "shape": f"{_SAME_SHAPE}, or of a few; a device node with batch=devices.DeviceBatch(buckets=...), and pad_axes= "
+    "for ragged axes, bounds their number",
     "dtype": "convert the argument to one dtype before the node",
     "weak type": "pass an array with a dtype instead of a Python number, or always the number",
     "structure": "pass the same structure each time; None in the place of an array is another structure",

@@ -85,7 +85,7 @@ _REASONS: Final[dict[Kind, str]] = {
     "device": "its device has an item for {used:.0%} of the time",
 }
 _REMEDIES: Final[dict[Kind, str]] = {
-    "compilation": "give it arguments of few shapes (pad them, or Batch(pad_axes=)), as its compile_statistics() "
+    "compilation": "give it arguments of few shapes (pad them, or DeviceBatch(pad_axes=)), as its compile_statistics() "
     "explains, and have deploy(warmup=True) compile them before the first call",
     "transfer": "have the nodes before and after it run on its device as well, send less (smaller dtypes), or keep "
     "there what does not change (a resource)",

@@ -19,9 +19,9 @@ from hypothesis.stateful import (
 
 from penstock.actors.channel import Channel
 from penstock.actors.frame import Frame, Layout
-from penstock.actors.node_actor import NodeActor, Places
+from penstock.actors.node_actor import Limiter, NodeActor
 from penstock.actors.policy import Policy
-from penstock.actors.worker import Crew
+from penstock.actors.worker import WorkerGroup
 from penstock.testing import SeededLoop, wait_quiescent
 
 
@@ -70,10 +70,10 @@ class PlacesMachine(RuleBasedStateMachine):
     )
     def open(self, seed: int, limit: int, capacities: list[int]) -> None:
         self.loop = self.new_loop(seed)
-        self.places = Places(limit)
-        self.crew = RecordingCrew()
+        self.limiter = Limiter(limit)
+        self.group = RecordingCrew()
         self.actors = [
-            NodeActor(f"node {index}", "graph", index, Policy(), self.places, Channel(capacity))
+            NodeActor(f"node {index}", "graph", index, Policy(), self.limiter, Channel(capacity))
             for index, capacity in enumerate(capacities)
         ]
         self.capacities = capacities
@@ -87,13 +87,13 @@ class PlacesMachine(RuleBasedStateMachine):
 
     @property
     def free(self) -> int:
-        return self.places.limit - len(self.running) - self.owed
+        return self.limiter.limit - len(self.running) - self.owed
 
     @rule(number=st.integers(0, 2), priority=st.sampled_from([0, 0, 1]), run=st.booleans())
     def a_frame_comes(self, number: int, priority: int, run: bool) -> None:
         actor = self.actors[number % len(self.actors)]
-        crew = cast(Crew, self.crew)
-        frame = Frame(cast(Layout, OneStep()), (), crew, self.crew, len(self.frames), None)
+        group = cast(WorkerGroup, self.group)
+        frame = Frame(cast(Layout, OneStep()), (), group, self.group, len(self.frames), None)
         frame.priority = priority
         self.frames.append(frame)
         if not actor.enter(frame):
@@ -111,8 +111,8 @@ class PlacesMachine(RuleBasedStateMachine):
         if self.free > 0 or not room:
             return
         first = len(self.frames)
-        crew = cast(Crew, self.crew)
-        new = [Frame(cast(Layout, OneStep()), (), crew, self.crew, item, None) for item in range(first, first + room)]
+        group = cast(WorkerGroup, self.group)
+        new = [Frame(cast(Layout, OneStep()), (), group, self.group, item, None) for item in range(first, first + room)]
         self.frames += new
         actor.offer_new(new)
         assert all(self.model_enter(actor, frame) for frame in new)
@@ -165,19 +165,19 @@ class PlacesMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 10), outlives_its_worker=st.booleans())
     def a_frame_leaves(self, number: int, outlives_its_worker: bool) -> None:
         entry = self.running.pop(number % len(self.running))
-        self.crew.running.remove(entry)
+        self.group.running.remove(entry)
         if outlives_its_worker:  # its thread holds a place until `a_thread_returns`
             self.owed += 1
-            self.places.owe()
+            self.limiter.owe()
         self.hand_over()
-        self.places.release()
+        self.limiter.release()
 
     @precondition(lambda self: self.owed)
     @rule()
     def a_thread_returns(self) -> None:
         self.owed -= 1
         self.hand_over()
-        self.places.release()
+        self.limiter.release()
 
     def hand_over(self) -> None:
         """One place less is held: the actor whose turn it is gets it, if that makes one free at all."""
@@ -219,14 +219,14 @@ class PlacesMachine(RuleBasedStateMachine):
 
     @invariant()
     def places_and_inboxes_are_as_expected(self) -> None:
-        assert self.crew.running == self.running
-        assert len(self.running) <= self.places.limit
-        assert self.places.in_flight == len(self.running) + self.owed
-        assert list(self.places.waiting) == self.turns
+        assert self.group.running == self.running
+        assert len(self.running) <= self.limiter.limit
+        assert self.limiter.in_flight == len(self.running) + self.owed
+        assert list(self.limiter.waiting) == self.turns
         for actor, capacity in zip(self.actors, self.capacities, strict=True):
             assert len(actor.inbox) == len(self.inboxes[actor]) <= capacity
             # While a place is free nobody is kept waiting: whoever finds one may take it without a look at the queues.
-            assert self.places.free <= 0 or not len(actor.inbox)
+            assert self.limiter.free <= 0 or not len(actor.inbox)
 
     def teardown(self) -> None:
         try:
@@ -239,7 +239,7 @@ class PlacesMachine(RuleBasedStateMachine):
                 self.come_to_rest()
             assert not any(self.inboxes.values())
             assert not self.producers
-            assert self.places.free == self.places.limit
+            assert self.limiter.free == self.limiter.limit
         finally:
             self.loop.close()
 

@@ -1,10 +1,10 @@
-"""Lanes against a list: first-in first-out within one priority, and any entry may leave from the middle."""
+"""PriorityFifo against a list: first-in first-out within one priority, and any entry may leave from the middle."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.channel import Lanes
+from penstock.actors.channel import PriorityFifo
 
 
 class Entry:
@@ -18,7 +18,7 @@ operations = st.lists(st.one_of(st.integers(-2, 2), st.none(), st.tuples(st.just
 
 @given(operations)
 def test_lanes_are_a_list_sorted_by_priority(operations: list[int | tuple[str, int] | None]) -> None:
-    lanes: Lanes[Entry] = Lanes()
+    lanes: PriorityFifo[Entry] = PriorityFifo()
     expected: list[Entry] = []
     for operation in operations:
         if isinstance(operation, int):
@@ -45,7 +45,7 @@ def test_lanes_are_a_list_sorted_by_priority(operations: list[int | tuple[str, i
 
 
 def test_empty_lanes_raise() -> None:
-    lanes: Lanes[Entry] = Lanes()
+    lanes: PriorityFifo[Entry] = PriorityFifo()
     for look in (lanes.pop, lanes.head, lambda: lanes.highest):
         with pytest.raises(IndexError):
             look()

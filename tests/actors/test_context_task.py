@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from penstock import testing
-from penstock.actors.cancellation import Keeper
+from penstock.actors.cancellation import ContextTask
 
 
 async def test_it_is_entered_and_left_by_one_task_which_is_not_the_callers() -> None:
@@ -21,14 +21,14 @@ async def test_it_is_entered_and_left_by_one_task_which_is_not_the_callers() -> 
             yield "value"
         tasks.append(asyncio.current_task())
 
-    keeper = Keeper(opened(), "kept")
-    await keeper.settled()
-    assert keeper.is_open
-    assert keeper.value == "value"
-    assert await keeper.ended() is None
-    assert not keeper.is_open
-    assert keeper.was_opened
-    assert tasks == [keeper.task, keeper.task]
+    context_task = ContextTask(opened(), "kept")
+    await context_task.settled()
+    assert context_task.is_open
+    assert context_task.value == "value"
+    assert await context_task.ended() is None
+    assert not context_task.is_open
+    assert context_task.was_opened
+    assert tasks == [context_task.task, context_task.task]
 
 
 async def test_whoever_waits_is_told_that_it_cannot_be_opened() -> None:
@@ -37,10 +37,10 @@ async def test_whoever_waits_is_told_that_it_cannot_be_opened() -> None:
         raise LookupError("no such thing")
         yield
 
-    keeper = Keeper(opened(), "kept")
-    await keeper.settled()
-    assert not keeper.was_opened
-    assert isinstance(keeper.error, LookupError)
+    context_task = ContextTask(opened(), "kept")
+    await context_task.settled()
+    assert not context_task.was_opened
+    assert isinstance(context_task.error, LookupError)
 
 
 @pytest.mark.timeout(10)
@@ -56,12 +56,12 @@ async def test_an_opening_that_swallows_its_cancellation_is_left() -> None:
         yield
         log.append("left")
 
-    keeper = Keeper(opened(), "kept")
+    context_task = ContextTask(opened(), "kept")
     await testing.wait_quiescent()
-    assert await keeper.ended() is None
+    assert await context_task.ended() is None
     assert log == ["swallowed", "left"]
-    assert keeper.was_opened
-    assert not keeper.is_open
+    assert context_task.was_opened
+    assert not context_task.is_open
 
 
 async def test_one_who_is_cancelled_waits_until_it_is_left() -> None:
@@ -73,9 +73,9 @@ async def test_one_who_is_cancelled_waits_until_it_is_left() -> None:
         await release.wait()
         raise OSError("cannot be left")
 
-    keeper = Keeper(opened(), "kept")
-    await keeper.settled()
-    ending = asyncio.create_task(keeper.ended())
+    context_task = ContextTask(opened(), "kept")
+    await context_task.settled()
+    ending = asyncio.create_task(context_task.ended())
     await testing.wait_quiescent()
     ending.cancel()
     await testing.wait_quiescent()
@@ -83,4 +83,4 @@ async def test_one_who_is_cancelled_waits_until_it_is_left() -> None:
     release.set()
     with pytest.raises(asyncio.CancelledError):
         await ending
-    assert isinstance(keeper.error, OSError)
+    assert isinstance(context_task.error, OSError)

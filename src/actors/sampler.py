@@ -1,4 +1,4 @@
-"""Recorder: times the executions of one node while a profile is taken, all of them or a fair sample."""
+"""ExecutionSampler: times the executions of one node while a profile is taken, all of them or a fair sample."""
 
 import itertools
 import threading
@@ -48,7 +48,7 @@ def sampling_of(nodes: int) -> Sampling:
     )
 
 
-class Recorder:
+class ExecutionSampler:
     """Times executions of one actor; made when a profile begins, and given up when the last one ends.
 
     Args:
@@ -70,7 +70,7 @@ class Recorder:
     )  # fmt: skip
 
     def __init__(
-        self, actor: "NodeActor", switch: "Callable[[Recorder | None], None] | None", sampling: Sampling
+        self, actor: "NodeActor", switch: "Callable[[ExecutionSampler | None], None] | None", sampling: Sampling
     ) -> None:
         inbox = actor.intake
         self._actor = actor

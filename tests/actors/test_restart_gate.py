@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock import ActorStopped
-from penstock.actors.loop_host import Gate
+from penstock.actors.loop_host import RestartGate
 from penstock.testing import wait_quiescent
 
 
@@ -20,11 +20,11 @@ class FakeWorker:
         self.task = asyncio.current_task()
 
 
-def make_gate() -> Gate:
-    return Gate("node", (), lambda error: None)
+def make_gate() -> RestartGate:
+    return RestartGate("node", (), lambda error: None)
 
 
-async def passing(gate: Gate, name: str, journal: list[str]) -> None:
+async def passing(gate: RestartGate, name: str, journal: list[str]) -> None:
     worker: Any = FakeWorker()
     async with gate.admit(worker):
         journal.append(name)
