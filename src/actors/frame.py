@@ -339,7 +339,7 @@ class Frame:
             self.timer.cancel()
         for actor in self.queues():
             actor.withdraw(self)
-        self.unwinding = self.group.cancel(self)
+        self.unwinding = self.group.cancel_workers(self)
         for body in self.bodies:  # at once: before its worker has unwound, others could begin more of it
             body.stop()
         self.listener.frame_done(self)

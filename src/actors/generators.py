@@ -130,7 +130,7 @@ class GeneratorTask:
             tell_consumers(self._frame.span, self._actor)
         self._actor.limiter.owe()
         self._frame.hold()
-        group.workers.add(self)
+        group.joined(self)
         context = group.context.copy()
         context.run(current.source.set, self.position)
         self.task = start_task(group.loop, self._run(), context=context, name=f"penstock-stream {self._actor.name}")
@@ -242,13 +242,11 @@ class GeneratorTask:
             reader.leave()
         self._readers, self._start, self._given = (), _nothing, None
         self._actor.limiter.release()
-        group.workers.discard(self)
         if frame.state == "running":
             frame.let_go()
         else:
             frame.leave()
-        if group.closed and not group.workers:
-            group.ended()
+        group.left(self)
 
 
 class _FirstItem(Invocation):

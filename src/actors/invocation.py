@@ -234,9 +234,13 @@ class Runner(Protocol):
 
     group: "WorkerGroup"
     task: "asyncio.Task[Any] | None"
-    position: "Position"
     outside_call: "OutsideCall | None"
     cancels: int
+
+    @property
+    def position(self) -> "Position":
+        """Where it is."""
+        ...
 
 
 async def invoke(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:

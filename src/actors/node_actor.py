@@ -67,16 +67,12 @@ class Limiter:
             del waiting[0]
         elif len(waiting) > 1:
             waiting.append(waiting.pop(0))
-        # `Frame.dequeued` and `WorkerGroup.enqueue` written out, for a frame that waited nowhere else: every frame that
-        # waits for a place comes by here.
+        # `Frame.dequeued` written out, for a frame that waited nowhere else: each that waits for a place comes by here.
         if frame.further_queues:
             frame.dequeued(actor)
         else:
             frame.queued_at = None
-        group = frame.group
-        group.ready.append((actor, frame))
-        if not group.armed:
-            group.arm()
+        frame.group.enqueue(actor, frame)
 
     def owe(self) -> None:
         """Hold one place more, for a thread that runs on after its worker has left; `release` ends it."""

@@ -29,14 +29,16 @@ from .threads import ThreadShare
 # the yield (2 us) vanish, short against any timer.
 BUDGET = 256
 _NO_FRAME: Frame = cast("Frame", None)
+_NO_GROUP: "WorkerGroup" = cast("WorkerGroup", None)
 _OWN_CANCEL = "penstock: the item is not wanted any more"
 
 
-class Worker:
-    """One task that runs handlers, one after the other.
+class Worker(current.Position):
+    """One task that runs handlers, one after the other, and where it is.
 
     Attributes:
-        position: where it is.
+        group: the group that it belongs to, until it has ended: contexts refer to the position that it is, and groups
+            to contexts.
         outside_call: the last job in a thread or on a device, which may go on after its attempt.
         cancels: how often the engine has cancelled this task and not yet undone it.
         budget: hops that it may make before it lets the loop run others, at its begin, and those left at its end.
@@ -51,39 +53,41 @@ class Worker:
         "group",
         "inner_budget",
         "outside_call",
-        "position",
-        "task",
     )  # fmt: skip
 
     def __init__(self, group: "WorkerGroup", *, nested: bool = False) -> None:
+        super().__init__()
         self.group = group
-        self.task: asyncio.Task[Any] | None = asyncio.current_task() if nested else None
-        self.position = current.Position()
+        if nested:
+            self.task = asyncio.current_task()
         self.cancels = 0
         self.first: tuple[Frame, tuple[NodeActor, ...], NodeActor | None] | None = None
         self.outside_call: OutsideCall | None = None
         self.budget = self.inner_budget = BUDGET
         self._nested = nested
-        group.workers.add(self)
+        group.joined(self)
+
+    @property
+    def position(self) -> current.Position:
+        """Where it is."""
+        return self
 
     def is_in(self, frame: Frame, actor: NodeActor) -> bool:
         """Whether it runs the handler of `actor` for `frame`."""
-        return self.position.frame is frame and self.position.actor is actor
+        return self.frame is frame and self.actor is actor
 
     def cancel_if_in(self, frame: Frame) -> None:
         """Cancel the task, provided that it still runs a handler of `frame`."""
-        if self.position.frame is frame and self.task is not None and not self.cancels:
+        if self.frame is frame and self.task is not None and not self.cancels:
             self.cancels += 1
             self.task.cancel(_OWN_CANCEL)
 
     async def run(self) -> None:  # noqa: C901 - the hot path: every call out of it costs as much as a hop
         """Work until the group is closed and nothing is left."""
         group = self.group
-        ready = group.ready
-        position = self.position
         traced = group.traced
-        loop, deadline = group.loop, group.deadline
-        task = self.task = position.task = asyncio.current_task(group.loop)
+        loop, deadline = group.loop, group.ends_at
+        task = self.task = asyncio.current_task(group.loop)
         assert task is not None
         undisturbed = task.cancelling()
         if not self._nested:
@@ -93,7 +97,7 @@ class Worker:
         values: list[Any]
         following: NodeActor | None
         full: tuple[NodeActor, ...]
-        pulled: tuple[NodeActor, Frame] | None
+        pulled: tuple[NodeActor, Frame] | None = None
         value: Any = None
         failure: BaseException | None = None
         stopped = False  # this worker has to end: somebody else than the engine cancelled its task
@@ -102,38 +106,42 @@ class Worker:
             if self.first is not None:
                 frame, entries, before = self.first
                 self.first = None
-                full = self._begin(frame, entries, before)
+                if before is None and len(entries) == 1 and frame.state == "running" and entries[0].limiter.free > 0:
+                    entries[0].limiter.free -= 1  # what `WorkerGroup.start` does, and no queue
+                    pulled = entries[0], frame
+                else:
+                    full = self._begin(frame, entries, before)
+                    if full and not await self._enter(full, before, undisturbed):
+                        return
+                    self.frame = self.actor = None
                 frame = _NO_FRAME
-                if full and not await self._enter(full, before, undisturbed):
-                    return
-                position.frame = position.actor = None
             while True:
-                if ready:
-                    actor, frame = ready.popleft()
-                elif group.feed is not None:
-                    pulled = group.feed.pull(position)
-                    if pulled is None:
-                        # It ran a burst of items, and there may be more: the pull may have taken the feed away.
-                        if not ready and group.feed is not None:  # pyright: ignore[reportUnnecessaryComparison]
-                            await self._let_others_run()
-                        continue
+                if pulled is not None:
                     actor, frame = pulled
                     pulled = None
+                elif group.ready:
+                    actor, frame = group.ready.popleft()
+                elif group.feed is not None:
+                    pulled = group.feed.pull(self)
+                    # It ran a burst of items, and there may be more: the pull may have taken the feed away.
+                    if pulled is None and not group.ready and group.feed is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                        await self._let_others_run()
+                    continue
                 elif group.closed:
                     return
                 else:
                     await group.wait_for_work()
                     budget = BUDGET
                     continue
-                if (ready or group.feed is not None) and not group.armed:
+                if (group.ready or group.feed is not None) and not group.armed:
                     group.arm()
                 if frame.state != "running":
                     actor.limiter.release()
                     continue
-                position.frame = frame
+                self.frame = frame
                 values = frame.values
                 while True:
-                    position.actor = actor
+                    self.actor = actor
                     if deadline is not None and loop.time() >= deadline:
                         await self._expire(actor, frame, deadline)
                         if frame.state != "running":
@@ -176,7 +184,7 @@ class Worker:
                                 full = (following,)
                             following = None
                     elif actor.ends_line:
-                        position.frame = None
+                        self.frame = None
                         # `Frame.end_with` written out.
                         frame.result = value
                         frame.state = "done"
@@ -207,7 +215,7 @@ class Worker:
                             actor.limiter.release()
                             break
                 # An idle worker holds no item; and what was cancelled here must not cancel the next one.
-                position.frame = position.actor = None
+                self.frame = self.actor = None
                 value = failure = following = None
                 frame, values = _NO_FRAME, NOTHING
                 budget -= 1
@@ -220,12 +228,9 @@ class Worker:
                     await self._let_others_run()
         finally:
             self.budget = budget
-            position.frame = position.task = None
-            group.workers.discard(self)
-            if group.ready and not group.armed:
-                group.arm()
-            if group.closed and not group.workers:
-                group.ended()
+            self.frame = self.task = None
+            self.group = _NO_GROUP
+            group.left(self)
 
     def _finish(self, actor: NodeActor, frame: Frame) -> None:
         """A step that nobody waits for is done; the last one ends the frame."""
@@ -233,7 +238,7 @@ class Worker:
             frame.release(slot)
         frame.sinks_left -= 1
         if not frame.sinks_left:
-            self.position.frame = None
+            self.frame = None
             frame.finish()
 
     def _begin(self, frame: Frame, entries: tuple[NodeActor, ...], before: NodeActor | None) -> tuple[NodeActor, ...]:
@@ -251,7 +256,7 @@ class Worker:
             full = group.start(frame, entries)
             group.armed = armed
         if full:
-            self.position.frame, self.position.actor = frame, before
+            self.frame, self.actor = frame, before
         elif before is not None:
             before.limiter.release()
         return tuple(full)
@@ -297,7 +302,7 @@ class Worker:
         The worker keeps its place meanwhile, so that the node stands still. But places that other call sites share are
         given back first: one of those may be the very step that has to run before there is room.
         """
-        sampler = None if self.position.actor is None else self.position.actor.sampler
+        sampler = None if self.actor is None else self.actor.sampler
         began = 0.0 if sampler is None else perf_counter()
         if limiter.shared:
             limiter.release()
@@ -311,8 +316,7 @@ class Worker:
 
     async def _queue(self, full: tuple[NodeActor, ...], undisturbed: int) -> bool:
         """Wait until the present frame is in the inbox of each of `full`; returns False if this worker has to end."""
-        position = self.position
-        frame = position.frame
+        frame = self.frame
         assert frame is not None
         going_on = True
         try:
@@ -320,7 +324,7 @@ class Worker:
                 await actor.queue(frame)
         except asyncio.CancelledError as error:
             going_on = not self._is_stopped(undisturbed)
-            position.frame = None
+            self.frame = None
             if frame.state == "running":
                 if self._nested and not going_on:
                     frame.cancel()
@@ -333,10 +337,10 @@ class Worker:
 
     def _leave(self, actor: NodeActor, frame: Frame, failure: BaseException | None, *, stopped: bool = False) -> None:
         """A handler ended without a result that counts: record its failure, or unwind from a frame that has ended."""
-        self.position.frame = None
+        self.frame = None
         if frame.state != "running":
             if failure is not None and not isinstance(failure, asyncio.CancelledError):
-                frame.fail(failure, actor, self.position.attempt)  # too late to count: it is logged
+                frame.fail(failure, actor, self.attempt)  # too late to count: it is logged
             frame.leave()
         elif stopped and self._nested:
             frame.cancel()
@@ -344,8 +348,8 @@ class Worker:
             actor.failed += 1
             if failure is None or isinstance(failure, asyncio.CancelledError):
                 failure = foreign_cancel(failure)
-            frame.fail(failure, actor, self.position.attempt)
-        self.position.attempt = 1
+            frame.fail(failure, actor, self.attempt)
+        self.attempt = 1
         actor.limiter.release()
 
     def _is_stopped(self, undisturbed: int) -> bool:
@@ -366,17 +370,17 @@ class Worker:
     async def _let_others_run(self, actor: NodeActor | None = None, frame: Frame | None = None) -> None:
         """Yield to the loop; a frame on its way is safe meanwhile: nobody cancels a worker between two handlers."""
         group = self.group
-        self.position.frame = None
+        self.frame = None
         group.runnable += 1
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             if actor is not None and frame is not None:
-                group.ready.appendleft((actor, frame))
+                group.enqueue_first(actor, frame)
             raise
         finally:
             group.runnable -= 1
-        self.position.frame = frame
+        self.frame = frame
 
 
 # WorkerGroup: a group of workers with one queue of work.
@@ -389,6 +393,7 @@ class Worker:
 # suspended, and if work is still there, more workers are needed. A node that never suspends keeps one.
 
 _NOBODY: list[NodeActor] = []
+NOTHING_READY: deque[tuple[NodeActor, Frame]] = deque()  # what is ready where nothing ever was; it stays empty
 
 
 class Feed(Protocol):
@@ -411,12 +416,15 @@ class Member(Protocol):
     """A task that works for frames: a worker, or the driver of a stream.
 
     Attributes:
-        position: where it is.
         task: the task.
     """
 
-    position: current.Position
     task: asyncio.Task[Any] | None
+
+    @property
+    def position(self) -> current.Position:
+        """Where it is."""
+        ...
 
     def is_in(self, frame: Frame, actor: NodeActor, /) -> bool:
         """Whether it runs what `actor` does for `frame`, and holds its place."""
@@ -434,11 +442,12 @@ class WorkerGroup:
         context: where handlers run; each worker gets a copy of it.
         on_empty: called with the group when it is closed and its last worker has ended.
         traced: the frames are sampled, so every node execution takes the general path, which opens spans.
-        deadline: that of the frames, in the loop's time: a timer ends them, but it has to get its turn.
+        ends_at: when a timer ends the frames, in the loop's time: it has to get its turn.
         threads: those that they may have busy, together with others; None for as many as the Engine has.
 
     Attributes:
-        ready: frames to run next, each with an actor whose place it already holds.
+        ready: frames to run next, each with an actor whose place it already holds; `enqueue` adds one.
+        workers: its members, `joined` and `left` keep it.
         runnable: workers that will run without anybody's help.
         armed: whether `_man` is due.
         feed: where workers that have nothing to do ask for more; None if there is nothing to ask for now.
@@ -448,24 +457,12 @@ class WorkerGroup:
         caller: the actor whose handler started what runs here, for a run, stream or call inside of a handler.
     """
 
-    __slots__ = (
-        "_idle",
-        "armed",
-        "caller",
-        "closed",
-        "context",
-        "deadline",
-        "detached",
-        "feed",
-        "is_exclusive",
-        "loop",
-        "on_empty",
-        "ready",
-        "runnable",
-        "threads",
-        "traced",
-        "workers",
-    )
+    # As of a frame, what few groups need has its default in the class, and what every worker reads is assigned. Most
+    # groups are those of one call, with one worker and nothing that waits: a deque alone would take 760 bytes.
+    _idle: "list[asyncio.Future[None]] | None" = None
+    caller: NodeActor | None = None
+    detached: "DetachedStep | None" = None
+    is_exclusive = False
 
     def __init__(
         self,
@@ -474,37 +471,61 @@ class WorkerGroup:
         on_empty: Callable[["WorkerGroup"], None],
         *,
         traced: bool = False,
-        deadline: float | None = None,
+        ends_at: float | None = None,
         threads: ThreadShare | None = None,
     ) -> None:
         self.loop = loop
         self.context = context
-        self.on_empty = on_empty
         self.traced = traced
-        self.deadline = deadline
+        self.ends_at = ends_at
         self.threads = threads
-        self.ready: deque[tuple[NodeActor, Frame]] = deque()
-        self.workers: set[Member] = set()
+        self.ready = NOTHING_READY
+        self.workers: tuple[Member, ...] | set[Member] = ()
         self.feed: Feed | None = None
-        self.detached: DetachedStep | None = None
-        self._idle: list[asyncio.Future[None]] = []
         self.runnable = 0
         self.armed = False
         self.closed = False
-        self.is_exclusive = False
-        self.caller: NodeActor | None = None
+        self._on_empty = on_empty
 
-    def inner(self, on_empty: Callable[["WorkerGroup"], None]) -> "WorkerGroup":
+    def for_bodies(self, on_empty: Callable[["WorkerGroup"], None]) -> "WorkerGroup":
         """Return a group, in the present context, for the bodies of a step of these frames: all else is as here."""
         return WorkerGroup(
-            self.loop, copy_context(), on_empty, traced=self.traced, deadline=self.deadline, threads=self.threads
+            self.loop, copy_context(), on_empty, traced=self.traced, ends_at=self.ends_at, threads=self.threads
         )
+
+    def joined(self, member: Member) -> None:
+        """A worker has begun."""
+        if not self.workers:
+            self.workers = (member,)
+        elif isinstance(self.workers, set):
+            self.workers.add(member)
+        else:
+            self.workers = {*self.workers, member}
+
+    def left(self, member: Member) -> None:
+        """A worker has ended; what is ready is left to others, and the last one ends the group."""
+        if isinstance(self.workers, set):
+            self.workers.discard(member)
+        else:
+            self.workers = ()
+        if self.ready and not self.armed:
+            self.arm()
+        if self.closed and not self.workers:
+            self.ended()
 
     def enqueue(self, actor: NodeActor, frame: Frame) -> None:
         """Have a frame run in an actor whose place it already holds."""
+        if self.ready is NOTHING_READY:
+            self.ready = deque()
         self.ready.append((actor, frame))
         if not self.armed:
             self.arm()
+
+    def enqueue_first(self, actor: NodeActor, frame: Frame) -> None:
+        """Have a frame go on before others; what ends a worker has others look after it."""
+        if self.ready is NOTHING_READY:
+            self.ready = deque()
+        self.ready.appendleft((actor, frame))
 
     def arm(self) -> None:
         """Look after the work in `ready` as soon as every worker is suspended."""
@@ -517,9 +538,7 @@ class WorkerGroup:
             limiter = entries[0].limiter
             if limiter.free > 0:
                 limiter.free -= 1
-                self.ready.append((entries[0], frame))
-                if not self.armed:
-                    self.arm()
+                self.enqueue(entries[0], frame)
                 return _NOBODY
         elif not entries:
             frame.finish()
@@ -551,7 +570,7 @@ class WorkerGroup:
         limiter.release()
         return False
 
-    def cancel(self, frame: Frame) -> int:
+    def cancel_workers(self, frame: Frame) -> int:
         """Cancel every worker that is in `frame`; returns how many there are."""
         if self.detached is not None:
             self.detached.leave()
@@ -578,12 +597,14 @@ class WorkerGroup:
 
     def ended(self) -> None:
         """The last worker has ended: say so, once, and let go of who is told, who may well hold this group."""
-        on_empty, self.on_empty = self.on_empty, _told
+        on_empty, self._on_empty = self._on_empty, _told
         on_empty(self)
 
     async def wait_for_work(self) -> None:
         """Park the calling worker until there is something to do, or the group is closed."""
         future = self.loop.create_future()
+        if self._idle is None:
+            self._idle = []
         self._idle.append(future)
         try:
             await future
@@ -636,7 +657,7 @@ class WorkerGroup:
         worker.first = None if frame is None else (frame, entries, before)
         # Two tasks may share a context, but not what `current()` finds in it.
         context = self.context if len(self.workers) == 1 else self.context.copy()
-        context.run(current.source.set, worker.position)
+        context.run(current.source.set, worker)
         self.runnable += 1
         worker.task = start_task(self.loop, worker.run(), context=context)
 

@@ -403,7 +403,7 @@ class _BodyRuns:
         self._outside = outside
         self._empty = asyncio.Event()
         self._span = None if parent.span is None else spans.present()  # that of the step around
-        self._group = parent.group.inner(self._ended)
+        self._group = parent.group.for_bodies(self._ended)
         self._results: list[Any] = []
         self._frames: dict[int, Frame] = {}
         self._error: BaseException | None = None

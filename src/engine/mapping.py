@@ -41,7 +41,7 @@ class StreamMap:
         self._started = 0
         self._span: Span | None = None
         self._empty = asyncio.Event()
-        self._group = parent.group.inner(self._ended)
+        self._group = parent.group.for_bodies(self._ended)
 
     async def results(self) -> AsyncGenerator[Any, None]:
         """Yield the results, in the order of the values; the first error ends it, in its turn."""

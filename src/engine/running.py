@@ -102,7 +102,7 @@ class _Run:
         self.deadline = None if seconds is None else loop.time() + seconds
         self.threads = runtime.pools.share_of_threads(options.max_workers)
         self._group = WorkerGroup(
-            loop, context, self._ended, traced=self._traced, deadline=self.deadline, threads=self.threads
+            loop, context, self._ended, traced=self._traced, ends_at=self.deadline, threads=self.threads
         )
 
     async def started(self, starting: Coroutine[Any, Any, T]) -> T:

@@ -482,7 +482,7 @@ class Scope:
     def group(self, context: Context, *, traced: bool = False, deadline: float | None = None) -> WorkerGroup:
         """Return a new group, which is gone when it is closed and its workers have ended."""
         threads = self._threads
-        group = WorkerGroup(self.loop, context, self._crew_ended, traced=traced, deadline=deadline, threads=threads)
+        group = WorkerGroup(self.loop, context, self._crew_ended, traced=traced, ends_at=deadline, threads=threads)
         self._groups.add(group)
         return group
 

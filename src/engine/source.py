@@ -345,7 +345,7 @@ class PulledSource:
             # What would only wait in an inbox is put there now, which takes no worker, and none has to be woken.
             item = self.pull(None)
             if item is not None:
-                self._group.ready.append(item)
+                self._group.enqueue(*item)
             return 0 if self._group.feed is None else 1
         return min(free, room)
 

@@ -39,18 +39,16 @@ class OneStep:
         return values[0]
 
 
-class RecordingCrew:
+class RecordingGroup:
     """Stands for the workers: remembers which frame got a place in which actor."""
 
     def __init__(self) -> None:
         self.running: list[tuple[NodeActor, Frame]] = []
-        self.ready = self.running
-        self.armed = True
 
     def enqueue(self, actor: NodeActor, frame: Frame) -> None:
         self.running.append((actor, frame))
 
-    def cancel(self, frame: Frame) -> int:
+    def cancel_workers(self, frame: Frame) -> int:
         return sum(other is frame for _, other in self.running)
 
     def frame_done(self, frame: Frame) -> None: ...
@@ -71,7 +69,7 @@ class PlacesMachine(RuleBasedStateMachine):
     def open(self, seed: int, limit: int, capacities: list[int]) -> None:
         self.loop = self.new_loop(seed)
         self.limiter = Limiter(limit)
-        self.group = RecordingCrew()
+        self.group = RecordingGroup()
         self.actors = [
             NodeActor(f"node {index}", "graph", index, Policy(), self.limiter, Channel(capacity))
             for index, capacity in enumerate(capacities)
