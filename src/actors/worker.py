@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from . import current
 from .current import start_task
-from .detached import Carrier, DetachedStep
+from .detached import DetachedStep
 from .frame import NOTHING, Frame, foreign_cancel
 from .invocation import OutsideCall
 from .node_actor import ASYNC, INLINE, Limiter, NodeActor
@@ -479,7 +479,7 @@ class WorkerGroup:
         self.traced = traced
         self.ends_at = ends_at
         self.threads = threads
-        self.ready = NOTHING_READY
+        self.ready: deque[tuple[NodeActor, Frame]] = NOTHING_READY
         self.workers: tuple[Member, ...] | set[Member] = ()
         self.feed: Feed | None = None
         self.runnable = 0
@@ -544,31 +544,6 @@ class WorkerGroup:
             frame.finish()
             return _NOBODY
         return [actor for actor in entries if not actor.enter(frame)]
-
-    def launch(self, frame: Frame, entries: tuple[NodeActor, ...]) -> None:
-        """Start a frame that has this group to itself.
-
-        If its first step is carried out elsewhere, that begins now, and no worker is needed until it is over. Else its
-        first worker takes the places when it runs, and not now: until then, others may come and go.
-        """
-        self.is_exclusive = True
-        if frame.parent is not None and self.caller is None:
-            self.caller = current.calling_actor()
-        carrier = entries[0].carrier if len(entries) == 1 and frame.span is None else None
-        if carrier is None or not self._sent_away(frame, entries[0], carrier):
-            self.hire(frame, entries)
-
-    def _sent_away(self, frame: Frame, entry: NodeActor, carrier: Carrier) -> bool:
-        limiter = entry.limiter
-        if limiter.free <= 0:
-            return False
-        limiter.free -= 1
-        self.detached = DetachedStep(self, entry, frame)
-        if self.detached.begin(carrier):
-            return True
-        self.detached = None
-        limiter.release()
-        return False
 
     def cancel_workers(self, frame: Frame) -> int:
         """Cancel every worker that is in `frame`; returns how many there are."""

@@ -3,14 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
-from time import perf_counter
 from typing import TYPE_CHECKING
 
-from opentelemetry.trace import Span
-
-from ..actors.invocation import Outcome, outcome_of
 from ..actors.node_actor import UNLIMITED, NodeActor
-from ..telemetry import metrics, names, spans
+from ..telemetry import names
 from ..telemetry.metrics import Reading, series
 from .node import Node
 
@@ -88,47 +84,6 @@ def _nodes(wired: "Iterable[Wired]") -> Iterator[tuple[NodeActor, bool]]:
             if isinstance(node, Node):
                 # The first value of a stream, and a node that reads one, take the time of the nodes before it as well.
                 yield actor, not (node.gives_stream or unit.streams)
-
-
-class RunMeter:
-    """Counts one call, from its beginning.
-
-    Args:
-        graph: name of its graph.
-        in_flight: the calls in flight, by graph; None if something else counts those.
-    """
-
-    __slots__ = ("_began", "_graph", "_in_flight")
-
-    def __init__(self, graph: str, in_flight: "Counter[str] | None" = None) -> None:
-        self._graph = graph
-        self._in_flight = in_flight
-        if in_flight is not None:
-            in_flight[graph] += 1
-        self._began = perf_counter()
-
-    def ended(self, outcome: Outcome, error: BaseException | None, span: Span | None) -> None:
-        """Record how it ended."""
-        if self._in_flight is not None:
-            self._in_flight[self._graph] -= 1
-        metrics.run_ended(self._graph, perf_counter() - self._began, outcome, error, span)
-
-
-def end_call(state: str, error: BaseException | None, span: Span | None, meter: RunMeter | None) -> None:
-    """Say in its span and in metrics how a call has ended.
-
-    Args:
-        state: of its frame; "running" if it got no further than to wait for a place.
-        error: what it ended with.
-        span: its span, if it has one.
-        meter: what counts it, if anything does.
-    """
-    if span is None and meter is None:
-        return
-    outcome = outcome_of(state, error)
-    spans.end_run(span, outcome, error)
-    if meter is not None:
-        meter.ended(outcome, error, span)
 
 
 def run_levels(in_flight: "Counter[str]") -> Iterator[Reading]:

@@ -1,7 +1,7 @@
 """Deployment: the inside of a Service: what it hosts, what is in flight, how it starts and how it ends."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._errors import (
@@ -20,6 +20,7 @@ from ..actors.supervision import SupervisorFlags
 from ..telemetry import logs, metrics
 from ..telemetry.metrics import Reading
 from .admission import Admission
+from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
 from .graph import Graph
 from .nesting import host_context, refuse_from_inside
@@ -556,26 +557,41 @@ class Deployment:
         return EngineClosedError(f"the deployment of {self.names} is {self.state} and takes no more calls")
 
 
-class Flight:
-    """One call of a deployment: it listens to its frame."""
+class ServiceCall(RunningCall):
+    """One call of a deployment."""
 
-    __slots__ = ("_in_flight", "outcome_known", "service")
+    def __init__(
+        self,
+        deployment: Deployment,
+        scope: Scope,
+        in_flight: InFlight,
+        graph: str,
+        options: ExecutionOptions,
+        headers: Mapping[str, str] | None,
+    ) -> None:
+        super().__init__(scope.loop, graph, options, headers, timeout_seconds=options.timeout_seconds)
+        self.made_here()
+        self.scope = scope
+        self.threads = scope.threads
+        self._deployment = deployment
+        self._in_flight_here = in_flight
+        self.outcome_known: asyncio.Future[None] = scope.loop.create_future()
 
-    def __init__(self, service: Deployment, in_flight: InFlight, outcome_known: "asyncio.Future[None]") -> None:
-        self.service = service
-        self._in_flight = in_flight
-        self.outcome_known = outcome_known
+    @property
+    def service(self) -> Deployment:
+        """The deployment."""
+        return self._deployment
 
     def frame_done(self, frame: Frame) -> None:
         """Release the caller at once."""
-        frame.group.close()
+        self.close()
         if not self.outcome_known.done():
             self.outcome_known.set_result(None)
-        if frame.error is not None and not isinstance(frame.error, Exception):
-            self.service.abort_soon()  # KeyboardInterrupt and SystemExit end the scope
-        if not frame.unwinding:
-            self._in_flight.settled(frame)
+        if self.error is not None and not isinstance(self.error, Exception):
+            self._deployment.abort_soon()  # KeyboardInterrupt and SystemExit end the scope
+        if not self.unwinding:
+            self._in_flight_here.settled(self)
 
     def frame_settled(self, frame: Frame) -> None:
         """Give the place back, now that nothing runs for the call any more."""
-        self._in_flight.settled(frame)
+        self._in_flight_here.settled(self)

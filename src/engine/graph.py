@@ -140,15 +140,19 @@ class Graph(Generic[P, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """Return an unstarted `Call` with these arguments."""
         # Also the hot path, once for each item of a stream.
-        arguments = args if len(args) == self._arity and not kwargs else self._bound(args, kwargs)
-        call = Call(self, arguments)
         if is_tracing() is not None and (tracer := active()) is not None:
+            call = Call(self, self._bound(args, kwargs))
             tracer.pending[call] = call_location()
             return call
+        return Call(self, self._arguments(args, kwargs))
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments in the order of the parameters, outside of a trace, where they are values."""
+        arguments = args if len(args) == self._arity and not kwargs else self._bound(args, kwargs)
         for arg in arguments:
             if type(arg) is Ref or type(arg) is PendingRef:
                 refuse_leak("graph", self.name, arg)
-        return call
+        return arguments
 
     @overload
     def __rshift__(self: "Graph[P, A]", following: Callable[[A], Awaitable[B]]) -> "Graph[P, B]": ...

@@ -23,6 +23,7 @@ from ..actors.worker import WorkerGroup
 from ..telemetry import logs, metrics, spans
 from ..telemetry.metrics import Reading
 from .admission import Admission
+from .call import RunningCall
 from .counters import stream_counters, stream_levels
 from .graph import Graph
 from .nesting import refuse_to_close_from_inside
@@ -205,8 +206,8 @@ class Pipeline:
         self._context = copy_context() if context is None else context
         self._parent = enclosing_frame()
         self._caller = calling_actor()
-        self._groups: dict[Frame, WorkerGroup] = {}  # of the items that have one of their own
-        self._crew_closed = Condition()
+        self._items: set[Frame] = set()  # those that have workers of their own
+        self._changed = Condition()
         self._wired: dict[Any, Wired] = {}
         self._exhausted = False
         self._error: BaseException | None = None  # what ends the whole stream, at once
@@ -230,11 +231,11 @@ class Pipeline:
         # Unsampled items share a context and the workers that run in it. An item that is sampled, begins a trace, or
         # belongs to a deployment, has a context of its own, and so workers of its own.
         is_sampled = self._span is not None and self._span.is_recording()
-        own_crews = admission is not None or options.trace_items or is_sampled
-        self._group: WorkerGroup | None = None if own_crews else scope.group(self._context, deadline=self._deadline)
+        own_workers = admission is not None or options.trace_items or is_sampled
+        self._group: WorkerGroup | None = None if own_workers else scope.group(self._context, ends_at=self._deadline)
         if self._group is not None:
             self._group.caller = self._caller
-        on_settled = self._item_settled if own_crews else None
+        on_settled = self._item_settled if own_workers else None
         self.window = ReorderWindow(self.loop, options.max_in_flight, self.abort, on_settled, ordered=options.ordered)
         # The loop knows its tasks only weakly: without this, those of a dropped stream would be collected, not ended.
         scope.engine.stream_opened(self)
@@ -305,7 +306,7 @@ class Pipeline:
     def frames(self) -> Iterator[Frame]:
         """Yield the items for which something may still run."""
         yield from self.window.frames.values()
-        yield from self._groups
+        yield from self._items
         if self._group is not None:  # those that were taken out, and have not unwound
             for worker in self._group.workers:
                 if worker.position.frame is not None:
@@ -380,30 +381,29 @@ class Pipeline:
             wired = self._wired[graph] = await self._prepare(graph)
         if self._admission is not None:
             await self._admission.reserve(self._options.priority, graph.name, patient=True)
-        group, span, traced = self._group, None, False
-        if group is None:
-            context = self._context.copy()
-            span, traced = spans.start_run(
-                graph.name, context, is_wanted=self._options.trace_execution, headers=call._trace_headers, item=index,
-                stream=self._span, begins_trace=self._options.trace_items,
-            )  # fmt: skip
-            group = self._scope.group(context, traced=traced, deadline=self._deadline)
-            group.caller = self._caller
-        frame = self.window.new_frame(wired, call.arguments, group, self._parent)
-        frame.priority = self._options.priority
-        if span is not None and traced:
-            frame.span = spans.FrameSpan(span)
-        if self._deadline is not None:
-            frame.deadline = self._deadline
-        if group is not self._group:
-            self._groups[frame] = group
-            group.launch(frame, wired.entries)
+        if self._group is not None:
+            frame = self.window.new_frame(wired, call.arguments, self._group, self._parent)
+            frame.priority = self._options.priority
+            if self._deadline is not None:
+                frame.deadline = self._deadline
+            await enter(frame, self._group.start(frame, wired.entries), self.window)
             return
-        await enter(frame, group.start(frame, wired.entries), self.window)
+        item = RunningCall(
+            self.loop, graph.name, self._options, call._trace_headers, context=self._context, item=index,
+            stream=self._span,
+        )  # fmt: skip
+        item.listener, item.scope, item.threads = self.window, self._scope, self._scope.threads
+        item.parent, item.caller = self._parent, self._caller
+        item.ends_at = item.deadline = self._deadline
+        self._items.add(item)
+        self._scope.groups.add(item)
+        self.window.started(item)
+        item.launch(wired, call.arguments, index)
 
     def _item_settled(self, frame: Frame) -> None:
-        self._groups.pop(frame).close()
-        self._crew_closed.notify_all()
+        frame.group.close()
+        self._items.discard(frame)
+        self._changed.notify_all()
         if self.on_item_settled is not None:
             self.on_item_settled(frame)
         if frame.span is not None:
@@ -432,7 +432,7 @@ class Pipeline:
         expired = isinstance(self._error, DeadlineExceeded)
         for frame in list(self.window.frames.values()):
             frame.cancel(expired=expired)
-        await self._crew_closed.wait_for(lambda: not self._groups)  # items with workers of their own unwind
+        await self._changed.wait_for(lambda: not self._items)  # items with workers of their own unwind
         if not self._finishing:
             self.window.clear()
         if self._group is not None:

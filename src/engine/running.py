@@ -2,16 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._errors import DeadlineExceeded, DeploymentFailed
 from ..actors.cancellation import until
-from ..actors.current import enclosing_frame, is_detached
-from ..actors.frame import Frame
-from ..actors.worker import WorkerGroup
-from ..telemetry import spans
-from .counters import RunMeter, end_call
+from .call import RunningCall
 from .graph import Call
 from .options import ExecutionOptions
 from .planning import ChosenScheduler, Plan, one_value
@@ -33,7 +28,7 @@ async def run_call(runtime: "Runtime", call: Call[Any], options: ExecutionOption
     if wired is not None:
         runtime.scope_opened()
         try:
-            return await _Run(runtime, call, options).finish(wired)
+            return await _Run(runtime, call, options).run_to_end(wired)
         finally:
             if runtime.has_to_close_processes():
                 await runtime.scope_closed()
@@ -49,8 +44,8 @@ async def _run_in_own_scope(
     scope = Scope(runtime, options, scheduler, is_one_call=True, threads=run.threads)
     try:
         wired = await run.started(scope.prepare(plan))
-        scope.on_failed = run.fail
-        return await run.finish(wired)
+        scope.on_failed = run.fail_with
+        return await run.run_to_end(wired)
     finally:
         await scope.close()
 
@@ -61,7 +56,7 @@ async def _run_with_resources(runtime: "Runtime", call: Call[Any], options: Exec
     try:
         if not runtime.resources.hold_nowait(wired.program, run):
             await run.started(runtime.resources.hold(wired.program, run))
-        return await run.finish(wired)
+        return await run.run_to_end(wired)
     finally:
         try:
             await runtime.resources.release(run)
@@ -69,110 +64,73 @@ async def _run_with_resources(runtime: "Runtime", call: Call[Any], options: Exec
             await runtime.scope_closed()
 
 
-class _Run:
-    """One call on its own: it listens to its frame."""
-
-    __slots__ = (
-        "_call",
-        "_frame",
-        "_group",
-        "_meter",
-        "_options",
-        "_runtime",
-        "_span",
-        "_traced",
-        "_waiter",
-        "deadline",
-        "threads",
-    )  # fmt: skip
+class _Run(RunningCall):
+    """One call on its own."""
 
     def __init__(self, runtime: "Runtime", call: Call[Any], options: ExecutionOptions) -> None:
+        loop = asyncio.get_running_loop()
+        seconds = options.timeout_seconds
+        super().__init__(loop, call.graph.name, options, call._trace_headers, timeout_seconds=seconds)
+        self.made_here()
+        if options.collect_metrics:
+            self.count(runtime.counted_runs)
+        self.threads = runtime.pools.share_of_threads(options.max_workers)
         self._runtime = runtime
         self._call = call
-        self._options = options
-        self._frame: Frame | None = None
-        self._meter = RunMeter(call.graph.name, runtime.counted_runs) if options.collect_metrics else None
-        loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] = loop.create_future()
-        context = copy_context()
-        self._span, self._traced = spans.start_run(
-            call.graph.name, context, is_wanted=options.trace_execution, headers=call._trace_headers
-        )
-        seconds = options.timeout_seconds
-        self.deadline = None if seconds is None else loop.time() + seconds
-        self.threads = runtime.pools.share_of_threads(options.max_workers)
-        self._group = WorkerGroup(
-            loop, context, self._ended, traced=self._traced, ends_at=self.deadline, threads=self.threads
-        )
+        self._is_launched = False
+        self._over: asyncio.Future[None] = loop.create_future()
 
     async def started(self, starting: Coroutine[Any, Any, T]) -> T:
         """Wait for the start of what the graph needs; the deadline covers it as well."""
-        timer = asyncio.timeout_at(self.deadline)
+        timer = asyncio.timeout_at(self.ends_at)
         try:
             async with timer:
                 return await starting
         except BaseException as error:
-            substitute = self.not_started(error, timed_out=timer.expired())
+            substitute = self._not_started(error, timed_out=timer.expired())
             if substitute is error:
                 raise
             raise substitute from None
 
-    async def finish(self, wired: Wired) -> Any:
-        if self._runtime.closed:  # while something was opened
-            raise self.not_started(self._runtime.closed_error(), timed_out=False)
-        parent = enclosing_frame()
-        frame = self._frame = Frame(wired.program, self._call.arguments, self._group, self, 0, parent)
-        if self._span is not None and self._traced:
-            frame.span = spans.FrameSpan(self._span)
-        if self.deadline is not None and self._options.timeout_seconds is not None:
-            frame.expire_at(self.deadline, self._options.timeout_seconds)
-        if parent is not None and is_detached():
-            frame.expire_with_parent()
-        self._runtime.frames.add(frame)
-        if frame.state == "running":
-            self._group.launch(frame, wired.entries)
+    async def run_to_end(self, wired: Wired) -> Any:
+        """Run it to its end; nothing of it is left then."""
+        runtime = self._runtime
+        if runtime.closed:  # while something was opened
+            raise self._not_started(runtime.closed_error(), timed_out=False)
+        runtime.frames.add(self)
+        self._is_launched = True
+        self.launch(wired, self._call.arguments, 0)
         try:
-            await self._waiter
+            await self._over
         except asyncio.CancelledError:
-            frame.cancel()
+            self.cancel()
             await until(lambda: not self._unwinding(), lambda: asyncio.wait(self._unwinding()))
             raise
         finally:
-            self._runtime.frames.discard(frame)
-            self._frame = None
-            end_call(frame.state, frame.error, self._span, self._meter)
-        return frame.outcome()
+            runtime.frames.discard(self)
+            self.report()
+        return self.outcome()
 
-    def fail(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
+    def fail_with(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
         """Its stateful nodes crash too often."""
-        if self._frame is not None and self._frame.state == "running":
-            self._frame.fail(make_error(f"the run of graph {self._call.graph.name!r}"))
+        if self._is_launched and self.state == "running":
+            self.fail(make_error(f"the run of graph {self._call.graph.name!r}"))
 
-    def not_started(self, error: BaseException, *, timed_out: bool) -> BaseException:
+    def ended(self) -> None:
+        """Release the caller: nothing runs for it any more."""
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _not_started(self, error: BaseException, *, timed_out: bool) -> BaseException:
         """End the span of a call that did not start; returns what to raise."""
-        if timed_out and self._options.timeout_seconds is not None:
-            name, seconds = self._call.graph.name, self._options.timeout_seconds
+        if timed_out and self.timeout_seconds is not None:
             error = DeadlineExceeded(
-                f"the resources and stateful nodes of graph {name!r} did not start within {seconds:g} s"
+                f"the resources and stateful nodes of graph {self._call.graph.name!r} did not start within "
+                f"{self.timeout_seconds:g} s"
             )
-        end_call("failed", error, self._span, self._meter)
+        self.report("failed", error)
         return error
 
     def _unwinding(self) -> list[asyncio.Task[None]]:
-        # By tasks and not by the group: a worker that is cancelled before its first step never tells the group.
-        return [worker.task for worker in self._group.workers if worker.task and not worker.task.done()]
-
-    @property
-    def service(self) -> None:
-        """A run belongs to no deployment."""
-
-    def frame_done(self, frame: Frame) -> None:
-        """The outcome is known: let the workers end."""
-        self._group.close()
-
-    def frame_settled(self, frame: Frame) -> None:
-        """The end of the last worker says so, too."""
-
-    def _ended(self, group: WorkerGroup) -> None:
-        if not self._waiter.done():
-            self._waiter.set_result(None)
+        # By tasks and not by `ended`: a worker that is cancelled before its first step never says that it has ended.
+        return [worker.task for worker in self.workers if worker.task and not worker.task.done()]

@@ -436,6 +436,8 @@ class Scope:
         options: the same.
         on_failed: called when they crash too often, with a function that makes an error out of the name of what
             failed; whoever owns the scope ends what is in it, and closes it.
+        threads: those that it may have busy.
+        groups: the workers in it; each goes when its last worker has ended.
         is_open: whether `close` has not begun.
     """
 
@@ -454,16 +456,16 @@ class Scope:
         self.loop = asyncio.get_running_loop()
         self.scheduler: ChosenScheduler = scheduler
         self.on_failed: Escalation | None = None
-        self._threads = threads or engine.pools.share_of_threads(options.max_workers)
-        self.instances = InstanceRegistry(engine.pools, self._threads, Supervisor(flags, self._failed))
+        self.threads = threads or engine.pools.share_of_threads(options.max_workers)
+        self.instances = InstanceRegistry(engine.pools, self.threads, Supervisor(flags, self._failed))
         # Only a pipeline bounds its actors: elsewhere each frame has workers of its own, and admission bounds frames.
         max_workers = options.max_workers if scheduler == "actors" else None
         room: Room = (1, "call") if is_one_call else (options.max_in_flight, "max_in_flight")
         self.wiring = Wiring(
             engine.pools, self.instances, max_workers, room, device_strategy=options.device_strategy,
-            threads=self._threads,
+            threads=self.threads,
         )  # fmt: skip
-        self._groups: set[WorkerGroup] = set()
+        self.groups: set[WorkerGroup] = set()
         self.uptime = Uptime()
         self.is_open = True
         engine.scope_opened()
@@ -479,11 +481,10 @@ class Scope:
         await self.instances.open(plan)
         return self.wiring.wire(program)
 
-    def group(self, context: Context, *, traced: bool = False, deadline: float | None = None) -> WorkerGroup:
+    def group(self, context: Context, *, ends_at: float | None = None) -> WorkerGroup:
         """Return a new group, which is gone when it is closed and its workers have ended."""
-        threads = self._threads
-        group = WorkerGroup(self.loop, context, self._crew_ended, traced=traced, ends_at=deadline, threads=threads)
-        self._groups.add(group)
+        group = WorkerGroup(self.loop, context, self.groups.discard, ends_at=ends_at, threads=self.threads)
+        self.groups.add(group)
         return group
 
     async def close(self) -> None:
@@ -504,10 +505,10 @@ class Scope:
 
     async def _workers_ended(self) -> None:
         try:
-            for group in list(self._groups):
+            for group in list(self.groups):
                 group.close()
             # Not by an event: a worker cancelled before its first step, when a loop is shut down, never says so.
-            tasks = [worker.task for group in self._groups for worker in group.workers if worker.task is not None]
+            tasks = [worker.task for group in self.groups for worker in group.workers if worker.task is not None]
             if tasks:
                 await asyncio.wait(tasks)
             await self.wiring.returned()  # a thread may still be in an instance
@@ -519,6 +520,3 @@ class Scope:
     def _failed(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
         if self.on_failed is not None:
             self.on_failed(make_error)
-
-    def _crew_ended(self, group: WorkerGroup) -> None:
-        self._groups.discard(group)

@@ -1,8 +1,7 @@
 """Service: resident graphs that many callers share."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator
-from contextvars import copy_context
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -10,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from .._errors import DeploymentFailed
 from ..actors.accepted import SWITCH, TIMEOUT, check
-from ..actors.current import enclosing_frame, is_detached
-from ..actors.frame import Frame
 from ..actors.node_actor import ActorStatistics
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import metrics, spans
@@ -20,8 +17,7 @@ from ..telemetry.tables.table import to_html as table_to_html
 from ..telemetry.tables.table import to_text as table_to_text
 from . import drawing
 from .admission import AdmissionStatistics
-from .counters import RunMeter, end_call
-from .deployment import Deployment, Flight, ServiceState
+from .deployment import Deployment, ServiceCall, ServiceState
 from .drawing import Drawing
 from .graph import Call, Graph, as_call, as_graph
 from .node import Node
@@ -172,10 +168,10 @@ class Service(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call the first of the deployed graphs; `await` the result. Raises as `run` does."""
         # Not an `async def` itself: a second coroutine around `_run` would cost as much as a hop.
-        call: Call[R] = self._graphs[0](*args, **kwargs)
+        graph = self._graphs[0]
         if scoped_options():
-            return self.run(call)
-        return self._run(call, self._options)
+            return self.run(graph(*args, **kwargs))
+        return self._run(graph, graph._arguments(args, kwargs), None, self._options)
 
     async def run(self, call: Call[T], /, **options: Unpack[CallOptions]) -> T:
         """Run one call of a deployed graph.
@@ -195,7 +191,8 @@ class Service(Generic[P, R]):
         merged = self._options  # as it is nearly always
         if options or scoped_options():
             merged = resolve("service.run", options, self._inherited())
-        result: T = await self._run(as_call(call, "service.run"), merged)
+        call = as_call(call, "service.run")
+        result: T = await self._run(call.graph, call.arguments, call._trace_headers, merged)
         return result
 
     @overload
@@ -319,51 +316,45 @@ class Service(Generic[P, R]):
             in_flight.counts["expired"],
         )
 
-    async def _run(self, call: Call[Any], options: ExecutionOptions) -> Any:
-        deployment, timeout_seconds, priority = self._deployment, options.timeout_seconds, options.priority
+    async def _run(
+        self,
+        graph: Graph[..., Any],
+        arguments: tuple[Any, ...],
+        headers: Mapping[str, str] | None,
+        options: ExecutionOptions,
+    ) -> Any:
+        deployment = self._deployment
         scope, in_flight = deployment.check_callable()
-        deadline = None if timeout_seconds is None else scope.loop.time() + timeout_seconds
-        meter = RunMeter(call.graph.name) if self._options.collect_metrics and metrics.are_recorded() else None
-        context = copy_context()
-        span, traced = spans.start_run(
-            call.graph.name, context, is_wanted=options.trace_execution, headers=call._trace_headers
-        )
+        call = ServiceCall(deployment, scope, in_flight, graph.name, options, headers)
+        if self._options.collect_metrics and metrics.are_recorded():
+            call.count()
         try:
-            wired = deployment.graphs.ready.get(call.graph)
+            wired = deployment.graphs.ready.get(graph)
             if wired is None:
-                wired = deployment.graphs.one_value(call.graph, "service.run")
-                await deployment.restored(wired, call.graph, deadline)
+                wired = deployment.graphs.one_value(graph, "service.run")
+                await deployment.restored(wired, graph, call.ends_at)
             if not in_flight.admission.reserve_nowait():
                 began = perf_counter()
-                await in_flight.reserve(call.graph.name, priority, deadline)
-                spans.admitted(span, perf_counter() - began)
+                await in_flight.reserve(graph.name, call.priority, call.ends_at)
+                spans.admitted(call.run_span, perf_counter() - began)
                 deployment.check_admitted(in_flight)
         except BaseException as error:
-            end_call("running", error, span, meter)
+            call.report("running", error)
             raise
-        flight = Flight(deployment, in_flight, scope.loop.create_future())
-        group = scope.group(context, traced=traced, deadline=deadline)
-        parent = enclosing_frame()
-        frame = Frame(wired.program, call.arguments, group, flight, in_flight.items, parent)
-        frame.priority = priority
-        in_flight.live.add(frame)
-        in_flight.items += 1
-        if span is not None and traced:
-            frame.span = spans.FrameSpan(span)
-        if deadline is not None and timeout_seconds is not None:
-            frame.expire_at(deadline, timeout_seconds)
-        if parent is not None and is_detached():
-            frame.expire_with_parent()
-        if frame.state == "running":
-            group.launch(frame, wired.entries)
+        scope.groups.add(call)
+        in_flight.live.add(call)
+        item = in_flight.items
+        in_flight.items = item + 1
+        call.launch(wired, arguments, item)
+        del arguments  # the handlers let go of them when they have been read
         try:
-            await flight.outcome_known
+            await call.outcome_known
         except asyncio.CancelledError:
-            frame.cancel()
+            call.cancel()
             raise
         finally:
-            end_call(frame.state, frame.error, span, meter)
-        return frame.outcome()
+            call.report()
+        return call.outcome()
 
     async def _deployed(self, graph: Graph[..., Any]) -> Wired:
         deployment = self._deployment

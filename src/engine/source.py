@@ -87,11 +87,15 @@ class ReorderWindow:
 
     def new_frame(self, wired: Wired, arguments: tuple[Any, ...], group: WorkerGroup, parent: Frame | None) -> Frame:
         """Start the next item, for which a place was reserved."""
-        index = self.submitted
-        self.submitted = index + 1
-        self.reserved = 0
-        frame = self.frames[index] = Frame(wired.program, arguments, group, self, index, parent)
+        frame = Frame(wired.program, arguments, group, self, self.submitted, parent)
+        self.started(frame)
         return frame
+
+    def started(self, frame: Frame) -> None:
+        """The next item is this one."""
+        self.frames[self.submitted] = frame
+        self.submitted += 1
+        self.reserved = 0
 
     @property
     def running(self) -> int:

@@ -2,20 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from opentelemetry.trace import Span
-
 from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError
 from ..actors.cancellation import uninterrupted
-from ..actors.current import calling_actor, enclosing_frame, is_detached, start_task
+from ..actors.current import start_task
 from ..actors.frame import AnyDeployment, Frame
 from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import Reader, StreamBuffer
-from ..telemetry import spans
-from .counters import RunMeter, end_call
+from .call import RunningCall
 from .graph import Call
 from .nesting import refuse_to_close_from_inside
 from .options import ExecutionOptions
@@ -183,22 +179,20 @@ class StreamingCall:
         self._where = where
         self._call = call
         self._options = options
-        self._context = copy_context()
-        self._parent = enclosing_frame()
-        self._is_detached = is_detached()
-        self._caller = calling_actor()
-        is_counted = options.collect_metrics
-        in_flight = where.runtime.counted_runs if where.service is None else None  # a deployment counts its own
-        self._meter = RunMeter(call.graph.name, in_flight) if is_counted else None
         seconds = options.timeout_seconds
-        self._deadline = None if seconds is None else self.loop.time() + seconds
+        self._frame = frame = RunningCall(
+            self.loop, call.graph.name, options, call._trace_headers, timeout_seconds=seconds
+        )
+        frame.made_here()
+        frame.listener = self
+        frame.on_result_stream = self._open
+        if options.collect_metrics:  # a deployment counts its own calls in flight
+            frame.count(where.runtime.counted_runs if where.service is None else None)
         self.uptime = Uptime()
         self.reader_wait = ReaderWait()
         self.progress: StreamProgress | None = None
         self.has_expired = False  # noted when it ends: its frame forgets its error once the reader has it
-        self._scope: Scope | None = None
-        self._frame: Frame | None = None
-        self._span: Span | None = None
+        self._scope: Scope | None = None  # once it is launched
         self._error: BaseException | None = None
         self._was_read = False
         self._was_left = False
@@ -207,7 +201,7 @@ class StreamingCall:
         self._settled = asyncio.Event()
         # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
         where.runtime.stream_opened(self)
-        self._task = start_task(self.loop, self._run(), context=self._context.copy(), name="penstock-stream")
+        self._task = start_task(self.loop, self._run(), context=frame.context.copy(), name="penstock-stream")
 
     @property
     def reader_wait_seconds(self) -> float:
@@ -225,7 +219,7 @@ class StreamingCall:
     @property
     def has_failed(self) -> bool:
         """Whether the call has ended with an error."""
-        return self._frame is not None and self._frame.state == "failed"
+        return self._frame.state == "failed"
 
     @property
     def actors_uptime(self) -> Uptime | None:
@@ -238,7 +232,7 @@ class StreamingCall:
 
     def frames(self) -> Iterator[Frame]:
         """Yield the call, once it has begun."""
-        if self._frame is not None:
+        if self._scope is not None:
             yield self._frame
 
     async def opened(self) -> Reader[Any]:
@@ -256,7 +250,7 @@ class StreamingCall:
     def was_read(self, error: BaseException | None) -> None:
         """The reader has come to the end, or to the error: that is the call's outcome, unless it has one already."""
         frame = self._frame
-        if self._was_read or frame is None:
+        if self._was_read or self._scope is None:
             return
         self._was_read = True
         if error is None:
@@ -271,7 +265,7 @@ class StreamingCall:
             BaseException: what the call ended with, if that was an error.
         """
         await asyncio.wait([self._task])
-        if self._frame is not None and self._frame.state == "failed" and self._frame.error is not None:
+        if self._frame.state == "failed" and self._frame.error is not None:
             self._frame.outcome()
         error, self._error = self._error, None
         try:
@@ -287,7 +281,7 @@ class StreamingCall:
         self._was_left = self._was_left or error is None
         if self._error is None:
             self._error = error if error is not None else EngineClosedError("this stream was closed")
-        if self._frame is None:
+        if self._scope is None:
             if self._begun:  # before its first step, a task would just be thrown away
                 self._task.cancel()
         elif error is None:
@@ -317,7 +311,7 @@ class StreamingCall:
     def frame_done(self, frame: Frame) -> None:
         """The outcome is known: an error is raised at the reader, at once."""
         self.has_expired = frame.has_expired
-        frame.group.close()
+        self._frame.close()
         if frame.state != "done" and self.reader is not None and not self.reader.buffer.abandoned:
             error = frame.error or self._error or NodeCancelledError("the call was cancelled")
             self.reader.buffer.fail(error)
@@ -329,7 +323,7 @@ class StreamingCall:
 
     def frame_settled(self, frame: Frame) -> None:
         """Give the place back, now that nothing runs for the call any more."""
-        end_call(frame.state, frame.error, self._span, self._meter)
+        self._frame.report()
         self._where.settled(frame)
         self._settled.set()
 
@@ -338,7 +332,7 @@ class StreamingCall:
         self._begun = True
         try:
             if self._error is None:
-                self._launch(*await self._where.admit(self._call, self._options.priority, self._deadline))
+                self._launch(*await self._where.admit(self._call, self._options.priority, self._frame.ends_at))
                 await uninterrupted(self._settled.wait())
             else:
                 self._where.withdrawn()
@@ -354,8 +348,8 @@ class StreamingCall:
             self._error = self._error or error
         finally:
             self.uptime.stop()
-            if self._frame is None:
-                end_call("cancelled" if self._was_left else "running", self._error, None, self._meter)
+            if self._scope is None:
+                self._frame.report("cancelled" if self._was_left else "running", self._error)
             self._opened.set()
             self._where.runtime.stream_closed(self)
 
@@ -376,24 +370,11 @@ class StreamingCall:
 
     def _launch(self, scope: Scope, wired: Wired, item: int) -> None:
         self._scope = scope
-        context = self._context.copy()
-        is_wanted, headers = self._options.trace_execution, self._call._trace_headers
-        self._span, traced = spans.start_run(self._call.graph.name, context, is_wanted=is_wanted, headers=headers)
-        group = scope.group(context, traced=traced, deadline=self._deadline)
-        group.caller = self._caller
-        frame = Frame(wired.program, self._call.arguments, group, self, item, self._parent)
-        frame.priority = self._options.priority
-        if self._span is not None and traced:
-            frame.span = spans.FrameSpan(self._span)
-        frame.on_result_stream = self._open
-        self._frame = frame
+        frame = self._frame
+        frame.scope, frame.threads = scope, scope.threads
+        scope.groups.add(frame)
         self._where.begun(frame)
-        if self._deadline is not None and self._options.timeout_seconds is not None:
-            frame.expire_at(self._deadline, self._options.timeout_seconds)
-        if self._is_detached:
-            frame.expire_with_parent()
-        if frame.state == "running":
-            group.launch(frame, wired.entries)
+        frame.launch(wired, self._call.arguments, item)
 
     def _open(self, reader: Reader[Any]) -> None:
         self.reader = reader

@@ -17,6 +17,7 @@ from .runs import item_skipped as item_skipped
 from .runs import start_run as start_run
 from .runs import start_stream as start_stream
 from .tracer import incoming as incoming
+from .tracer import is_set_up as is_set_up
 from .tracer import outgoing as outgoing
 from .tracer import set_up_of_workers as set_up_of_workers
 from .tracer import set_up_workers as set_up_workers
