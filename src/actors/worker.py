@@ -56,16 +56,20 @@ class Worker(current.Position):
     )  # fmt: skip
 
     def __init__(self, group: "WorkerGroup", *, nested: bool = False) -> None:
-        super().__init__()
+        # `Position.__init__` written out.
+        self.frame = self.actor = self.attempt_deadline = None
+        self.attempt = 1
+        self.task = asyncio.current_task() if nested else None
         self.group = group
-        if nested:
-            self.task = asyncio.current_task()
         self.cancels = 0
         self.first: tuple[Frame, tuple[NodeActor, ...], NodeActor | None] | None = None
         self.outside_call: OutsideCall | None = None
         self.budget = self.inner_budget = BUDGET
         self._nested = nested
-        group.joined(self)
+        if group.workers:
+            group.joined(self)
+        else:
+            group.workers = (self,)
 
     @property
     def position(self) -> current.Position:

@@ -65,9 +65,18 @@ class Admission:
 
     def reserve_nowait(self) -> bool:
         """Take a place if one is free and nobody waits; returns whether it was taken."""
-        if self._in_flight >= self._max_in_flight:  # while anybody waits, all places are taken
+        in_flight = self._in_flight + 1
+        if in_flight > self._max_in_flight:  # while anybody waits, all places are taken
             return False
-        self._take()
+        if self._left:
+            self._beginnings += self._time()
+        self._in_flight = in_flight
+        self._admitted += 1
+        if in_flight == self._max_in_flight:
+            if not self._left:
+                self._beginnings = in_flight * self._time()
+                self._held_seconds = 0.0
+            self._left = in_flight
         return True
 
     async def reserve(self, priority: int, graph: str, *, patient: bool = False) -> None:
@@ -103,21 +112,22 @@ class Admission:
 
     def release(self) -> None:
         """Give a place back; the next one that waits gets it."""
-        now = 0.0
-        if self._left:
-            now = self._time()
-            held_seconds = self._in_flight * now - self._beginnings
-            seconds = (held_seconds - self._held_seconds) / self._max_in_flight
-            self._held_seconds = held_seconds
-            if seconds * self._calls > _TOGETHER * self._seconds:
-                # Not before: of calls that end together, the first alone has the time of all, and would be the oldest.
-                fade = self._fade**self._together
-                self._seconds *= fade
-                self._calls *= fade
-                self._together = 0
-            self._seconds += seconds
-            self._calls += 1
-            self._together += 1
+        if not self._left:  # then nobody waits
+            self._in_flight -= 1
+            return
+        now = self._time()
+        held_seconds = self._in_flight * now - self._beginnings
+        seconds = (held_seconds - self._held_seconds) / self._max_in_flight
+        self._held_seconds = held_seconds
+        if seconds * self._calls > _TOGETHER * self._seconds:
+            # Not before: of calls that end together, the first alone has the time of all, and would be the oldest.
+            fade = self._fade**self._together
+            self._seconds *= fade
+            self._calls *= fade
+            self._together = 0
+        self._seconds += seconds
+        self._calls += 1
+        self._together += 1
         self._pass_on(now)
 
     def statistics(self) -> AdmissionStatistics:
@@ -127,17 +137,6 @@ class Admission:
             self._in_flight, self._max_in_flight, self._waiting.count, self._max_queue, self._admitted, self._refused,
             1 / seconds if seconds else None,
         )  # fmt: skip
-
-    def _take(self) -> None:
-        if self._left:
-            self._beginnings += self._time()
-        self._in_flight += 1
-        self._admitted += 1
-        if self._in_flight == self._max_in_flight:
-            if not self._left:
-                self._beginnings = self._in_flight * self._time()
-                self._held_seconds = 0.0
-            self._left = self._max_in_flight
 
     def _pass_on(self, now: float) -> None:
         while self._waiting.count:

@@ -9,7 +9,7 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
-from ..actors.current import calling_actor, enclosing_frame, is_detached
+from ..actors.current import calling_actor, enclosing_frame, is_detached, source
 from ..actors.detached import Carrier, DetachedStep
 from ..actors.frame import AnyDeployment, Frame, Listener
 from ..actors.invocation import outcome_of
@@ -33,7 +33,8 @@ class RunningCall(Frame, WorkerGroup):
         graph: name of its graph.
         options: its options.
         headers: of the trace that it goes on from; None for that of its caller.
-        context: what its handlers see, of which it takes a copy; that of its caller by default.
+        context: what its handlers see, of which it takes a copy; that of its caller by default; only then does the
+            call belong to the handler that makes it.
         timeout_seconds: how long it may take; None without a limit.
         item: its index in a stream; None if it is in none.
         stream: the span of that stream.
@@ -44,7 +45,13 @@ class RunningCall(Frame, WorkerGroup):
         scope: what waits for its workers; None if it waits for them itself.
     """
 
-    run_span: Span | None
+    # An object has room for 30 attributes in Python 3.11, and with more it would carry a dict: what is rarely set has
+    # its default here.
+    run_span: Span | None = None
+    traced = False
+    timeout_seconds: float | None = None
+    ends_at: float | None = None
+    threads: ThreadShare | None = None
     scope: Scope | None = None
     is_exclusive = True
     _is_detached = False
@@ -67,8 +74,12 @@ class RunningCall(Frame, WorkerGroup):
         # `WorkerGroup.__init__` and, with `launch`, `Frame.__init__` are written out.
         self._graph = graph
         self.loop = loop
-        self.context = context = copy_context() if context is None else context.copy()
-        self.threads: ThreadShare | None = None
+        if context is None:
+            self.context = context = copy_context()
+            if source.get() is not None:
+                self._belong()
+        else:
+            self.context = context = context.copy()
         self.ready = NOTHING_READY
         self.workers = ()
         self.feed = None
@@ -79,10 +90,9 @@ class RunningCall(Frame, WorkerGroup):
                 graph, context, is_wanted=options.trace_execution, headers=headers, item=item, stream=stream,
                 begins_trace=item is not None and options.trace_items,
             )  # fmt: skip
-        else:
-            self.run_span, self.traced = None, False
-        self.timeout_seconds = timeout_seconds
-        self.ends_at = None if timeout_seconds is None else loop.time() + timeout_seconds
+        if timeout_seconds is not None:
+            self.timeout_seconds = timeout_seconds
+            self.ends_at = loop.time() + timeout_seconds
         self.state = "running"
         self.priority = options.priority
         self.queued_at = None
@@ -109,15 +119,6 @@ class RunningCall(Frame, WorkerGroup):
     def service(self) -> AnyDeployment | None:
         """The deployment that it is made to."""
         return None
-
-    def made_here(self) -> None:
-        """Have it belong to the handler that is running, if one is."""
-        parent = enclosing_frame()
-        if parent is not None:
-            self.parent = parent
-            self.deadline = parent.deadline
-            self.caller = calling_actor()
-            self._is_detached = is_detached()
 
     def count(self, in_flight: "Counter[str] | None" = None) -> None:
         """Have it count in metrics.
@@ -167,6 +168,15 @@ class RunningCall(Frame, WorkerGroup):
         self.detached = None
         limiter.release()
         return False
+
+    def _belong(self) -> None:
+        """Note the handler that makes the call, if it is made in one."""
+        parent = enclosing_frame()
+        if parent is not None:
+            self.parent = parent
+            self.deadline = parent.deadline
+            self.caller = calling_actor()
+            self._is_detached = is_detached()
 
     def frame_done(self, frame: Frame) -> None:
         """The outcome is known; see `Listener`."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._errors import (
@@ -13,6 +14,7 @@ from .._errors import (
     PenstockError,
     PlanError,
 )
+from ..actors import current
 from ..actors.cancellation import Condition, uninterrupted
 from ..actors.current import start_task
 from ..actors.frame import Frame
@@ -23,7 +25,7 @@ from .admission import Admission
 from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
 from .graph import Graph
-from .nesting import host_context, refuse_from_inside
+from .nesting import host_context, hosts, refuse_from_inside
 from .options import ExecutionOptions
 from .planning import gives_one_value, gives_stream
 from .program import Program
@@ -130,7 +132,10 @@ class InFlight:
     def settled(self, frame: Frame) -> None:
         """Nothing runs for a call any more: its place is free."""
         self.live.discard(frame)
-        self._count(frame)
+        if frame.state == "done":
+            self.counts["done"] += 1
+        else:
+            self._count(frame)
         self.admission.release()
         if not self.live:
             self._changed.notify_all()
@@ -353,7 +358,7 @@ class Deployment:
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
         self.runtime.deployments.add(self)
         context = host_context(self)
-        self.scope = context.run(Scope, self.runtime, options, scheduler, self._flags)
+        self.scope = context.run(partial(Scope, is_admitted=True), self.runtime, options, scheduler, self._flags)
         self.scope.on_failed = self._fail
         admission = Admission(self.scope.loop, options.max_in_flight, options.max_queue)
         self.in_flight = InFlight(admission, self._changed)
@@ -493,7 +498,8 @@ class Deployment:
             raise self.stopped_error()
         if asyncio._get_running_loop() is not self.scope.loop:  # None outside of any
             raise EngineLoopError("this deployment runs on another event loop than this code; call it from there")
-        refuse_from_inside(self)
+        if current.source.get() is not None or hosts.get():
+            refuse_from_inside(self)
         return self.scope, self.in_flight
 
     async def restored(self, wired: Wired, graph: Graph[..., Any], deadline: float | None = None) -> Wired:
@@ -570,9 +576,9 @@ class ServiceCall(RunningCall):
         headers: Mapping[str, str] | None,
     ) -> None:
         super().__init__(scope.loop, graph, options, headers, timeout_seconds=options.timeout_seconds)
-        self.made_here()
         self.scope = scope
-        self.threads = scope.threads
+        if scope.threads is not None:
+            self.threads = scope.threads
         self._deployment = deployment
         self._in_flight_here = in_flight
         self.outcome_known: asyncio.Future[None] = scope.loop.create_future()
@@ -584,7 +590,9 @@ class ServiceCall(RunningCall):
 
     def frame_done(self, frame: Frame) -> None:
         """Release the caller at once."""
-        self.close()
+        self.closed = True
+        if self._idle or not self.workers:  # nearly always it is its only worker that says so
+            self.close()
         if not self.outcome_known.done():
             self.outcome_known.set_result(None)
         if self.error is not None and not isinstance(self.error, Exception):

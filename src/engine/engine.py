@@ -24,7 +24,7 @@ from .counters import run_levels
 from .graph import Call, Graph, as_call, as_graph
 from .instances import stateful_nodes
 from .open_resources import Resources
-from .options import CallOptions, ExecutionOptions, checked, of_engine, resolve
+from .options import DEFAULT_WORKERS, CallOptions, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
 from .planning import ChosenScheduler, Plan, values
 from .pools import Pools
@@ -286,7 +286,9 @@ class Engine:
         check("max_processes", max_processes, optional(whole(1)))
         self._options: dict[str, Any] = dict(options)
         # Those of `with execution_options(...)` count for what is called there, and not for what an Engine owns.
-        self._runtime = Runtime(of_engine(options).max_workers, max_processes, is_default=self._is_default)
+        self._runtime = Runtime(
+            of_engine(options).max_workers or DEFAULT_WORKERS, max_processes, is_default=self._is_default
+        )
 
     async def __aenter__(self) -> Self:
         self._runtime.check_loop()

@@ -36,13 +36,13 @@ def pools_around() -> Pools | None:
 
 # The deployments that the task is part of: one that hosts a stateful node or runs a loop, or one started by such a
 # task. Handlers need no mark, since their frames lead to the deployment.
-_hosts: ContextVar[tuple["AnyDeployment", ...]] = ContextVar("penstock_hosts", default=())
+hosts: ContextVar[tuple["AnyDeployment", ...]] = ContextVar("penstock_hosts", default=())
 
 
 def host_context(deployment: "AnyDeployment") -> Context:
     """Return the context in which the tasks of a deployment are started, so that they know what they are part of."""
     context = copy_context()
-    context.run(_hosts.set, (*_hosts.get(), deployment))
+    context.run(hosts.set, (*hosts.get(), deployment))
     return context
 
 
@@ -52,9 +52,7 @@ def refuse_from_inside(deployment: "AnyDeployment") -> None:
     Raises:
         ReentrantCallError: the caller is one of its own handlers, or a task of one of its stateful nodes.
     """
-    hosts, frame = _hosts.get(), enclosing_frame()
-    if frame is None and not hosts:  # nearly always
-        return
+    around_task, frame = hosts.get(), enclosing_frame()
     if frame is not None:
         services = (outer.listener.service for outer in frame.lineage())
         around = [deployment, *(service for service in services if service is not None)]
@@ -64,8 +62,8 @@ def refuse_from_inside(deployment: "AnyDeployment") -> None:
                 "from inside one of its own nodes, which would wait for itself for ever; call the graph inside the "
                 "graph instead, where it is inlined, or use engine.run"
             )
-    if deployment in hosts:
-        around = [deployment, *reversed(hosts[hosts.index(deployment) :])]
+    if deployment in around_task:
+        around = [deployment, *reversed(around_task[around_task.index(deployment) :])]
         raise ReentrantCallError(
             f"{_chain(around)}: a deployment was called, drained or aborted by the loop of one of its own actors, or "
             "by a task that one of its own stateful nodes has started; it waits for them when it ends, so they would "

@@ -19,7 +19,7 @@ class CallOptions(TypedDict, total=False):
     scheduler: Scheduler
     timeout_seconds: float | None
     priority: int
-    max_workers: int
+    max_workers: int | None
     max_in_flight: int
     max_queue: int | None
     ordered: bool
@@ -45,7 +45,9 @@ class ExecutionOptions:
         timeout_seconds: deadline of a call, or of a whole stream, in seconds from its start.
         priority: of a call to a deployment: higher first, first come first served within one.
         max_workers: how many threads a run, a stream or a deployment may have busy at a time, over all of its nodes,
-            of those that its Engine has; and how far an `async def` node without `concurrency=` grows in a pipeline.
+            of those that its Engine has; and how far an `async def` node without `concurrency=` grows in a stream or a
+            deployment. None: all threads of the Engine, which are 32 unless its own `max_workers` says otherwise; such
+            a node grows to 32 in a stream, and in a deployment has no bound but that of the calls, `max_in_flight`.
         max_in_flight: items of a stream or deployment that are in flight at a time.
         max_queue: calls that may wait for a place in a deployment; more are refused with `Overloaded`. None: callers
             wait.
@@ -70,8 +72,8 @@ class ExecutionOptions:
     timeout_seconds: float | None = None
     priority: int = 0
     # anyio's and asyncio's default thread pools hold 40 and cpu + 4; beyond 32 I/O-bound stages gained nothing here.
-    max_workers: int = 32
-    # Twice max_workers: one stage can be full while its items wait for their turn at the exit.
+    max_workers: int | None = None
+    # Twice DEFAULT_WORKERS: one stage can be full while its items wait for their turn at the exit.
     max_in_flight: int = 64
     max_queue: int | None = None
     ordered: bool = True
@@ -95,7 +97,7 @@ _ACCEPTED: Final = {
     "scheduler": one_of(Scheduler),
     "timeout_seconds": TIMEOUT,
     "priority": Accepted("a whole number, higher first", is_whole),
-    "max_workers": whole(1),
+    "max_workers": optional(whole(1)),
     "max_in_flight": whole(1),
     "max_queue": optional(whole(0)),
     "on_error": one_of(Literal["raise", "skip"]),
@@ -107,6 +109,8 @@ _ACCEPTED: Final = {
     **dict.fromkeys(("ordered", "enable_caching", "trace_execution", "trace_items", "collect_metrics"), SWITCH),
 }
 DEFAULTS = ExecutionOptions()
+# The threads of an Engine, and how far an `async def` grows in a stream, where `max_workers` says nothing.
+DEFAULT_WORKERS: Final = 32
 NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
 
 _ONE_CALL = frozenset({"timeout_seconds", "priority", "trace_execution"})

@@ -54,9 +54,9 @@ class Pools:
             self._guard(self._threads)
         return self._threads
 
-    def share_of_threads(self, limit: int) -> ThreadShare | None:
+    def share_of_threads(self, limit: int | None) -> ThreadShare | None:
         """Return what bounds the threads that a run, stream or deployment has busy; None if it may have all of them."""
-        return None if limit >= self.max_threads else ThreadShare(limit)
+        return None if limit is None or limit >= self.max_threads else ThreadShare(limit)
 
     def processes(self) -> "ProcessPool":
         """Return the pool of worker processes."""

@@ -71,7 +71,6 @@ class _Run(RunningCall):
         loop = asyncio.get_running_loop()
         seconds = options.timeout_seconds
         super().__init__(loop, call.graph.name, options, call._trace_headers, timeout_seconds=seconds)
-        self.made_here()
         if options.collect_metrics:
             self.count(runtime.counted_runs)
         self.threads = runtime.pools.share_of_threads(options.max_workers)

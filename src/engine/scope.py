@@ -30,7 +30,7 @@ from .counters import node_counters, node_levels
 from .instances import InstanceRegistry, instance_key
 from .mapping import hand_over, input_of, mapping, opening, opening_in_loop
 from .node import Node, call_site_of, is_known, resources_of, value_of
-from .options import ExecutionOptions
+from .options import DEFAULT_WORKERS, ExecutionOptions
 from .planning import ChosenScheduler, Plan, PlannedStep
 from .pools import Pools
 from .program import Program, Unit
@@ -84,8 +84,7 @@ class Wiring:
     Args:
         pools: the Engine's threads, processes and limits.
         instances: the scope's instances of stateful nodes.
-        max_workers: how far an `async def` node grows; None for as far as there are items, where every frame has
-            workers of its own.
+        max_workers: how far an `async def` node grows; None where nothing is a pipeline, and inboxes have no bound.
         room: how many calls there may be at a time, and what bounds them; None if nothing does.
         device_strategy: the execution option.
         threads: those that the scope may have busy; None for as many as the Engine has.
@@ -366,7 +365,7 @@ class SharedWirings:
     def get(self, pools: Pools, scheduler: ChosenScheduler, options: ExecutionOptions) -> Wiring:
         """Return the one for runs with these options; the first time, make it."""
         device_strategy, is_counted = options.device_strategy, options.collect_metrics
-        has_all_threads = options.max_workers >= pools.max_threads
+        has_all_threads = pools.share_of_threads(options.max_workers) is None
         key = scheduler, device_strategy, is_counted, has_all_threads
         wiring = self._wirings.get(key)
         if wiring is None:
@@ -430,6 +429,7 @@ class Scope:
         scheduler: the scheduler, chosen.
         flags: how stateful nodes are restarted.
         is_one_call: whether it is for one call alone.
+        is_admitted: whether admission bounds the calls in it, as in a deployment.
         threads: those that it may have busy, of a run; its own share of them by default.
 
     Attributes:
@@ -449,6 +449,7 @@ class Scope:
         flags: SupervisorFlags = SupervisorFlags(),  # noqa: B008 - it is immutable
         *,
         is_one_call: bool = False,
+        is_admitted: bool = False,
         threads: ThreadShare | None = None,
     ) -> None:
         self.engine = engine
@@ -459,7 +460,8 @@ class Scope:
         self.threads = threads or engine.pools.share_of_threads(options.max_workers)
         self.instances = InstanceRegistry(engine.pools, self.threads, Supervisor(flags, self._failed))
         # Only a pipeline bounds its actors: elsewhere each frame has workers of its own, and admission bounds frames.
-        max_workers = options.max_workers if scheduler == "actors" else None
+        default = UNLIMITED if is_admitted else DEFAULT_WORKERS
+        max_workers = (options.max_workers or default) if scheduler == "actors" else None
         room: Room = (1, "call") if is_one_call else (options.max_in_flight, "max_in_flight")
         self.wiring = Wiring(
             engine.pools, self.instances, max_workers, room, device_strategy=options.device_strategy,

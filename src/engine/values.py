@@ -183,7 +183,6 @@ class StreamingCall:
         self._frame = frame = RunningCall(
             self.loop, call.graph.name, options, call._trace_headers, timeout_seconds=seconds
         )
-        frame.made_here()
         frame.listener = self
         frame.on_result_stream = self._open
         if options.collect_metrics:  # a deployment counts its own calls in flight

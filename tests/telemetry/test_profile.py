@@ -497,8 +497,8 @@ async def test_it_may_be_looked_at_in_another_thread_while_scopes_come_and_go() 
 
 
 async def test_an_item_in_flight_between_two_profiles_does_not_end_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.actors.recorder._FIRST_OF_ALL", 1)
-    monkeypatch.setattr("penstock.actors.recorder._LEAST_FIRST", 1)
+    monkeypatch.setattr("penstock.actors.sampler._FIRST_OF_ALL", 1)
+    monkeypatch.setattr("penstock.actors.sampler._LEAST_FIRST", 1)
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     @ps.node
