@@ -81,7 +81,7 @@ report
 each
 
 ○  numbers
-◆  map_each  inbox 0/16  in flight 0/32  0 done ~/s
+◆  map_each  inbox 0/16  in flight 0  0 done ~/s
 │  each:
 │  ○  number
 │  ●  twice  inbox 0  in flight 0  0 done ~/s  pure
@@ -108,14 +108,14 @@ async def test_each_graph_is_drawn_with_the_load_of_its_nodes() -> None:
         "  shown  with half",
         "  twice  inbox 0  in flight 0  3 done ~/s  pure",
     ]
-    assert [line for line in done if "map_each" in line] == ["◆  map_each  inbox 0/16  in flight 0/32  1 done ~/s"]
+    assert [line for line in done if "map_each" in line] == ["◆  map_each  inbox 0/16  in flight 0  1 done ~/s"]
 
 
 async def test_what_the_planner_dropped_or_merged_is_not_drawn() -> None:
     async with engine.deploy(merged) as service:
         assert await service(1) == (2, 2)
         drawn = lines_of(service)
-    assert [line for line in drawn if "twice" in line] == ["●  twice  inbox 0/16  in flight 0/32  1 done ~/s  pure"]
+    assert [line for line in drawn if "twice" in line] == ["●  twice  inbox 0/16  in flight 0  1 done ~/s  pure"]
 
 
 @ps.node
