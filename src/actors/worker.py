@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any, Protocol, cast
 
 from . import current
-from .current import start_task
+from .current import start_eagerly, start_task
 from .detached import DetachedStep
 from .frame import NOTHING, Frame, foreign_cancel
 from .invocation import OutsideCall
@@ -623,7 +623,12 @@ class WorkerGroup:
         return self.runnable > before
 
     def hire(
-        self, frame: Frame | None = None, entries: tuple[NodeActor, ...] = (), before: NodeActor | None = None
+        self,
+        frame: Frame | None = None,
+        entries: tuple[NodeActor, ...] = (),
+        before: NodeActor | None = None,
+        *,
+        eagerly: bool = False,
     ) -> None:
         """Start one more worker.
 
@@ -631,6 +636,7 @@ class WorkerGroup:
             frame: it begins with this one, if any.
             entries: the actors that the frame is complete for.
             before: the actor that it comes from, in which it holds a place until it has entered those.
+            eagerly: whether it takes its first step now.
         """
         worker = Worker(self)
         worker.first = None if frame is None else (frame, entries, before)
@@ -638,7 +644,10 @@ class WorkerGroup:
         context = self.context if len(self.workers) == 1 else self.context.copy()
         context.run(current.source.set, worker)
         self.runnable += 1
-        worker.task = start_task(self.loop, worker.run(), context=context)
+        if eagerly:
+            start_eagerly(self.loop, worker.run(), context)
+        else:
+            worker.task = start_task(self.loop, worker.run(), context=context)
 
 
 def _told(group: WorkerGroup) -> None:

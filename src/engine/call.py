@@ -9,7 +9,7 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
-from ..actors.current import calling_actor, enclosing_frame, is_detached, source
+from ..actors.current import EagerStarts, calling_actor, enclosing_frame, is_detached, source
 from ..actors.detached import Carrier, DetachedStep
 from ..actors.frame import AnyDeployment, Frame, Listener
 from ..actors.invocation import outcome_of
@@ -131,11 +131,19 @@ class RunningCall(Frame, WorkerGroup):
             self._in_flight = in_flight
             in_flight[self._graph] += 1
 
-    def launch(self, wired: Wired, arguments: tuple[Any, ...], item: int) -> None:
+    def launch(
+        self, wired: Wired, arguments: tuple[Any, ...], item: int, eager_starts: EagerStarts | None = None
+    ) -> None:
         """Send it through the actors of its graph.
 
         If its first step is carried out elsewhere, such as on a device, that begins now, and no worker is needed until
         it is over. Else its first worker takes the places when it runs, and not now: until then, others may come.
+
+        Args:
+            wired: the actors.
+            arguments: of the call.
+            item: its number.
+            eager_starts: says whether its first worker begins at once; None for later.
         """
         self.layout = program = wired.program
         self.item = item
@@ -155,7 +163,9 @@ class RunningCall(Frame, WorkerGroup):
         entries = wired.entries
         carrier = entries[0].carrier if len(entries) == 1 and self.span is None else None
         if carrier is None or not self._sent_away(entries[0], carrier):
-            self.hire(self, entries)
+            # Not in a handler: calls in calls in calls would each take a part of the stack.
+            eagerly = eager_starts is not None and self.parent is None and eager_starts.may_start()
+            self.hire(self, entries, eagerly=eagerly)
 
     def _sent_away(self, entry: NodeActor, carrier: Carrier) -> bool:
         limiter = entry.limiter

@@ -180,10 +180,10 @@ async def test_promise_7_the_end_of_an_engine_waits_for_a_thread_without_holding
 
     async def use() -> None:
         async with engine.Engine() as own:
-            await own.run(blocking(1), timeout_seconds=0.01)
+            await own.run(blocking(1), timeout_seconds=0.3)  # by then it runs
 
     using = asyncio.create_task(use())
-    await asyncio.wait([using], timeout=0.05)
+    await asyncio.wait([using], timeout=0.6)
     await testing.wait_quiescent()
     assert not using.done()  # the caller has its TimeoutError, and the Engine waits for its thread
     go_on.set()  # this line is reached: the loop is free
@@ -191,6 +191,33 @@ async def test_promise_7_the_end_of_an_engine_waits_for_a_thread_without_holding
         await using
     except TimeoutError:
         pass
+
+
+async def test_promise_7_a_caller_whose_calls_never_wait_gives_the_loop_its_turn() -> None:
+    """A call that never suspends may begin and end at once, but not more than 256 of them between two turns."""
+    in_a_turn = [0]
+
+    @ps.node
+    async def count(x: int) -> int:
+        in_a_turn[-1] += 1
+        return x
+
+    @ps.graph
+    async def counting(x: int) -> int:
+        return await count(x)
+
+    def turn() -> None:
+        nonlocal handle
+        in_a_turn.append(0)
+        handle = asyncio.get_running_loop().call_soon(turn)
+
+    async with engine.deploy(counting) as service:
+        handle = asyncio.get_running_loop().call_soon(turn)
+        for number in range(2_000):
+            assert await service(number) == number
+        handle.cancel()
+    assert sum(in_a_turn) == 2_000
+    assert max(in_a_turn) <= 256
 
 
 async def test_promise_7_a_pipeline_that_never_waits_gives_the_loop_its_turn() -> None:
