@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from .._errors import EngineClosedError, EngineLoopError
 from ..actors.accepted import check, optional, whole
 from ..actors.cancellation import Condition, uninterrupted
+from ..actors.current import EagerStarts
 from ..actors.frame import Frame
 from ..actors.node_actor import ActorStatistics, NodeActor
 from ..actors.supervision import Strategy, SupervisorFlags
@@ -64,6 +65,7 @@ class Runtime:
         closed: whether `async with` was left, or is being left.
         loop: its event loop; None before its first use.
         loop_thread: the thread of its event loop, by the number of the operating system; None before its first use.
+        eager_starts: says whether a call may begin at once; None before its first use.
     """
 
     def __init__(self, max_threads: int, max_processes: int | None, *, is_default: bool) -> None:
@@ -80,6 +82,7 @@ class Runtime:
         self._is_default = is_default
         self.loop_thread: int | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.eager_starts: EagerStarts | None = None
         self._last_scope_closed = Condition()
         self._plans: WeakSet[Plan] = WeakSet()
         registry.hosts.add(self)
@@ -97,6 +100,7 @@ class Runtime:
             raise EngineClosedError("this Engine was closed; make a new one: async with engine.Engine() as e: ...")
         if self.loop is None:
             self.loop, self.loop_thread = loop, threading.get_native_id()
+            self.eager_starts = EagerStarts(loop)
         elif self.loop is not loop:
             raise EngineLoopError(
                 "this Engine was first used on another event loop; make one for each loop, or use the functions of "

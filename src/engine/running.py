@@ -98,7 +98,7 @@ class _Run(RunningCall):
             raise self._not_started(runtime.closed_error(), timed_out=False)
         runtime.frames.add(self)
         self._is_launched = True
-        self.launch(wired, self._call.arguments, 0)
+        self.launch(wired, self._call.arguments, 0, runtime.eager_starts)
         try:
             await self._over
         except asyncio.CancelledError:

@@ -11,7 +11,7 @@ from .._errors import DeploymentFailed
 from ..actors import invocation
 from ..actors.cancellation import uninterrupted
 from ..actors.channel import Channel
-from ..actors.current import EagerStarts, starts_tasks
+from ..actors.current import starts_tasks
 from ..actors.frame import Frame
 from ..actors.generators import reading
 from ..actors.invocation import Link, compose
@@ -438,7 +438,6 @@ class Scope:
             failed; whoever owns the scope ends what is in it, and closes it.
         threads: those that it may have busy.
         groups: the workers in it; each goes when its last worker has ended.
-        eager_starts: says whether a call may begin at once.
         is_open: whether `close` has not begun.
     """
 
@@ -470,7 +469,6 @@ class Scope:
         )  # fmt: skip
         self.groups: set[WorkerGroup] = set()
         self.uptime = Uptime()
-        self.eager_starts = EagerStarts(self.loop)
         self.is_open = True
         engine.scope_opened()
         engine.wirings.add(self.wiring)

@@ -345,7 +345,7 @@ class Service(Generic[P, R]):
         in_flight.live.add(call)
         item = in_flight.items
         in_flight.items = item + 1
-        call.launch(wired, arguments, item, scope.eager_starts)
+        call.launch(wired, arguments, item, scope.engine.eager_starts)
         del arguments  # the handlers let go of them when they have been read
         try:
             await call.outcome_known
