@@ -152,7 +152,7 @@ async def cancelled_in_a_generator_by_a_task_group_of_anyio(stream: engine.Strea
 
 async def cancelled_before_the_first_value(stream: engine.Stream[int]) -> None:
     async with anyio.create_task_group() as group:
-        group.start_soon(stream.started)
+        group.start_soon(stream.wait_started)
         await asyncio.sleep(0)
         group.cancel_scope.cancel()
 
@@ -286,8 +286,8 @@ async def test_a_cancelled_wait_for_the_first_item_leaves_the_stream_open(kind: 
         assert [x async for x in stream] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("second", ["anext", "started"])
-@pytest.mark.parametrize("first", ["anext", "started"])
+@pytest.mark.parametrize("second", ["anext", "wait_started"])
+@pytest.mark.parametrize("first", ["anext", "wait_started"])
 async def test_a_second_reader_is_refused_and_the_first_reads_on(first: str, second: str) -> None:
     go_on = asyncio.Event()
 
@@ -301,7 +301,7 @@ async def test_a_second_reader_is_refused_and_the_first_reads_on(first: str, sec
         return await waiting(x)
 
     async with engine.stream(graph(x) for x in range(3)) as stream:
-        ways: dict[str, Callable[[], Awaitable[object]]] = {"anext": stream.__anext__, "started": stream.started}
+        ways: dict[str, Callable[[], Awaitable[object]]] = {"anext": stream.__anext__, "wait_started": stream.wait_started}
         reader = asyncio.ensure_future(ways[first]())
         await testing.wait_quiescent()
         with pytest.raises(RuntimeError, match="one reader"):
