@@ -152,7 +152,7 @@ def switch(index: int, branches: tuple[Callable[[T], Awaitable[U]], ...], operan
 
 
 def while_loop(
-    predicate: Callable[[T], Awaitable[bool]],
+    predicate: Callable[[T], Awaitable[bool] | bool],
     body: Callable[[T], Awaitable[T]],
     initial: T,
     /,

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
@@ -91,6 +92,12 @@ def test_names_that_are_imported_late_are_those_that_checkers_see(module: Module
     assert late <= set(dir(module)) & set(module.__all__)  # the latter is what `from ... import *` asks for
     with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'nothing'"):
         module.nothing  # noqa: B018
+
+
+def test_the_readme_names_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = (ROOT / "README.md").read_text().partition("| extra | for |")[2].partition("\n\n")[0]
+    assert {name for row in table.split("\n|") for name in re.findall(r"`(\w+)`", row.partition("|")[0])} == set(extras)
 
 
 def test_the_version_is_that_of_the_package() -> None:
