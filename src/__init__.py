@@ -1,10 +1,10 @@
 """Penstock: graphs of async actors on bounded channels, in pure asyncio.
 
-The map of the house, in the order in which its floors may know each other:
+The map of the house, in the order in which its floors may import each other:
 
-    _errors      every exception, one flat hierarchy; knows no one
-    _public      what a package shows, and what of it is imported at its first use; knows no one
-    telemetry    spans and logs through the API of OpenTelemetry, profiles, tables; knows none but _public
+    _errors      every exception, one flat hierarchy; imports no other part
+    _public      what a package shows, and what of it is imported at its first use; imports no other part
+    telemetry    spans and logs through the API of OpenTelemetry, profiles, tables; imports only _public
     actors       one actor: channel, places, frame, group of workers, policy, supervision, threads, processes
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use

@@ -77,7 +77,7 @@ class Delay:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Raise CancelledError there although nobody cancelled the item, as when something awaited there is cancelled."""
+    """Raise CancelledError there although the item was not cancelled, as when something awaited there is cancelled."""
 
     async def _act(self) -> None:
         self._act_blocking()

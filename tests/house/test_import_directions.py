@@ -1,4 +1,4 @@
-"""Errors know no one, telemetry nearly; actors know only those; the engine knows actors; only testing knows it all."""
+"""Errors import no other part, actors errors and telemetry, the engine also actors, and only testing imports all."""
 
 import ast
 import sys
