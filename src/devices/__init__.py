@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from .._public import public as _public
-from .actor import DeviceActor, actor
 from .batches.batch_statistics import BatchStatistics
 from .batches.device_batch import DeviceBatch
+from .device_actor import DeviceActor, actor
 from .jax_types import Device
 from .platform.benchmarking import Benchmark, Measurement, benchmark
 from .platform.machine import CgroupLimits, CpuStatus, SlurmAllocation
