@@ -83,7 +83,7 @@ class Control:
         return self.over_stream
 
     @property
-    def reads_streams(self) -> bool:
+    def _reads_streams(self) -> bool:
         """Whether its operand may be a stream."""
         return self.over_stream
 

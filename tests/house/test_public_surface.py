@@ -37,8 +37,8 @@ CLASSES = [name for name, value in OBJECTS.items() if inspect.isclass(value)]
 SHOWN_ANYWAY = {
     # What the engine and the devices ask of a node, in twenty files.
     "penstock.Node": {
-        "binding", "hints", "parameters", "positional", "reads_streams", "replacement", "result_annotation", "runs_in",
-        "runs_loop", "runs_on", "shared_places", "signature", "target",
+        "parameters", "replacement", "result_annotation", "runs_in",
+        "runs_loop", "runs_on", "signature", "target",
     },
     # A profile itself is what the engine reports to, and what its page reads.
     "penstock.telemetry.Profile": {
