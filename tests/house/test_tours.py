@@ -9,7 +9,7 @@ import gc
 import re
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -36,7 +36,7 @@ class Recorder:
         self._passed: dict[str, dict[str, None]] = {}
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> Generator[None]:
         before, before_of_threads = sys.getprofile(), threading.getprofile()
         gc.collect()
         gc.disable()  # what earlier tests left is not closed in the middle of a tour
