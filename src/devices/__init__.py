@@ -17,31 +17,11 @@ from .programs.persistent_cache import persistent_compile_cache
 from .regions.einsum import einsum
 
 __all__ = [
-    "Array",
-    "BatchStatistics",
-    "Benchmark",
-    "CgroupLimits",
-    "CompileStatistics",
-    "CpuStatus",
-    "Device",
-    "DeviceActor",
-    "DeviceBatch",
-    "DeviceMesh",
-    "DeviceStatus",
-    "Measurement",
-    "Recommendation",
-    "Recompilation",
-    "SelfCheckResult",
-    "SlurmAllocation",
-    "Status",
-    "Transfer",
-    "actor",
-    "benchmark",
-    "einsum",
-    "persistent_compile_cache",
-    "select",
-    "status",
-]
+    "Array", "BatchStatistics", "Benchmark", "CgroupLimits", "CompileStatistics", "CpuStatus", "Device",
+    "DeviceActor", "DeviceBatch", "DeviceMesh", "DeviceStatus", "Measurement", "Recommendation", "Recompilation",
+    "SelfCheckResult", "SlurmAllocation", "Status", "Transfer", "actor", "benchmark", "einsum",
+    "persistent_compile_cache", "select", "status",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from .untyped_jax import Array

@@ -22,32 +22,11 @@ from .statistics import Bottleneck
 from .streaming import Outcome, Stream, StreamStatistics
 
 __all__ = [
-    "ActorState",
-    "ActorStatistics",
-    "AdmissionStatistics",
-    "Bottleneck",
-    "CallOptions",
-    "ChannelStatistics",
-    "Engine",
-    "EngineStatistics",
-    "Outcome",
-    "Plan",
-    "ProcessPoolStatistics",
-    "RestartMode",
-    "RunsOn",
-    "Scheduler",
-    "Service",
-    "ServiceState",
-    "ServiceStatistics",
-    "Strategy",
-    "Stream",
-    "StreamStatistics",
-    "ThreadPoolStatistics",
-    "deploy",
-    "plan",
-    "run",
-    "stream",
-]
+    "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CallOptions", "ChannelStatistics",
+    "Engine", "EngineStatistics", "Outcome", "Plan", "ProcessPoolStatistics", "RestartMode", "RunsOn", "Scheduler",
+    "Service", "ServiceState", "ServiceStatistics", "Strategy", "Stream", "StreamStatistics",
+    "ThreadPoolStatistics", "deploy", "plan", "run", "stream",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from .. import engine as _engine

@@ -7,19 +7,9 @@ from . import names
 from .logs import add_trace_context
 
 __all__ = [
-    "CriticalPath",
-    "NodeProfile",
-    "Prediction",
-    "Profile",
-    "Verdict",
-    "add_trace_context",
-    "continue_trace",
-    "continued",
-    "expose",
-    "names",
-    "profile",
-    "setup",
-]
+    "CriticalPath", "NodeProfile", "Prediction", "Profile", "Verdict", "add_trace_context", "continue_trace",
+    "continued", "expose", "names", "profile", "setup",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from .exporting import setup

@@ -19,20 +19,9 @@ from ._seeded_loop import SeededLoop
 from ._virtual_clock import VirtualClockLoop
 
 __all__ = [
-    "CancelOutcome",
-    "SeededLoop",
-    "StreamReader",
-    "VirtualClockLoop",
-    "cancel_at_every_step",
-    "faults",
-    "inbox",
-    "interleavings",
-    "replace",
-    "run_seeded",
-    "run_virtual",
-    "stream_inbox",
-    "wait_quiescent",
-]
+    "CancelOutcome", "SeededLoop", "StreamReader", "VirtualClockLoop", "cancel_at_every_step", "faults", "inbox",
+    "interleavings", "replace", "run_seeded", "run_virtual", "stream_inbox", "wait_quiescent",
+]  # fmt: skip
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = _public(__name__)

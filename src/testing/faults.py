@@ -238,17 +238,7 @@ def _name_of(node: Callable[..., Any] | str) -> str:
     raise TypeError(f"node= takes a node, an instance of a stateful one, or a name, got {node!r}")
 
 
-__all__ = [
-    "Cancel",
-    "Delay",
-    "Fault",
-    "Injection",
-    "Injections",
-    "Kill",
-    "Point",
-    "Raise",
-    "inject",
-]
+__all__ = ["Cancel", "Delay", "Fault", "Injection", "Injections", "Kill", "Point", "Raise", "inject"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = public(__name__)
