@@ -1,10 +1,11 @@
 """The tours of docs/explanation/architecture.md pass the files that a recorded call passes, in that order.
 
-Who moves code sees the list to write there in the message of the test that fails, or by
+A change that moves code finds what to write there in the message of the test that fails, or by
 `python -m tests.house.test_tours`.
 """
 
 import asyncio
+import difflib
 import gc
 import re
 import sys
@@ -154,7 +155,8 @@ def shown(tour: list[list[str]]) -> str:
 @pytest.mark.parametrize("title", TOURS)
 async def test_a_tour_passes_the_files_that_a_recorded_call_passes(title: str) -> None:
     found = await recorded(title)
-    assert written(title) == found, f'write into {PAGE.name}, under "{title}":\n\n{shown(found)}'
+    difference = "\n".join(difflib.ndiff(shown(written(title)).splitlines(), shown(found).splitlines()))
+    assert written(title) == found, f'change this in {PAGE.name}, under "{title}":\n\n{difference}'
 
 
 async def main() -> None:
