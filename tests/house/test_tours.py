@@ -22,7 +22,7 @@ import pytest
 import penstock as ps
 from penstock import engine
 
-SOURCE = str(Path(engine.__file__).resolve().parents[1]) + "/"
+SOURCE = f"{Path(engine.__file__).parents[1]}/"
 PAGE = Path(__file__).parents[2] / "docs/explanation/architecture.md"
 
 
