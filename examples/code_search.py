@@ -138,7 +138,7 @@ class Index:
 
 
 class Documents(list[list[int]]):
-    """The words of each definition, by number. Whoever iterates is stopped once nobody waits for the result."""
+    """The words of each definition, by number. Stops once the caller of the search has left."""
 
     def __iter__(self) -> Iterator[list[int]]:
         # A thread cannot be killed: this is what makes Ctrl-C short while a large index is ranked.

@@ -44,7 +44,7 @@ class Prompt(NamedTuple):
 
 @dataclass
 class History:
-    """What the decoder did: for each step, who had which slot (None for nobody), and how many waited."""
+    """What the decoder did: for each step, which client had which slot (None: it was free), and how many waited."""
 
     steps: list[tuple[str | None, ...]] = field(default_factory=list[tuple[str | None, ...]])
     waiting: list[int] = field(default_factory=list[int])
@@ -104,7 +104,7 @@ class Decoder(ps.StreamActor[Prompt, int]):
                 del active[slot]
 
     def record(self, active: dict[int, ps.StreamWork[Prompt, int]], waiting: int) -> None:
-        """Note who has which slot."""
+        """Note which client has which slot."""
         slots = (active.get(slot) for slot in range(self.slots))
         self.history.steps.append(tuple([None if work is None else work.value.client for work in slots]))
         self.history.waiting.append(waiting)

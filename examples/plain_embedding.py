@@ -19,7 +19,7 @@ from examples.minilm import DIMENSIONS, Array, Parameters, encode
 
 # What texts and batches are padded to: ten programs, at half a second each. Few texts are shorter than 16 tokens, and
 # most batches are full, or the query of one person. On two cores, batches of more than 16 gave no more texts a second,
-# and whoever interrupts waits for the one that runs.
+# and Ctrl-C waits for the one that runs.
 LENGTHS = (16, 32, 64, 128, 256)
 BATCH_SIZES = (1, 16)
 MAX_BATCH = BATCH_SIZES[-1]

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import math
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from typing import TypedDict
@@ -111,7 +112,8 @@ def create_app(base_url: str) -> FastAPI:
         try:
             await pieces.wait_started()  # an error or a refusal comes before the headers are sent
         except ps.Overloaded as error:
-            raise HTTPException(503, headers={"Retry-After": f"{error.retry_after_seconds or 1:.0f}"}) from error
+            seconds = max(1, math.ceil(error.retry_after_seconds or 1))
+            raise HTTPException(503, str(error), headers={"Retry-After": str(seconds)}) from error
         except TimeoutError as error:
             raise HTTPException(504, f"a source is too slow: {error}") from error
         except httpx.HTTPError as error:

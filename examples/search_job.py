@@ -104,7 +104,7 @@ def read_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | Non
 
 
 def questions(options: argparse.Namespace, samples: Sequence[str]) -> Sequence[str]:
-    """Return what to answer; nothing if there is somebody to ask for it."""
+    """Return what to answer; nothing if a terminal is there to ask for it."""
     is_interactive = sys.stdin and sys.stdin.isatty() and console.is_terminal and not options.compare
     return options.query or (() if is_interactive else samples)
 
@@ -154,7 +154,7 @@ def compare(jobs: list[Job], run_plain: Callable[[Job], None]) -> None:
 
 async def prompt() -> str:
     console.print("\n[bold cyan]search ❯[/] ", end="")
-    await anyio.wait_readable(sys.stdin)  # a terminal hands over whole lines, so this holds up nobody
+    await anyio.wait_readable(sys.stdin)  # a terminal hands over whole lines, so this holds up nothing
     return sys.stdin.readline().strip()
 
 

@@ -29,7 +29,7 @@ Answer: TypeAlias = tuple[list[Found], list[Definition]]  # what fits by meaning
 
 @ps.node
 def choose(found: list[Definition], everything: bool) -> list[Definition]:
-    """Return what somebody may look for: public functions and classes with a docstring, and no methods."""
+    """Return what a search may look for: public functions and classes with a docstring, and no methods."""
     return [each for each in found if everything or (each.summary and not is_nested_or_private(each))]
 
 

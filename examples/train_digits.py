@@ -28,6 +28,7 @@ from sklearn.datasets import load_digits
 
 import penstock as ps
 from penstock import devices, engine
+from penstock.devices import Array
 
 SIDE, CLASSES = 8, 10
 HIDDEN = 128
@@ -38,7 +39,6 @@ SEED = 0
 
 Images = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int32]
-Array = jax.Array | npt.NDArray[Any]  # what a device takes
 
 
 class Digits(NamedTuple):

@@ -14,7 +14,7 @@ import asyncio
 import sysconfig
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,12 @@ import numpy.typing as npt
 
 import penstock as ps
 from penstock import devices, engine, telemetry
+from penstock.devices import Array
 
 SIZE, BATCH_SIZE = 1024, 32
 LEARNING_RATE = 1e-9
 
 Image = npt.NDArray[np.float32]
-Array = jax.Array | npt.NDArray[Any]  # what a device takes
 
 
 @ps.node(concurrency=64, runs_on="thread")

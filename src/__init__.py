@@ -1,10 +1,10 @@
 """Penstock: graphs of async actors on bounded channels, in pure asyncio.
 
-The map of the house, in the order in which its floors may know each other:
+The map of the house, in the order in which its floors may import each other:
 
-    _errors      every exception, one flat hierarchy; knows no one
-    _late        names that a package imports when they are first used; knows no one
-    telemetry    spans and logs through the API of OpenTelemetry, profiles, tables; knows none but _late
+    _errors      every exception, one flat hierarchy; imports no other part
+    _public      what a package shows, and what of it is imported at its first use; imports no other part
+    telemetry    spans and logs through the API of OpenTelemetry, profiles, tables; imports only _public
     actors       one actor: channel, places, frame, group of workers, policy, supervision, threads, processes
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
@@ -14,69 +14,67 @@ The map of the house, in the order in which its floors may know each other:
 
 from typing import TYPE_CHECKING
 
-from . import engine as engine
-from . import telemetry as telemetry
-from ._errors import ActorRestarted as ActorRestarted
-from ._errors import ActorStopped as ActorStopped
-from ._errors import ChannelClosed as ChannelClosed
-from ._errors import DeadlineExceeded as DeadlineExceeded
-from ._errors import DeploymentFailed as DeploymentFailed
-from ._errors import DeviceError as DeviceError
-from ._errors import EngineClosedError as EngineClosedError
-from ._errors import EngineLoopError as EngineLoopError
-from ._errors import GraphTraceError as GraphTraceError
-from ._errors import InboxClosed as InboxClosed
-from ._errors import IterationLimitError as IterationLimitError
-from ._errors import MissingExtraError as MissingExtraError
-from ._errors import NodeCancelledError as NodeCancelledError
-from ._errors import NodeError as NodeError
-from ._errors import NodeTimeoutError as NodeTimeoutError
-from ._errors import OptionsError as OptionsError
-from ._errors import Overloaded as Overloaded
-from ._errors import PenstockError as PenstockError
-from ._errors import PlanError as PlanError
-from ._errors import ReentrantCallError as ReentrantCallError
-from ._errors import ResourceError as ResourceError
-from ._errors import UnknownItemError as UnknownItemError
-from ._errors import WorkerDied as WorkerDied
-from ._errors import WorkSettledError as WorkSettledError
-from ._late import late as _late
-from .actors.batching import Batch as Batch
-from .actors.current import ItemInfo as ItemInfo
-from .actors.current import current as current
-from .actors.loop_host import Actor as Actor
-from .actors.loop_host import StreamActor as StreamActor
-from .actors.own_loops import Inbox as Inbox
-from .actors.own_loops import StreamWork as StreamWork
-from .actors.own_loops import Work as Work
-from .actors.policy import Retry as Retry
-from .engine.control import cond as cond
-from .engine.control import map_each as map_each
-from .engine.control import switch as switch
-from .engine.control import while_loop as while_loop
-from .engine.decorator import node as node
-from .engine.graph import Call as Call
-from .engine.graph import Graph as Graph
-from .engine.graph import graph as graph
-from .engine.node import Node as Node
-from .engine.options import ExecutionOptions as ExecutionOptions
-from .engine.options import execution_options as execution_options
-from .engine.options import set_execution_options as set_execution_options
-from .engine.rate_limit import RateLimit as RateLimit
-from .engine.resource import Resource as Resource
-from .engine.resource import resource as resource
-from .engine.tracing.ref import Ref as Ref
+from . import engine, telemetry
+from ._errors import (
+    ActorRestarted,
+    ActorStopped,
+    ChannelClosed,
+    DeadlineExceeded,
+    DeploymentFailed,
+    DeviceError,
+    EngineClosedError,
+    EngineLoopError,
+    GraphTraceError,
+    InboxClosed,
+    IterationLimitError,
+    MissingExtraError,
+    NodeCancelledError,
+    NodeError,
+    NodeTimeoutError,
+    OptionsError,
+    Overloaded,
+    PenstockError,
+    PlanError,
+    ReentrantCallError,
+    ResourceError,
+    UnknownItemError,
+    WorkerDied,
+    WorkSettledError,
+)
+from ._public import public as _public
+from .actors.batching import Batch
+from .actors.current import ItemInfo, current
+from .actors.loop_host import Actor, StreamActor
+from .actors.own_loops import Inbox, StreamWork, Work
+from .actors.policy import Retry
+from .engine.control import cond, map_each, switch, while_loop
+from .engine.decorator import node
+from .engine.graph import Call, Graph, graph
+from .engine.node import Node
+from .engine.options import ExecutionOptions, execution_options, set_execution_options
+from .engine.rate_limit import RateLimit
+from .engine.resource import Resource, resource
+from .engine.tracing.ref import Ref
+
+__all__ = [
+    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Call", "ChannelClosed", "DeadlineExceeded",
+    "DeploymentFailed", "DeviceError", "DeviceNode", "EngineClosedError", "EngineLoopError", "ExecutionOptions",
+    "Graph", "GraphTraceError", "Inbox", "InboxClosed", "ItemInfo", "IterationLimitError", "MissingExtraError",
+    "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "OptionsError", "Overloaded", "PenstockError",
+    "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "StreamActor",
+    "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "cond", "current", "device_node",
+    "devices", "engine", "execution_options", "graph", "map_each", "node", "resource", "set_execution_options",
+    "switch", "telemetry", "testing", "while_loop",
+]  # fmt: skip
 
 # Written here, too: to ask importlib.metadata takes as long as a quarter of all else. A test compares it.
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import devices as devices
-    from . import testing as testing
-    from .devices.device_node import DeviceNode as DeviceNode
-    from .devices.device_node import device_node as device_node
+    from . import devices, testing
+    from .devices.device_node import DeviceNode, device_node
 else:
-    __getattr__, __dir__ = _late(
+    __getattr__, __dir__ = _public(
         __name__,
         {
             "devices": ".devices",
@@ -85,6 +83,3 @@ else:
             "device_node": ".devices.device_node",
         },
     )
-
-for _public in [value for value in globals().values() if getattr(value, "__module__", "") == "penstock._errors"]:
-    _public.__module__ = "penstock"  # tracebacks show the name that one imports

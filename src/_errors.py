@@ -38,11 +38,14 @@ class ChannelClosed(PenstockError):
 
 
 class ResourceError(PenstockError):
-    """A resource is none: it yields twice or never, or it is called where nobody would close it."""
+    """A `@resource` function does not yield exactly once, or a resource is called where nothing would close it.
+
+    Call it in a graph, or open it with `async with resource.open(...)`.
+    """
 
 
 class ReentrantCallError(PenstockError):
-    """A node waits for itself, which would never end; the message names the chain of calls and the remedy.
+    """A node would wait for itself for ever; the message names the chain of calls and the remedy.
 
     A deployment is called from inside one of its own nodes, or a node with `concurrency=` runs a graph that needs a
     place of the same node, while such callers hold all of its places.
@@ -50,11 +53,11 @@ class ReentrantCallError(PenstockError):
 
 
 class UnknownItemError(PenstockError):
-    """`penstock.current()` is called in a task that a handler has started, and its item cannot be told any more."""
+    """`penstock.current()` is called in a task that a handler has started, and cannot tell to which item it belongs."""
 
 
 class Overloaded(PenstockError):
-    """Admission is refused: every place and every queue place is taken.
+    """A deployment refuses a call: all its places, and all places in its queue, are taken.
 
     Attributes:
         retry_after_seconds: when a place is likely to be free, from the measured service rate; None before
@@ -74,7 +77,7 @@ class NodeError(PenstockError):
 
 
 class NodeCancelledError(PenstockError):
-    """A node raised `CancelledError` although nobody cancelled its item: something it awaited was cancelled."""
+    """A node raised `CancelledError` although its item was not cancelled: something that it awaited was."""
 
 
 class NodeTimeoutError(PenstockError, TimeoutError):
@@ -94,7 +97,10 @@ class WorkerDied(PenstockError):
 
 
 class InboxClosed(PenstockError):
-    """An actor that owns its loop asks for work, and none will come any more: its scope ends. Let it pass."""
+    """An actor that owns its loop asks for work after the last, because its scope ends.
+
+    Do not catch it: it ends the loop as it should.
+    """
 
 
 class WorkSettledError(PenstockError):
@@ -124,11 +130,11 @@ class MissingExtraError(PenstockError, ImportError):
 
 
 class DeviceError(PenstockError):
-    """A device is not there, or computes wrong values; the message lists those that are, or says what to install."""
+    """A device is not there, or computes wrong values; the message lists the devices, or says what to install."""
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to somebody's exception; one that refuses attributes goes without."""
+    """Add a note to an exception of a user; one that refuses attributes stays without."""
     try:
         error.add_note(note)
     except Exception:  # noqa: BLE001 - its own code, which must not take the place of the error

@@ -408,7 +408,7 @@ class Invocation:
             return None
         if any(reader.buffer.position for reader in self._readers):
             return None  # what it has read from a stream is gone, and another attempt would silently miss it
-        pause = retry.pause_seconds(attempt)
+        pause = retry._pause_seconds(attempt)
         deadline = self.frame.deadline
         if deadline is not None and self._worker.group.loop.time() + pause >= deadline:
             return None  # the deadline would pass meanwhile: the error now says more than a timeout later

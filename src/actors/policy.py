@@ -51,7 +51,7 @@ class Retry:
     def __post_init__(self) -> None:
         check_fields(self, _RETRY, "Retry(")
 
-    def pause_seconds(self, failed_attempt: int) -> float:
+    def _pause_seconds(self, failed_attempt: int) -> float:
         """Return how long to wait after attempt number `failed_attempt`, counted from 1."""
         import random  # which takes a while, and most programs have no retries
 

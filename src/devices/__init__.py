@@ -1,25 +1,29 @@
 """Actors that own an accelerator, through JAX. Importing this loads no JAX; the first use of a device does."""
 
-from .actor import DeviceActor as DeviceActor
-from .actor import actor as actor
-from .batches.batch_statistics import BatchStatistics as BatchStatistics
-from .batches.device_batch import DeviceBatch as DeviceBatch
-from .jax_types import Device as Device
-from .platform.benchmarking import Benchmark as Benchmark
-from .platform.benchmarking import Measurement as Measurement
-from .platform.benchmarking import benchmark as benchmark
-from .platform.machine import CgroupLimits as CgroupLimits
-from .platform.machine import CpuStatus as CpuStatus
-from .platform.machine import SlurmAllocation as SlurmAllocation
-from .platform.platform_status import DeviceStatus as DeviceStatus
-from .platform.platform_status import Recommendation as Recommendation
-from .platform.platform_status import Status as Status
-from .platform.platform_status import status as status
-from .platform.selection import DeviceMesh as DeviceMesh
-from .platform.selection import select as select
-from .platform.self_check import SelfCheckResult as SelfCheckResult
-from .programs.compile_statistics import CompileStatistics as CompileStatistics
-from .programs.compile_statistics import Recompilation as Recompilation
-from .programs.compile_statistics import Transfer as Transfer
-from .programs.persistent_cache import persistent_compile_cache as persistent_compile_cache
-from .regions.einsum import einsum as einsum
+from typing import TYPE_CHECKING
+
+from .._public import public as _public
+from .batches.batch_statistics import BatchStatistics
+from .batches.device_batch import DeviceBatch
+from .device_actor import DeviceActor, actor
+from .jax_types import Device
+from .platform.benchmarking import Benchmark, Measurement, benchmark
+from .platform.machine import CgroupLimits, CpuStatus, SlurmAllocation
+from .platform.platform_status import DeviceStatus, Recommendation, Status, status
+from .platform.selection import DeviceMesh, select
+from .platform.self_check import SelfCheckResult
+from .programs.compile_statistics import CompileStatistics, Recompilation, Transfer
+from .programs.persistent_cache import persistent_compile_cache
+from .regions.einsum import einsum
+
+__all__ = [
+    "Array", "BatchStatistics", "Benchmark", "CgroupLimits", "CompileStatistics", "CpuStatus", "Device",
+    "DeviceActor", "DeviceBatch", "DeviceMesh", "DeviceStatus", "Measurement", "Recommendation", "Recompilation",
+    "SelfCheckResult", "SlurmAllocation", "Status", "Transfer", "actor", "benchmark", "einsum",
+    "persistent_compile_cache", "select", "status",
+]  # fmt: skip
+
+if TYPE_CHECKING:
+    from .untyped_jax import Array
+else:
+    __getattr__, __dir__ = _public(__name__, {"Array": ".untyped_jax"})

@@ -106,7 +106,7 @@ class DevicePrograms:
     def statistics(self) -> CompileStatistics:
         """Return what the programs cost that the node has, also for parts of its result, or is a part of."""
         others = (*self._shared, *self.giving.values())
-        return CompileStatistics.total([self.log.statistics(), *[other.statistics() for other in others]])
+        return CompileStatistics._total([self.log.statistics(), *[other.statistics() for other in others]])
 
     def constants(self, site: "CallSite") -> frozenset[str]:
         """Return the parameters of a batched node whose arguments at a call site are passed once, and not per row.

@@ -3,43 +3,37 @@
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
-from .._late import late as _late
-from ..actors.channel import ChannelStatistics as ChannelStatistics
-from ..actors.node_actor import ActorStatistics as ActorStatistics
-from ..actors.policy import RunsOn as RunsOn
-from ..actors.supervision import ActorState as ActorState
-from ..actors.supervision import RestartMode as RestartMode
-from ..actors.supervision import Strategy as Strategy
-from ..actors.threads import ProcessPoolStatistics as ProcessPoolStatistics
-from ..actors.threads import ThreadPoolStatistics as ThreadPoolStatistics
-from .admission import AdmissionStatistics as AdmissionStatistics
-from .engine import Engine as Engine
-from .engine import EngineStatistics as EngineStatistics
+from .._public import LateModule as _LateModule
+from .._public import public as _public
+from ..actors.channel import ChannelStatistics
+from ..actors.node_actor import ActorStatistics
+from ..actors.policy import RunsOn
+from ..actors.supervision import ActorState, RestartMode, Strategy
+from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
+from .admission import AdmissionStatistics
+from .engine import Engine, EngineStatistics
 from .engine import default_engine as _default_engine
 from .graph import Call, Graph
 from .graph import as_graph as _as_graph
-from .options import CallOptions as CallOptions
+from .options import CallOptions
 from .options import resolve as _resolve
-from .planning import Plan as Plan
-from .planning import Scheduler as Scheduler
-from .statistics import Bottleneck as Bottleneck
-from .streaming import Outcome as Outcome
-from .streaming import Stream as Stream
-from .streaming import StreamStatistics as StreamStatistics
+from .planning import Plan, Scheduler
+from .statistics import Bottleneck
+from .streaming import Outcome, Stream, StreamStatistics
+
+__all__ = [
+    "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CallOptions", "ChannelStatistics",
+    "Engine", "EngineStatistics", "Outcome", "Plan", "ProcessPoolStatistics", "RestartMode", "RunsOn", "Scheduler",
+    "Service", "ServiceState", "ServiceStatistics", "Strategy", "Stream", "StreamStatistics",
+    "ThreadPoolStatistics", "deploy", "plan", "run", "stream",
+]  # fmt: skip
 
 if TYPE_CHECKING:
-    from .deployment import ServiceState as ServiceState
-    from .service import Service as Service
-    from .service import ServiceStatistics as ServiceStatistics
+    from .. import engine as _engine
+    from .deployment import ServiceState
+    from .service import Service, ServiceStatistics
 else:
-    __getattr__, __dir__ = _late(
-        __name__,
-        {
-            "Service": ".service",
-            "ServiceState": ".deployment",
-            "ServiceStatistics": ".service",
-        },
-    )
+    _engine = _LateModule(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,7 +104,7 @@ def deploy(
     within_seconds: float = 5.0,
     warmup: bool = False,
     **options: Unpack[CallOptions],
-) -> "Service[P, R]":
+) -> "_engine.Service[P, R]":
     """Make graphs resident, so that many callers share their actors, limits and stateful nodes.
 
     Args:
@@ -148,3 +142,14 @@ def plan(graph: Graph[..., object], /) -> Plan:
         PlanError: a value does not fit the parameter it is passed to.
     """
     return _as_graph(graph, "engine.plan")._planned(is_cached=_resolve("Engine", {}, {}).enable_caching)
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = _public(
+        __name__,
+        {
+            "Service": ".service",
+            "ServiceState": ".deployment",
+            "ServiceStatistics": ".service",
+        },
+    )

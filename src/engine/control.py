@@ -83,7 +83,7 @@ class Control:
         return self.over_stream
 
     @property
-    def reads_streams(self) -> bool:
+    def _reads_streams(self) -> bool:
         """Whether its operand may be a stream."""
         return self.over_stream
 
@@ -152,7 +152,7 @@ def switch(index: int, branches: tuple[Callable[[T], Awaitable[U]], ...], operan
 
 
 def while_loop(
-    predicate: Callable[[T], Awaitable[bool]],
+    predicate: Callable[[T], Awaitable[bool] | bool],
     body: Callable[[T], Awaitable[T]],
     initial: T,
     /,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overloa
 from weakref import WeakKeyDictionary, WeakSet
 
 from .._errors import EngineClosedError, EngineLoopError
+from .._public import LateModule
 from ..actors.accepted import check, optional, whole
 from ..actors.cancellation import Condition, uninterrupted
 from ..actors.current import EagerStarts
@@ -36,11 +37,13 @@ from .streaming import CallsStream, Stream
 from .values import OwnScope, StreamingCall, ValuesStream
 
 if TYPE_CHECKING:
+    from .. import engine
     from ..telemetry.tables.table import Table
     from .deployment import Deployment
     from .pipeline import Pipeline
     from .resource import Resource
-    from .service import Service
+else:
+    engine = LateModule(__package__)
 
 
 class Runtime:
@@ -346,9 +349,9 @@ class Engine:
         within_seconds: float = 5.0,
         warmup: bool = False,
         **options: Unpack[CallOptions],
-    ) -> "Service[P, R]":
+    ) -> "engine.Service[P, R]":
         """Make graphs resident, for servers; see `penstock.engine.deploy`."""
-        from .service import Service
+        from . import Service
 
         flags = SupervisorFlags(strategy, max_restarts, within_seconds)
         graphs: tuple[Graph[..., Any], ...] = (graph, *more)

@@ -377,7 +377,7 @@ async def _leave_all(children: list[Instance | LoopInstance]) -> None:
 
 def instance_key(node: Node[..., Any]) -> object:
     """Return what tells the instances of one scope apart; copies with another policy share theirs."""
-    return id(node.origin) if node.template is None else id(node.template), node.binding
+    return id(node.origin) if node.template is None else id(node.template), node._binding
 
 
 def stateful_nodes(plan: Plan) -> Iterator[Node[..., Any]]:

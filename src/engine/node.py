@@ -199,7 +199,7 @@ class Node(Generic[P, Ret_co]):
         )  # fmt: skip
 
     @property
-    def reads_streams(self) -> bool:
+    def _reads_streams(self) -> bool:
         """Whether its function can read a stream that it is given: only what suspends can."""
         return self.is_async or self.gives_stream
 
@@ -223,7 +223,7 @@ class Node(Generic[P, Ret_co]):
         return self.make_loop is not None and self.origin.replacement is None
 
     @property
-    def shared_places(self) -> int | None:
+    def _shared_places(self) -> int | None:
         """How many items may be in it at a time, over all its call sites; None if it sets no limit.
 
         An instance of a class has one place, but one that owns its loop decides by itself what it works on.
@@ -237,7 +237,7 @@ class Node(Generic[P, Ret_co]):
         return self.executor if self.origin.replacement is None else None
 
     @property
-    def binding(self) -> object:
+    def _binding(self) -> object:
         """What tells two bindings of one method apart; None for a plain function."""
         return None if self.bound_to is None else id(self.bound_to)
 
@@ -255,7 +255,7 @@ class Node(Generic[P, Ret_co]):
         return {} if self.signature is None else self.signature.parameters
 
     @functools.cached_property
-    def hints(self) -> dict[str, Any]:
+    def _hints(self) -> dict[str, Any]:
         """The annotations, as far as they can be resolved."""
         return hints_of(self.fn)
 
@@ -347,10 +347,10 @@ class Node(Generic[P, Ret_co]):
 
     def result_annotation(self) -> Any:
         """Return the annotation of the result, None if unknown."""
-        return self.hints.get("return")
+        return self._hints.get("return")
 
     @functools.cached_property
-    def positional(self) -> tuple[str, ...]:
+    def _positional(self) -> tuple[str, ...]:
         """The names of the parameters that take positional arguments, without `*args`."""
         kinds = inspect.Parameter
         return tuple(
@@ -368,9 +368,9 @@ class Node(Generic[P, Ret_co]):
         parameters = self.parameters
         if any(one.kind is kinds.KEYWORD_ONLY and one.default is kinds.empty for one in parameters.values()):
             return 1, 0  # none is right
-        fewest = sum(parameters[name].default is kinds.empty for name in self.positional)
+        fewest = sum(parameters[name].default is kinds.empty for name in self._positional)
         unlimited = any(one.kind is kinds.VAR_POSITIONAL for one in parameters.values())
-        return fewest, math.inf if unlimited else len(self.positional)
+        return fewest, math.inf if unlimited else len(self._positional)
 
     def _check_arity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.signature is None:
@@ -525,7 +525,7 @@ def _constants(step: "PlannedStep", node: Node[..., Any]) -> dict[str, Any]:
 
 
 def _arguments(step: "PlannedStep", node: Node[..., Any]) -> Iterator[tuple[str, Template]]:
-    yield from zip(node.positional, step.head.args, strict=False)
+    yield from zip(node._positional, step.head.args, strict=False)
     yield from step.head.kwargs.items()
 
 

@@ -146,7 +146,7 @@ def _awaited(step: Step, earlier: dict[int, Step]) -> set[int]:
 
 def _own(step: Step) -> Iterator[_Need]:
     if isinstance(step.callee, Node):
-        if step.callee.shared_places is not None:
+        if step.callee._shared_places is not None:
             yield _Need(step.callee, step, is_held=True)
         return
     # The frames of a body have one place after the other, or at least do not wait for each other's.
@@ -156,7 +156,7 @@ def _own(step: Step) -> Iterator[_Need]:
 
 def _limited(steps: Iterable[Step]) -> Iterator[Node[..., object]]:
     for step in steps:
-        if isinstance(step.callee, Node) and step.callee.shared_places is not None:
+        if isinstance(step.callee, Node) and step.callee._shared_places is not None:
             yield step.callee
         for body in step.bodies:
             yield from _limited(body.steps)
@@ -341,7 +341,7 @@ def _first_of(first: dict[Hashable, Step], step: Step, node: Node[..., Any]) -> 
     keywords = sorted(step.kwargs.items())
     identity = (
         id(node.origin),
-        node.binding,
+        node._binding,
         node.policy,
         tuple([key(arg) for arg in step.args]),
         tuple([(name, key(arg)) for name, arg in keywords]),
@@ -403,7 +403,7 @@ def _annotated_classes(node: Node[..., Any]) -> dict[str, type]:
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {
         name: hint
-        for name, hint in node.hints.items()
+        for name, hint in node._hints.items()
         if _is_plain_class(hint) and name in node.parameters and node.parameters[name].kind not in variadic
     }
 
@@ -414,7 +414,7 @@ def _check_arguments(
     if not classes:
         return 0
     checked = 0
-    for name, template in (*zip(node.positional, step.args, strict=False), *step.kwargs.items()):
+    for name, template in (*zip(node._positional, step.args, strict=False), *step.kwargs.items()):
         wanted, given = classes.get(name), _type_of(template, types)
         if wanted is None or not _is_plain_class(given):
             continue

@@ -62,7 +62,7 @@ def _inputs(step: Step, names: dict[int, str], streams: frozenset[int]) -> tuple
 
 
 def _arguments(step: Step) -> list[tuple[str, Template]]:
-    names = _ARGUMENTS[step.callee.kind] if isinstance(step.callee, Control) else step.callee.positional
+    names = _ARGUMENTS[step.callee.kind] if isinstance(step.callee, Control) else step.callee._positional
     padded = (*names, *[""] * (len(step.args) - len(names)))  # what *args takes, or a body from outside
     return [*zip(padded, step.args, strict=False), *step.kwargs.items()]
 

@@ -173,7 +173,7 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
 
     def result_annotation(self) -> Any:
         """Return the annotation of what it yields, None if unknown."""
-        return next(iter(get_args(self.hints.get("return"))), None)
+        return next(iter(get_args(self._hints.get("return"))), None)
 
     def _opening(self, args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Tracer | None) -> Opening:
         signature = self.signature

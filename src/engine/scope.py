@@ -267,7 +267,7 @@ class Wiring:
         if node.template is not None or node.runs_loop:
             key = instance_key(node)
             if key not in self._instance_limiters:
-                self._instance_limiters[key] = Limiter(node.shared_places or UNLIMITED, shared=True)
+                self._instance_limiters[key] = Limiter(node._shared_places or UNLIMITED, shared=True)
             return self._instance_limiters[key]
         if policy.concurrency is not None:
             return self._pools.limiter(node)

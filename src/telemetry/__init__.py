@@ -2,22 +2,26 @@
 
 from typing import TYPE_CHECKING
 
-from .._late import late as _late
-from .logs import add_trace_context as add_trace_context
+from .._public import public as _public
+from . import names
+from .logs import add_trace_context
+
+__all__ = [
+    "CriticalPath", "NodeProfile", "Prediction", "Profile", "Verdict", "add_trace_context", "continue_trace",
+    "continued", "expose", "names", "profile", "setup",
+]  # fmt: skip
 
 if TYPE_CHECKING:
-    from .exporting import setup as setup
-    from .live.server import expose as expose
-    from .profiling.evidence import CriticalPath as CriticalPath
-    from .profiling.limits import Verdict as Verdict
-    from .profiling.node_profile import NodeProfile as NodeProfile
-    from .profiling.recording import Profile as Profile
-    from .profiling.recording import profile as profile
-    from .profiling.verdict import Prediction as Prediction
-    from .spans.tracer import continue_trace as continue_trace
-    from .spans.tracer import continued as continued
+    from .exporting import setup
+    from .live.server import expose
+    from .profiling.evidence import CriticalPath
+    from .profiling.limits import Verdict
+    from .profiling.node_profile import NodeProfile
+    from .profiling.recording import Profile, profile
+    from .profiling.verdict import Prediction
+    from .spans.tracer import continue_trace, continued
 else:
-    __getattr__, __dir__ = _late(
+    __getattr__, __dir__ = _public(
         __name__,
         {
             "setup": ".exporting",

@@ -6,16 +6,22 @@ Clocks that jump (`VirtualClockLoop`, `run_virtual`), interleavings that replay 
 of actors (`inbox`, `stream_inbox`).
 """
 
-from . import faults as faults
-from ._cancellation import CancelOutcome as CancelOutcome
-from ._cancellation import cancel_at_every_step as cancel_at_every_step
-from ._inbox import StreamReader as StreamReader
-from ._inbox import inbox as inbox
-from ._inbox import stream_inbox as stream_inbox
-from ._quiescence import wait_quiescent as wait_quiescent
-from ._replace import replace as replace
-from ._run import interleavings as interleavings
-from ._run import run_seeded as run_seeded
-from ._run import run_virtual as run_virtual
-from ._seeded_loop import SeededLoop as SeededLoop
-from ._virtual_clock import VirtualClockLoop as VirtualClockLoop
+from typing import TYPE_CHECKING
+
+from .._public import public as _public
+from . import faults
+from ._cancellation import CancelOutcome, cancel_at_every_step
+from ._inbox import StreamReader, inbox, stream_inbox
+from ._quiescence import wait_quiescent
+from ._replace import replace
+from ._run import interleavings, run_seeded, run_virtual
+from ._seeded_loop import SeededLoop
+from ._virtual_clock import VirtualClockLoop
+
+__all__ = [
+    "CancelOutcome", "SeededLoop", "StreamReader", "VirtualClockLoop", "cancel_at_every_step", "faults", "inbox",
+    "interleavings", "replace", "run_seeded", "run_virtual", "stream_inbox", "wait_quiescent",
+]  # fmt: skip
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = _public(__name__)

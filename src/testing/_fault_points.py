@@ -27,7 +27,7 @@ Point: TypeAlias = Literal["actor.start", "node.call", "channel.put", "worker.pr
 
 
 class InjectedCancel(asyncio.CancelledError):
-    """A cancel that nobody asked for."""
+    """An injected cancel: the item itself was not cancelled."""
 
 
 # Makes what stands in place of a function, out of the function.
@@ -162,7 +162,7 @@ def _called(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _offer(original: Any) -> Any:
     def offer(self: NodeActor, frame: Frame) -> bool:
-        # Nobody can be held up before an inbox without a bound, and nobody is prepared for it.
+        # No producer waits before an inbox without a bound, so none is prepared to be held up there.
         if (self, frame) not in _held_up and self.inbox.statistics().capacity is not None:
             for injections in tuple(_active["channel.put"]):
                 fault = injections._take(self.name)
@@ -186,7 +186,7 @@ def _queue(original: Any) -> Any:
                 except InjectedCancel as error:
                     frame.fail(foreign_cancel(error), self)
                     return
-                except Exception as error:  # noqa: BLE001 - the fault: an inbox has nobody to raise it to but the item
+                except Exception as error:  # noqa: BLE001 - the fault: an inbox can raise it only to the item
                     frame.fail(error, self)
                     return
             await original(self, frame)

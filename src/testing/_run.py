@@ -66,7 +66,7 @@ def interleavings(
         What `main` returned under each seed, in order of the seeds.
 
     Raises:
-        BaseException: whatever `main` raised, with a note that names the seed.
+        BaseException: what `main` raised, with a note that names the seed.
     """
     results: list[T] = []
     for seed in range(first_seed, first_seed + count):

@@ -77,7 +77,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
             self._clock.held -= 1
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """As in asyncio; the clock runs at real speed until the function has returned or nobody waits for it."""
+        """As in asyncio; the clock runs at real speed until the function has returned or its caller has left."""
         future = super().run_in_executor(executor, func, *args)
         self._clock.held += 1
         future.add_done_callback(self._release_clock)

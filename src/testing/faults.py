@@ -24,8 +24,9 @@ import time
 from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias, get_args, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args, overload
 
+from .._public import public
 from ..actors.accepted import SHARE, check, whole
 from ..engine.node import Node
 from ..engine.stateful import is_stateful, node_of
@@ -76,7 +77,7 @@ class Delay:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Raise CancelledError there although nobody cancelled the item, as when something awaited there is cancelled."""
+    """Raise CancelledError there although the item was not cancelled, as when something awaited there is cancelled."""
 
     async def _act(self) -> None:
         self._act_blocking()
@@ -235,3 +236,9 @@ def _name_of(node: Callable[..., Any] | str) -> str:
     if is_stateful(node) and not isinstance(node, type):
         return node_of(node).name
     raise TypeError(f"node= takes a node, an instance of a stateful one, or a name, got {node!r}")
+
+
+__all__ = ["Cancel", "Delay", "Fault", "Injection", "Injections", "Kill", "Point", "Raise", "inject"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = public(__name__)

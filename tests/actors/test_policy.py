@@ -55,7 +55,7 @@ def test_a_policy_out_of_range_is_refused_by_name(arguments: dict[str, Any]) -> 
 
 def test_pauses_double_up_to_the_longest() -> None:
     retry = Retry(attempts=9, backoff_seconds=0.5, max_backoff_seconds=3, jitter=0)
-    assert [retry.pause_seconds(attempt) for attempt in range(1, 6)] == [0.5, 1, 2, 3, 3]
+    assert [retry._pause_seconds(attempt) for attempt in range(1, 6)] == [0.5, 1, 2, 3, 3]
 
 
 @given(
@@ -68,9 +68,9 @@ def test_a_pause_is_never_longer_than_said_nor_shorter_than_its_jitter(
     attempt: int, backoff: float, longest: float, jitter: float
 ) -> None:
     retry = Retry(attempts=2, backoff_seconds=backoff, max_backoff_seconds=longest, jitter=jitter)
-    full = Retry(attempts=2, backoff_seconds=backoff, max_backoff_seconds=longest, jitter=0).pause_seconds(attempt)
+    full = Retry(attempts=2, backoff_seconds=backoff, max_backoff_seconds=longest, jitter=0)._pause_seconds(attempt)
     assert full <= longest
-    assert full * (1 - jitter) <= retry.pause_seconds(attempt) <= full
+    assert full * (1 - jitter) <= retry._pause_seconds(attempt) <= full
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
@@ -18,19 +19,10 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 
 
-PUBLIC = (penstock, devices, telemetry, testing)
+PUBLIC = (penstock, engine, devices, telemetry, testing)
 
 
-def exported(module: ModuleType) -> list[str]:
-    """Returns the names of `__all__`, or those that do not begin with an underscore and were not just imported."""
-    names: list[str] | None = getattr(module, "__all__", None)
-    if names is not None:
-        return list(names)
-    public = [name for name in dir(module) if not name.startswith("_") and name != "TYPE_CHECKING"]
-    return [name for name in public if not inspect.ismodule(getattr(module, name))]
-
-
-@pytest.mark.parametrize(("module", "name"), [(module, name) for module in PUBLIC for name in exported(module)])
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module in PUBLIC for name in module.__all__])
 def test_public_name_exists_and_has_a_docstring(module: ModuleType, name: str) -> None:
     value = getattr(module, name)
     if inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value):
@@ -81,13 +73,15 @@ def test_import_loads_what_most_programs_need_and_no_more() -> None:
     assert len([name for name in loaded if name.startswith("penstock")]) <= 140
 
 
-@pytest.mark.parametrize("module", [penstock, engine, telemetry])
+@pytest.mark.parametrize("module", [penstock, engine, telemetry, devices])
 def test_names_that_are_imported_late_are_those_that_checkers_see(module: ModuleType) -> None:
     body = ast.parse(Path(str(module.__file__)).read_text()).body
-    [block] = [one for one in body if isinstance(one, ast.If)]
-    seen = {alias.asname for one in block.body if isinstance(one, ast.ImportFrom) for alias in one.names}
+    blocks = [one for one in body if isinstance(one, ast.If)]
+    imports = [one for block in blocks for one in block.body if isinstance(one, ast.ImportFrom)]
+    seen = {alias.name for one in imports for alias in one.names if alias.asname is None}
     late = {
         key.value
+        for block in blocks
         for one in ast.walk(block)
         if isinstance(one, ast.Dict)
         for key in one.keys
@@ -98,6 +92,12 @@ def test_names_that_are_imported_late_are_those_that_checkers_see(module: Module
     assert late <= set(dir(module)) & set(module.__all__)  # the latter is what `from ... import *` asks for
     with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'nothing'"):
         module.nothing  # noqa: B018
+
+
+def test_the_readme_names_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = (ROOT / "README.md").read_text().partition("| extra | for |")[2].partition("\n\n")[0]
+    assert {name for row in table.split("\n|") for name in re.findall(r"`(\w+)`", row.partition("|")[0])} == set(extras)
 
 
 def test_the_version_is_that_of_the_package() -> None:

@@ -180,6 +180,6 @@ async def state() -> dict[str, Any]:
         "open_generators": generators["opened"] - generators["closed"],
         "tasks": len(asyncio.all_tasks()),
         "descriptors": descriptors(),
-        "objects": sum(str(type(thing).__module__).startswith("penstock.") for thing in gc.get_objects()),
+        "objects": sum(str(type(thing).__module__).partition(".")[0] == "penstock" for thing in gc.get_objects()),
         "resident_bytes": resident_bytes(),
     }

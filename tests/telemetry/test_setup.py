@@ -118,6 +118,28 @@ def test_disabled_it_loads_and_starts_nothing() -> None:
     assert succeed(SET_UP + program, "http://127.0.0.1:9", OTEL_SDK_DISABLED="true") == "False 1\n"
 
 
+def test_traces_go_to_a_receiver_while_prometheus_asks_for_metrics() -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    program = """
+from urllib.request import urlopen
+page = urlopen("http://localhost:" + os.environ["OTEL_EXPORTER_PROMETHEUS_PORT"] + "/metrics").read().decode()
+print([line.split()[-1] for line in page.splitlines() if line.startswith("penstock_run_duration_seconds_count")])
+"""
+    with receiving() as receiver:
+        # What `succeed` compares with nothing is standard error; warnings would be printed before the numbers.
+        printed = succeed(
+            SET_UP + "run()" + program,
+            receiver.endpoints["http/protobuf"],
+            OTEL_METRICS_EXPORTER="prometheus",
+            OTEL_EXPORTER_PROMETHEUS_PORT=port,
+        )
+    assert printed == "['1.0']\n"
+    assert sorted(spans_of(receiver)) == [("here", name) for name in ONE_RUN]
+    assert {request.target for request in receiver.requests} == {"/v1/traces"}
+
+
 def test_a_console_is_an_exporter_as_well() -> None:
     variables = {"OTEL_TRACES_EXPORTER": "console", "OTEL_METRICS_EXPORTER": "none"}
     assert '"name": "penstock.run graph"' in succeed(SET_UP + "run()", "http://127.0.0.1:9", **variables)

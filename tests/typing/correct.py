@@ -51,6 +51,11 @@ async def is_good(hit: Hit) -> bool:
 
 
 @ps.node
+def is_best(hit: Hit) -> bool:
+    return hit.score > 2
+
+
+@ps.node
 class Index:
     def __init__(self, path: str, *, size: int = 3) -> None:
         self.path = path
@@ -312,6 +317,7 @@ async def control(hit: Hit, number: int, urls: list[str]) -> list[bytes]:
     assert_type(await ps.cond(await is_good(hit), index, improve, hit), Hit)
     assert_type(await ps.switch(number, (improve, index, improve), hit), Hit)
     assert_type(await ps.while_loop(is_good, improve, hit, max_iterations=3), Hit)
+    assert_type(await ps.while_loop(is_best, improve, hit), Hit)
     assert_type(await ps.map_each(first_of, [hit]), list[str])
     assert_type(await ps.map_each(best, [[hit], [hit]], concurrency=2), list[Hit])
     return await ps.map_each(fetch, urls)

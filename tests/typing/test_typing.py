@@ -1,5 +1,6 @@
 """The type checkers accept `correct.py` and refuse every marked line of `wrong.py`, and only those."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
+from tests.docs.snippets import blocks_of
 from tests.typing import correct, resources, streams
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +22,24 @@ def test_a_type_checker_has_nothing_to_add(command: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", *command, "tests/typing"], cwd=ROOT, capture_output=True, text=True, check=False
     )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# The page passes arrays of NumPy to functions of JAX, which `devices.Array` allows.
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_the_page_on_device_nodes_type_checks(checker: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/device-nodes.md").read_text()
+    program = tmp_path / "page.py"
+    program.write_text("".join(block.text for block in blocks_of(page) if block.language == "python"))
+    # Each snippet has a `main`, and annotations of JAX leave some types unknown, which only strictness minds.
+    settings = {"extraPaths": [str(ROOT / "typings")], "reportRedeclaration": False}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = {
+        "mypy": ["mypy", "--disable-error-code=no-redef", "--disable-error-code=no-any-return", str(program)],
+        "pyright": ["pyright", "--pythonpath", sys.executable, "--project", str(tmp_path)],
+    }[checker]
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -5,12 +5,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, overload
 
 from ..._errors import DeviceError
+from ..._public import LateModule
 from ...actors.accepted import is_whole
 from ..jax_import import require_jax, start_backends
 from ..jax_types import Device, is_device, local_devices, platforms
 
 if TYPE_CHECKING:
     import jax.sharding
+else:
+    jax = LateModule("jax")
 
 
 AUTO: Final = "auto"

@@ -80,7 +80,7 @@ class CompileStatistics:
     recompilations: tuple[Recompilation, ...]
 
     @classmethod
-    def total(cls, parts: "Sequence[CompileStatistics]") -> "CompileStatistics":
+    def _total(cls, parts: "Sequence[CompileStatistics]") -> "CompileStatistics":
         """Return the sum of several."""
         return cls(
             programs=sum(part.programs for part in parts),

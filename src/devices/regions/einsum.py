@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from ..._errors import GraphTraceError
+from ..._public import LateModule
 from ...engine.tracing.ref import PendingRef, Ref, call_location, refuse_leak
 from ...engine.tracing.tracer import active
 from ..device_node import DeviceNode, device_node
@@ -13,6 +14,8 @@ from .subscripts import Subscripts
 
 if TYPE_CHECKING:
     import jax
+else:
+    jax = LateModule("jax")
 
 
 def einsum(subscripts: str, *operands: Any, device: Hashable = "auto") -> "jax.Array":

@@ -72,7 +72,7 @@ class StreamValues:
         for read in reads(*args):
             if read.source not in self.sources:
                 continue
-            if not callee.reads_streams:
+            if not callee._reads_streams:
                 raise GraphTraceError(
                     f"{location}: {self._named(read)} is passed to {callee.name!r}, which cannot read it: only an "
                     "`async def`, an async generator and ps.map_each can; read it in one of these, and pass on what "

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
+from .._public import LateModule
 from .jax_import import require_jax
+from .jax_types import Device
+from .platform.selection import DeviceMesh
 
 if TYPE_CHECKING:
     import jax.sharding
-
-    from .jax_types import Device
-    from .platform.selection import DeviceMesh
+else:
+    jax = LateModule("jax")
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")

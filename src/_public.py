@@ -1,0 +1,66 @@
+"""What a package shows: its public names, some imported when they are first used, each of which says it lives there."""
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import FunctionType, ModuleType
+from typing import Any
+
+
+def public(package: str, late: Mapping[str, str] | None = None) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make the names in `__all__` of a package its public ones; called at the end of the package.
+
+    Completion and `dir()` show these names and no others. A class or function among them gets the package as its
+    `__module__`, so that its repr, `help` and tracebacks say from where it is imported. Pickle finds it there, too.
+
+    Args:
+        package: the name of the package.
+        late: the names that are imported when they are first used, because most programs do not need them, each with
+            the module that has it, or that it is; relative to the package.
+
+    Returns:
+        The `__getattr__` and the `__dir__` of the package, which Python asks for these names (PEP 562).
+    """
+    module = sys.modules[package]
+    modules = late or {}
+    for name in module.__all__:
+        if name not in modules:
+            _move(vars(module)[name], package)
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        import_module(package + modules[name])
+        for late_name, place in modules.items():  # with its module others were imported
+            found = sys.modules.get(package + place)
+            if found is not None:
+                value = found if place == f".{late_name}" else getattr(found, late_name)
+                _move(value, package)
+                setattr(module, late_name, value)
+        return vars(module)[name]
+
+    def names() -> list[str]:
+        return [*module.__all__, *(name for name in vars(module) if name.startswith("__"))]
+
+    return get, names
+
+
+def _move(value: object, package: str) -> None:
+    if not isinstance(value, type | FunctionType) or not value.__module__.startswith("penstock."):
+        return
+    if isinstance(value, type):
+        for member in vars(value).values():
+            if isinstance(member, FunctionType) and member.__module__ == value.__module__:
+                member.__module__ = package
+    value.__module__ = package
+
+
+class LateModule(ModuleType):
+    """Stands for a module, and imports it when one of its names is first used.
+
+    For annotations in quotes: `typing.get_type_hints` finds the module under its name, and the file that has the
+    annotation need not import it.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self.__name__), name)

@@ -1,0 +1,170 @@
+"""The tours of docs/explanation/architecture.md pass the files that a recorded call passes, in that order.
+
+A change that moves code finds what to write there in the message of the test that fails, or by
+`python -m tests.house.test_tours`.
+"""
+
+import asyncio
+import difflib
+import gc
+import re
+import sys
+import threading
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import engine
+
+SOURCE = f"{Path(engine.__file__).parents[1]}/"
+PAGE = Path(__file__).parents[2] / "docs/explanation/architecture.md"
+
+
+class Recorder:
+    """Notes which files of the package run, in the order in which they are first entered, for each thread.
+
+    A thread that works on devices begins before what is recorded, so each new thread is watched from its beginning.
+    """
+
+    def __init__(self) -> None:
+        self._is_on = False
+        self._passed: dict[str, dict[str, None]] = {}
+
+    @contextmanager
+    def watching(self) -> Generator[None]:
+        before, before_of_threads = sys.getprofile(), threading.getprofile()
+        gc.collect()
+        gc.disable()  # what earlier tests left is not closed in the middle of a tour
+        sys.setprofile(self._called)
+        threading.setprofile(self._called)
+        try:
+            yield
+        finally:
+            gc.enable()
+            threading.setprofile(before_of_threads)
+            sys.setprofile(before)
+
+    def begin(self) -> None:
+        self._is_on = True
+
+    def end(self) -> list[list[str]]:
+        """Returns the files that each thread has entered, the thread of the event loop first."""
+        self._is_on = False
+        return [list(files) for files in self._passed.values()]
+
+    def _called(self, frame: FrameType, event: str, _: Any) -> None:
+        file = frame.f_code.co_filename
+        if self._is_on and event == "call" and file.startswith(SOURCE):
+            files = self._passed.setdefault(threading.current_thread().name, {})
+            files.setdefault(file.removeprefix(SOURCE))
+
+
+@ps.node
+async def fetch(url: str) -> str:
+    await asyncio.sleep(0)
+    return url
+
+
+@ps.node
+async def count(page: str) -> int:
+    return len(page)
+
+
+@ps.graph
+async def measure(url: str) -> int:
+    return await count(await fetch(url))
+
+
+@ps.device_node(device="cpu", batch=ps.Batch(4))
+def double(x: Any) -> Any:
+    return x * 2
+
+
+@ps.graph
+async def doubled(x: Any) -> Any:
+    return double(x)
+
+
+async def item_through_a_stream(recorder: Recorder) -> list[list[str]]:
+    goes_on = asyncio.Event()
+
+    async def calls() -> AsyncIterator[ps.Call[int]]:
+        yield measure("first")
+        await goes_on.wait()
+        yield measure("second")
+
+    async with engine.stream(calls()) as stream:
+        await anext(stream)
+        reading = asyncio.ensure_future(anext(stream))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        recorder.begin()
+        goes_on.set()
+        await reading
+        return recorder.end()
+
+
+async def call_of_a_deployment(recorder: Recorder) -> list[list[str]]:
+    async with engine.deploy(measure) as service:
+        await service("first")
+        recorder.begin()
+        await service("second")
+        return recorder.end()
+
+
+async def array_through_a_device(recorder: Recorder) -> list[list[str]]:
+    async with engine.deploy(doubled) as service:
+        for number in (1, 2):  # it is compiled, and the device is open
+            await service(np.full(3, number, np.float32))
+        recorder.begin()
+        await service(np.full(3, 3, np.float32))
+        return recorder.end()
+
+
+TOURS = {
+    "One item through a stream": item_through_a_stream,
+    "One call through a deployment": call_of_a_deployment,
+    "One array through a batched device node": array_through_a_device,
+}
+
+
+async def recorded(title: str) -> list[list[str]]:
+    recorder = Recorder()
+    with recorder.watching():
+        return await TOURS[title](recorder)
+
+
+def written(title: str) -> list[list[str]]:
+    """Returns the files that the page names in a tour: a list for each table, from its first column."""
+    tour = PAGE.read_text().partition(f"### {title}\n")[2].partition("\n#")[0]
+    tables = re.findall(r"^\| file .*\n\| ---.*\n((?:\|.*\n)+)", tour, re.MULTILINE)
+    return [re.findall(r"`(\S+\.py)`", "".join(row.split("|")[1] for row in table.splitlines())) for table in tables]
+
+
+def shown(tour: list[list[str]]) -> str:
+    return "\n\n".join("\n".join(f"| `{file}` |" for file in files) for files in tour)
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # another loop calls the same files, perhaps in another order
+@pytest.mark.parametrize("title", TOURS)
+async def test_a_tour_passes_the_files_that_a_recorded_call_passes(title: str) -> None:
+    found = await recorded(title)
+    difference = "\n".join(difflib.ndiff(shown(written(title)).splitlines(), shown(found).splitlines()))
+    assert written(title) == found, f'change this in {PAGE.name}, under "{title}":\n\n{difference}'
+
+
+async def main() -> None:
+    for title in TOURS:
+        found = await recorded(title)
+        count = len({file for files in found for file in files})
+        print(f"### {title}\n\n{count} files:\n\n{shown(found)}\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
