@@ -28,9 +28,3 @@ def dispatching(node: str, calls: "Sequence[DeviceCall]") -> AbstractContextMana
         node, count=len(calls), items=items, frames=" ".join([str(frame.identity) for frame in frames])
     )
     return annotation
-
-
-def compiling(node: str) -> AbstractContextManager[None]:
-    """Name what a thread does after the node whose program is compiled."""
-    annotation: AbstractContextManager[None] = _ANNOTATION(f"compile {node}")
-    return annotation

@@ -19,7 +19,7 @@ from ...telemetry import logs, metrics, names, spans
 from ...telemetry.metrics import Reading, series
 from ...telemetry.profiling import registry
 from ...telemetry.profiling.readings import DeviceWork
-from .. import jax_profile
+from ..untyped_jax import jax
 from . import configuration as configurations
 from .compiling import Program, arguments_of, build
 from .configuration import Configuration
@@ -309,7 +309,7 @@ class CompileCache:
                 traces = [trace for _, trace, _ in self._waiting[key] if trace is not None]
             try:
                 with (
-                    jax_profile.compiling(program.name),
+                    jax.profiler.TraceAnnotation(f"compile {program.name}"),  # its name in a profile that JAX takes
                     spans.compiling(
                         program.name, program.placement.name, lambda: arguments_of(program, signature), traces
                     ),
