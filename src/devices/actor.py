@@ -8,8 +8,8 @@ from .jax_import import require_jax
 if TYPE_CHECKING:
     import jax.sharding
 
-    from .jax_types import Device
-    from .platform.selection import DeviceMesh
+    from .jax_import import Device
+    from .selection import DeviceMesh
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")

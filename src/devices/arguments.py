@@ -8,11 +8,10 @@ from typing import Any, cast
 import numpy as np
 
 from ..engine.tracing.annotations import signature_of
-from .batches.batch_job import BatchItem
-from .batches.device_batch import DeviceBatch
-from .batches.stacking import Stacker, mask_parameters
-from .programs.configuration import current
-from .programs.signature import is_device_array, static_part
+from .compile_key import current, is_device_array, static_part
+from .device_batch import DeviceBatch
+from .jobs import BatchItem
+from .stacking import Stacker, mask_parameters
 from .untyped_jax import jax
 
 

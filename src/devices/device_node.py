@@ -11,11 +11,9 @@ from ..engine.engine import default_engine
 from ..engine.graph import Graph
 from ..engine.node import Node, is_async, is_generator
 from ..engine.options import resolve
-from .batches.batch_statistics import BatchStatistics
-from .batches.device_batch import on_device
-from .jax_import import require_jax
-from .jax_types import is_device
-from .programs.compile_statistics import CompileStatistics
+from .device_batch import on_device
+from .jax_import import is_device, require_jax
+from .statistics import BatchStatistics, CompileStatistics
 
 if TYPE_CHECKING:
     from .executor import DeviceExecutor
@@ -177,7 +175,7 @@ class DeviceNode(Node[P, R]):
 
 
 def _check_place(label: str, device: object, batch: object) -> None:
-    from .platform.selection import is_selectable
+    from .selection import is_selectable
 
     if not is_selectable(device):
         raise TypeError(

@@ -8,11 +8,11 @@ from weakref import WeakSet
 from .._errors import PlanError
 from ..telemetry import spans
 from .arguments import Arguments, holds_array
-from .batches.device_batch import DeviceBatch, batch_sizes
-from .dispatch.device_pool import DevicePool
-from .dispatch.parameters import check_same_shapes
-from .platform.selection import AUTO
-from .programs.compile_statistics import CompileStatistics
+from .device_batch import DeviceBatch, batch_sizes
+from .device_pool import DevicePool
+from .parameters import check_same_shapes
+from .selection import AUTO
+from .statistics import CompileStatistics
 
 if TYPE_CHECKING:
     from ..actors.detached import DetachedStep
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ..engine.node import CallSite
     from ..engine.passes import Pass
     from ..engine.pools import Pools
-    from .dispatch.device_queue import DeviceCall
-    from .dispatch.engine_device import PlacedNode
-    from .platform.placement import Placement
-    from .programs.compiling import Program
+    from .compiling import Program
+    from .device_queue import DeviceCall
+    from .engine_device import PlacedNode
+    from .shardings import Placement
 
 
 # From the arguments that come from resources, by parameter, to the other arguments of items like those that will come.
@@ -79,9 +79,9 @@ class DevicePrograms:
         samples: Samples | None = None,
         members: tuple[str, ...] = (),
     ) -> None:
-        from .batches.batch_statistics import BatchLog
-        from .programs.compiling import CompileLog
-        from .specs import Specs
+        from .compiling import CompileLog
+        from .shardings import Specs
+        from .statistics import BatchLog
 
         self.name = name
         self.options = options
@@ -150,7 +150,7 @@ class DevicePrograms:
         return batch_sizes(batch, self._specs.row_multiple(arguments.names[i] for i in arguments.stacked))
 
     def _make(self, placement: "Placement", arguments: Arguments, donated: tuple[int, ...]) -> "Program":
-        from .programs.compiling import Program
+        from .compiling import Program
 
         options, specs = self.options, self._specs
         specs.check(placement)
@@ -197,7 +197,7 @@ def _vectorised(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., A
     """Return the function of one item as one of a batch: rows of what is stacked, the rest as it is."""
     import jax
 
-    from .batches.stacking import unwrapped
+    from .stacking import unwrapped
 
     def call(*values: Any) -> Any:
         count = len(arguments.names)
@@ -232,8 +232,8 @@ class DeviceExecutor:
     @property
     def passes(self) -> "tuple[Pass, ...]":
         """Those of device nodes."""
-        from .regions.fusion import fuse_regions
-        from .regions.projection import give_items
+        from .fusion import fuse_regions
+        from .projection import give_items
 
         return fuse_regions, give_items
 

@@ -8,10 +8,10 @@ from ..engine.engine import default_engine
 from ..engine.nesting import pools_around
 from ..telemetry import spans
 from .arguments import parameter_names, size_on_host
-from .dispatch.device_pool import DevicePool
-from .dispatch.device_queue import DeviceCall
-from .platform.placement import Placement
-from .programs.compiling import CompileLog, Program
+from .compiling import CompileLog, Program
+from .device_pool import DevicePool
+from .device_queue import DeviceCall
+from .shardings import Placement
 
 # What is made anew for each call is told apart from a new shape because all of them share it.
 _LOG = CompileLog()

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from penstock.devices.platform.placement import Placement
-from penstock.devices.programs.compile_cache import CompileCache
-from penstock.devices.programs.compiling import Program
-from penstock.devices.programs.executable import Executable
+from penstock.devices.compile_cache import CompileCache
+from penstock.devices.compiling import Program
+from penstock.devices.executable import Executable
+from penstock.devices.shardings import Placement
 
 
 def program(fn: Callable[..., Any], *parameters: str, device: int = 0, **options: Any) -> Program:

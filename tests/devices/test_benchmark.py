@@ -6,8 +6,8 @@ import pytest
 
 import penstock as ps
 from penstock import devices
-from penstock.devices.platform.benchmarking import Timed, summarise
-from penstock.devices.platform.self_check import SelfCheck
+from penstock.devices.benchmarking import Timed, summarise
+from penstock.devices.self_check import SelfCheck
 
 pytest.importorskip("jax")
 
@@ -68,6 +68,6 @@ def test_the_time_must_be_one(seconds: float) -> None:
 
 def test_a_device_that_computes_wrong_values_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = SelfCheck(lambda device, matrix: matrix[0])
-    monkeypatch.setattr("penstock.devices.platform.benchmarking.self_check", lambda: wrong)
+    monkeypatch.setattr("penstock.devices.benchmarking.self_check", lambda: wrong)
     with pytest.raises(ps.DeviceError, match="computes wrong values"):
         devices.benchmark("cpu")

@@ -17,8 +17,8 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.dispatch import device_pool, jobs
-from penstock.devices.programs.executable import Executable
+from penstock.devices import device_pool, jobs
+from penstock.devices.executable import Executable
 
 from .gates import Gate, gated
 
@@ -658,7 +658,7 @@ async def test_a_failure_on_a_device_leaves_nothing_behind(monkeypatch: pytest.M
     async def of(x: Any) -> Any:
         return after(failing(slow(x)))
 
-    from penstock.devices.dispatch.jobs import ORIGINS
+    from penstock.devices.jobs import ORIGINS
 
     async with engine.Engine() as own:
         for _ in range(3):
@@ -741,7 +741,7 @@ def chain(**options: Any) -> tuple[Any, Any, Any]:
 @pytest.fixture
 def donated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
     """What was compiled: names, and positions of the arguments that are donated."""
-    from penstock.devices.programs import compile_cache
+    from penstock.devices import compile_cache
 
     found: list[tuple[str, tuple[int, ...]]] = []
     build = compile_cache.build
@@ -824,7 +824,7 @@ def _live_bytes() -> int:
 
 
 def _devices() -> list[Any]:
-    from penstock.devices.dispatch.device_pool import DevicePool
+    from penstock.devices.device_pool import DevicePool
 
     return [
         device

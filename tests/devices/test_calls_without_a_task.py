@@ -13,8 +13,8 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry, testing
-from penstock.devices.batches import batch_job
-from penstock.devices.dispatch import device_queue
+from penstock.devices import device_queue
+from penstock.devices import jobs as batch_job
 from penstock.testing import faults
 
 from .gates import Gate, gated

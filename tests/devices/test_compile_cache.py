@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from penstock import DeviceError, EngineClosedError, OptionsError
-from penstock.devices.programs.compile_cache import CompileCache
-from penstock.devices.programs.executable import Executable
+from penstock.devices.compile_cache import CompileCache
+from penstock.devices.executable import Executable
 from tests.devices.compiled import called, compiled, leased, program
 
 X = np.ones(3, np.float32)
@@ -235,9 +235,9 @@ async def test_the_last_lease_waits_off_the_loop_and_fails_who_waits() -> None:
 EXITING = """
 import sys, threading
 import jax
-from penstock.devices.programs.compile_cache import CompileCache
-from penstock.devices.programs.compiling import Program
-from penstock.devices.platform.placement import Placement
+from penstock.devices.compile_cache import CompileCache
+from penstock.devices.compiling import Program
+from penstock.devices.shardings import Placement
 
 def chain(x):
     began.set()

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock.devices.programs import configuration as configurations
-from penstock.devices.programs.compile_cache import CompileCache
+from penstock.devices import compile_key as configurations
+from penstock.devices.compile_cache import CompileCache
 from tests.devices.compiled import called, compiled, leased, mesh_placement, program
 
 

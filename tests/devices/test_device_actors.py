@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.dispatch.device_pool import DevicePool
+from penstock.devices.device_pool import DevicePool
 
 from .gates import Gate
 

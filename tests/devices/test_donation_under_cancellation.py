@@ -15,7 +15,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.dispatch.device_queue import DeviceQueue
+from penstock.devices.device_queue import DeviceQueue
 
 from .gates import Gate
 

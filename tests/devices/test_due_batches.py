@@ -3,7 +3,7 @@
 import asyncio
 
 from penstock.actors.batching import Batch
-from penstock.devices.dispatch.device_queue import DeviceCall, DeviceQueue, Lane, share
+from penstock.devices.device_queue import DeviceCall, DeviceQueue, Lane, share
 from penstock.testing import run_seeded
 
 

@@ -17,9 +17,9 @@ jax.jit(lambda x: x - 1)(1.0)  # JAX has decided by now that there is no folder
 import warnings
 from queue import SimpleQueue
 from penstock.devices import persistent_compile_cache
-from penstock.devices.programs.compile_cache import CompileCache
-from penstock.devices.programs.compiling import Program
-from penstock.devices.platform.placement import Placement
+from penstock.devices.compile_cache import CompileCache
+from penstock.devices.compiling import Program
+from penstock.devices.shardings import Placement
 
 persistent_compile_cache(sys.argv[1])
 events.clear()

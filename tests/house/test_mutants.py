@@ -120,12 +120,12 @@ MUTANTS = [
     ),
     Mutant(
         "the rows of padding repeat one that is real",
-        "devices/batches/stacking.py", "column[len(rows) :] = rows[-1]", "column[len(rows) :] = 0",
+        "devices/stacking.py", "column[len(rows) :] = rows[-1]", "column[len(rows) :] = 0",
         "tests/devices/test_stacking.py",
     ),
     Mutant(
         "the items that fail a batch are found, and no others blamed",
-        "devices/batches/gathering.py", "if len(batch) == 1:", "if len(batch) <= 2:",
+        "devices/failed_batches.py", "if len(batch) == 1:", "if len(batch) <= 2:",
         "tests/devices/test_bisection.py",
     ),
     Mutant(

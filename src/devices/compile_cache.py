@@ -12,19 +12,18 @@ from typing import Any, Final, TypeAlias
 
 from opentelemetry.context import Context
 
-from ..._errors import DeviceError, EngineClosedError, NodeError
-from ...actors.cancellation import until
-from ...actors.threads import before_interpreter_exit
-from ...telemetry import logs, metrics, names, spans
-from ...telemetry.metrics import Reading, series
-from ...telemetry.profiling import registry
-from ...telemetry.profiling.readings import DeviceWork
-from ..untyped_jax import jax
-from . import configuration as configurations
+from .._errors import DeviceError, EngineClosedError, NodeError
+from ..actors.cancellation import until
+from ..actors.threads import before_interpreter_exit
+from ..telemetry import logs, metrics, names, spans
+from ..telemetry.metrics import Reading, series
+from ..telemetry.profiling import registry
+from ..telemetry.profiling.readings import DeviceWork
+from . import compile_key as configurations
+from .compile_key import Configuration, Signature
 from .compiling import Program, arguments_of, build
-from .configuration import Configuration
 from .executable import Executable
-from .signature import Signature
+from .untyped_jax import jax
 
 
 def twin_of(error: BaseException) -> BaseException:

@@ -5,26 +5,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..._errors import DeviceError
-from ...actors.batching import Batch
-from ...actors.threads import LoopMailbox
-from ...telemetry import spans
-from ..batches.batch_job import BatchItem, BatchJob, BatchLayout
-from ..batches.batch_statistics import BatchLog
-from ..batches.gathering import Bisection, SizeLimits
-from ..batches.stacking import on_host
-from ..platform.placement import Placement
-from ..programs.compile_cache import CACHE
-from ..untyped_jax import jax
+from .._errors import DeviceError
+from ..actors.batching import Batch
+from ..actors.threads import LoopMailbox
+from ..telemetry import spans
+from .compile_cache import CACHE
 from .device_queue import DeviceCall, DeviceQueue, Lane, share
 from .dispatch_thread import THREADS
-from .jobs import Job, Route, SingleJob, is_out_of_memory
+from .failed_batches import Bisection, SizeLimits
+from .jobs import BatchItem, BatchJob, BatchLayout, Job, Route, SingleJob, is_out_of_memory
 from .parameters import PlacedParameters, SameParameters
+from .shardings import Placement
+from .stacking import on_host
+from .statistics import BatchLog
+from .untyped_jax import jax
 
 if TYPE_CHECKING:
-    from ..arguments import Arguments
-    from ..executor import DevicePrograms
-    from ..programs.compiling import Program
+    from .arguments import Arguments
+    from .compiling import Program
+    from .executor import DevicePrograms
 
 
 # Jobs of one node that the device's thread holds ahead: enough that a burst of tiny kernels does not wait for the loop

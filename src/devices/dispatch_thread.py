@@ -10,14 +10,14 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
-from ..._errors import ActorRestarted
-from ...actors.threads import before_interpreter_exit
-from ...telemetry import logs, metrics, names
-from ...telemetry.metrics import Reading, series
-from ..jax_types import are_ready
-from ..platform.placement import Placement
-from ..platform.self_check import self_check
+from .._errors import ActorRestarted
+from ..actors.threads import before_interpreter_exit
+from ..telemetry import logs, metrics, names
+from ..telemetry.metrics import Reading, series
+from .jax_import import are_ready
 from .jobs import ORIGINS
+from .self_check import self_check
+from .shardings import Placement
 
 # Dispatch: the one thread from which everything is enqueued on a device or mesh.
 #

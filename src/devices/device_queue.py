@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..._errors import EngineClosedError, Overloaded
-from ...actors.batching import Batch
-from ...actors.cancellation import Condition, postpone, raise_postponed, until
-from ..batches.gathering import Gathering
-from ..untyped_jax import jax
+from .._errors import EngineClosedError, Overloaded
+from ..actors.batching import Batch
+from ..actors.cancellation import Condition, postpone, raise_postponed, until
+from .failed_batches import Gathering
+from .untyped_jax import jax
 
 if TYPE_CHECKING:
-    from ...actors.frame import Frame
-    from ...actors.sampler import ExecutionSampler
-    from ...telemetry.spans import DeviceWait
-    from ..programs.compiling import Program
+    from ..actors.frame import Frame
+    from ..actors.sampler import ExecutionSampler
+    from ..telemetry.spans import DeviceWait
+    from .compiling import Program
 
 
 class Result(Protocol):

@@ -10,11 +10,11 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-from ..jax_types import Device
-from ..platform.placement import REPLICATED, mesh_name, spec_text
-from ..untyped_jax import jax
-from ..wrong_fusions import compiler_options
-from .signature import is_device_array
+from .compile_key import is_device_array
+from .jax_import import Device
+from .shardings import REPLICATED, mesh_name, spec_text
+from .untyped_jax import jax
+from .wrong_fusions import compiler_options
 
 # Enqueue order: what spans several devices is enqueued on all of them before anything else is.
 #

@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
-from ..._errors import OptionsError, add_note
-from ...telemetry import logs
-from ..platform.placement import Placement
-from ..untyped_jax import jax
-from ..wrong_fusions import compiler_options
-from .compile_statistics import CompileStatistics, Recompilation, Transfer
-from .configuration import Configuration
+from .._errors import OptionsError, add_note
+from ..telemetry import logs
+from .compile_key import Configuration, Leaf, Signature, signature_of
 from .executable import ENQUEUE_ORDER, Executable, describe
-from .signature import Leaf, Signature, signature_of
+from .shardings import Placement
+from .statistics import CompileStatistics, Recompilation, Transfer
+from .untyped_jax import jax
+from .wrong_fusions import compiler_options
 
 # Powers of two from 1 to 128 are eight sizes: more than that is not a handful of sizes any more, and each has cost a
 # compilation (300 random sizes: 183 programs and 12 s without buckets, 9 and 0.6 s with them).

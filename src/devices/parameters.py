@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._errors import DeviceError
-from ...telemetry.profiling import registry
-from ...telemetry.profiling.readings import DeviceWork
-from ..programs.executable import reshard
-from ..programs.signature import is_device_array
-from ..untyped_jax import jax
+from .._errors import DeviceError
+from ..telemetry.profiling import registry
+from ..telemetry.profiling.readings import DeviceWork
+from .compile_key import is_device_array
 from .device_queue import owned
+from .executable import reshard
+from .untyped_jax import jax
 
 if TYPE_CHECKING:
-    from ...telemetry.spans import JobSpan
-    from ..programs.compiling import Program
+    from ..telemetry.spans import JobSpan
+    from .compiling import Program
 
 
 class PlacedParameters:

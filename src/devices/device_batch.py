@@ -6,9 +6,9 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from ..._errors import OptionsError
-from ...actors.accepted import Accepted, check_fields, is_whole
-from ...actors.batching import BATCH_FIELDS, Batch
+from .._errors import OptionsError
+from ..actors.accepted import Accepted, check_fields, is_whole
+from ..actors.batching import BATCH_FIELDS, Batch
 
 Buckets: TypeAlias = Literal["powers_of_two"] | tuple[int, ...]
 

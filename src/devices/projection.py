@@ -9,12 +9,12 @@ from dataclasses import is_dataclass, replace
 from itertools import chain
 from typing import Any, Final, TypeAlias, get_origin
 
-from ...engine.node import Node
-from ...engine.passes import Draft, PassReport
-from ...engine.tracing.annotations import hint_inside
-from ...engine.tracing.template import Access, Read, Values, builder, key, reads, with_reads
-from ...engine.tracing.tracer import Step
-from ..executor import DeviceExecutor, DevicePrograms
+from ..engine.node import Node
+from ..engine.passes import Draft, PassReport
+from ..engine.tracing.annotations import hint_inside
+from ..engine.tracing.template import Access, Read, Values, builder, key, reads, with_reads
+from ..engine.tracing.tracer import Step
+from .executor import DeviceExecutor, DevicePrograms
 from .fusion import as_arrays
 
 # From a value to something in it, as of `Read`.

@@ -10,26 +10,48 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ..._errors import DeviceError
-from ...actors.frame import blame
-from ...telemetry.profiling import registry
-from ...telemetry.profiling.durations import DeviceSeconds
-from ...telemetry.profiling.readings import DeviceWork, DeviceWorkKind
-from ...telemetry.spans import JobSpan
-from .. import jax_profile
-from ..jax_types import are_ready, is_ready, wait_until_ready
-from ..programs.compile_cache import twin_of
-from ..programs.signature import is_device_array, is_random_key
-from ..untyped_jax import jax
+from .._errors import DeviceError
+from ..actors.frame import blame
+from ..telemetry.profiling import registry
+from ..telemetry.profiling.durations import DeviceSeconds
+from ..telemetry.profiling.readings import DeviceWork, DeviceWorkKind
+from ..telemetry.spans import JobSpan
+from .compile_cache import twin_of
+from .compile_key import is_device_array, is_random_key
+from .compiling import Program
+from .device_batch import batch_size
 from .device_queue import DeviceCall, owned
+from .jax_import import are_ready, is_ready, wait_until_ready
+from .stacking import Item, Stacked, Stacker, on_host, split
+from .untyped_jax import jax
 
 if TYPE_CHECKING:
-    from ...actors.threads import LoopMailbox
-    from ..programs.compile_cache import CompileCache
-    from ..programs.compiling import Program
-    from ..programs.executable import Executable
+    from ..actors.threads import LoopMailbox
+    from .compile_cache import CompileCache
     from .dispatch_thread import DispatchThread
+    from .executable import Executable
     from .parameters import PlacedParameters
+
+
+_ANNOTATION: Final[Any] = jax.profiler.TraceAnnotation
+# Items of a batch that are named: more of them nobody reads.
+_NAMED: Final = 64
+
+
+def _jax_profiles() -> bool:
+    """Whether JAX takes a profile; takes less than a tenth of a microsecond."""
+    taken: bool = _ANNOTATION.is_enabled()
+    return taken
+
+
+def _named_in_profile(node: str, calls: "Sequence[DeviceCall]") -> AbstractContextManager[None]:
+    """Name what a thread does after a node; items are told by index, and by their numbers in Penstock's timeline."""
+    frames = [call.frame for call in calls[:_NAMED] if call.frame is not None]
+    items = " ".join([str(frame.item) for frame in frames])
+    annotation: AbstractContextManager[None] = _ANNOTATION(
+        node, count=len(calls), items=items, frames=" ".join([str(frame.identity) for frame in frames])
+    )
+    return annotation
 
 
 # Items of a batch that a timeline follows: more lines than these nobody can tell apart.
@@ -359,8 +381,8 @@ class Job:
             return None
         self.has_run = True
         try:
-            if jax_profile.is_taken():
-                with jax_profile.dispatching(self._program.name, self.calls):
+            if _jax_profiles():
+                with _named_in_profile(self._program.name, self.calls):
                     self._given = self._enqueue(executable, self._args)
             else:
                 self._given = self._enqueue(executable, self._args)
@@ -576,3 +598,128 @@ class SingleJob(Job):
     def results_of(self, given: Any) -> list[Any]:
         """Return what the program gave."""
         return [given]
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """How the calls of a node become the arguments of its vectorised program.
+
+    Attributes:
+        name: of the node, for errors.
+        stacker: stacks the arguments that differ from call to call.
+        stacked: their positions among the arguments of the program; those of the masks follow them all.
+        shared: positions of what is the same for all calls of a batch: parameters and static arguments.
+        parameters: which of these are parameters.
+        sizes: of batches, in ascending order.
+    """
+
+    name: str
+    stacker: Stacker
+    stacked: tuple[int, ...]
+    shared: tuple[int, ...]
+    parameters: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def arguments(self, stacked: Stacked, shared: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the program: stacked ones, those of all calls, and masks."""
+        args: list[Any] = [None] * (len(self.stacked) + len(self.shared))
+        for position, argument in zip(self.stacked, stacked.arguments, strict=True):
+            args[position] = argument
+        for position, argument in zip(self.shared, shared, strict=True):
+            args[position] = argument
+        return (*args, *stacked.masks)
+
+
+class BatchItem(NamedTuple):
+    """The arguments of one call, looked at before they are stacked.
+
+    Attributes:
+        item: those that are stacked.
+        shared: the others.
+    """
+
+    item: Item
+    shared: tuple[Any, ...]
+
+
+class BatchJob(Job):
+    """Runs a vectorised program for several calls.
+
+    Args:
+        program: it.
+        route: its way.
+        calls: the calls; the only argument of each is a `BatchItem`, and all are of one group.
+        on_over: called on the loop when it is over.
+        layout: how they become the arguments of the program.
+        size: rows of the batch; by default the smallest size that holds them.
+
+    Attributes:
+        stacked: what was stacked, once it was.
+    """
+
+    _is_batch = True
+
+    def __init__(
+        self,
+        program: Program,
+        route: Route,
+        calls: list[DeviceCall],
+        on_over: "Callable[[BatchJob], None]",
+        layout: BatchLayout,
+        size: int | None = None,
+    ) -> None:
+        super().__init__(program, route, calls, on_over)
+        self._layout = layout
+        self._size = size or batch_size(len(calls), layout.sizes)
+        self.stacked: Stacked | None = None
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of the batch, padding included."""
+        return self._size
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Stack the arguments of the calls."""
+        layout = self._layout
+        shared = self.calls[0].args[0].shared
+        self.stacked = stacked = layout.stacker.stack(self._items(), self._size)
+        return self._place(layout.arguments(stacked, shared), layout.parameters)
+
+    def _items(self) -> list[Item]:
+        """Return what is to be stacked. Where an array of a call is an error, that call fails alone."""
+        calls = self.calls
+        given: list[Item] = [call.args[0].item for call in calls]
+        if all(item.is_on_host for item in given):  # nearly always
+            return given
+        items: list[Item] = []
+        self.calls = list[DeviceCall]()
+        failed: BaseException | None = None
+        began = perf_counter()
+        for call, item in zip(calls, given, strict=True):
+            try:
+                items.append(on_host(item))
+                self.calls.append(call)
+            except Exception as error:  # noqa: BLE001 - whatever the computation of an argument has raised
+                failed = ORIGINS.cause_of(error.with_traceback(None), item.arrays)
+                self._route.mailbox.post(call.fail, failed)
+        if self.times is not None:
+            self.times.fetched(began)
+        if not items:
+            assert failed is not None
+            try:
+                raise failed
+            finally:
+                del failed  # it refers to this frame
+        return items
+
+    def padding(self) -> tuple[int, float]:
+        """Rows of the batch, with those of padding, and how much of its elements was padding."""
+        stacked = self.stacked
+        return (0, 0.0) if stacked is None else (stacked.size, stacked.padding_share)
+
+    def results_of(self, given: Any) -> list[Any]:
+        """Split what the program gave into rows."""
+        assert self.stacked is not None
+        if self.times is not None:
+            given = self.times.fetch(given)
+        return split(given, self.stacked, self._layout.name)

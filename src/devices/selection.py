@@ -4,10 +4,9 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from ..._errors import DeviceError
-from ...actors.accepted import is_whole
-from ..jax_import import require_jax, start_backends
-from ..jax_types import Device, is_device, local_devices, platforms
+from .._errors import DeviceError
+from ..actors.accepted import is_whole
+from .jax_import import Device, is_device, local_devices, platforms, require_jax, start_backends
 
 if TYPE_CHECKING:
     import jax.sharding

@@ -16,11 +16,16 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ...telemetry import logs
-from ..programs.configuration import Configuration
-from ..programs.signature import WeakRows, is_device_array, is_random_key
-from ..untyped_jax import jax
+from ..telemetry import logs
+from .compile_key import Configuration, WeakRows, is_device_array, is_random_key
 from .device_batch import Buckets, DeviceBatch, padded_length
+from .untyped_jax import jax
+
+# Stacking: arrays of several items become one array each, with a row per item; results become rows again.
+#
+# All of it happens on the host, in NumPy: 27 rows of 256 float32 take 13 us to stack there, and 228 us with jax.numpy.
+# Nothing here waits for a device, except `on_host` and `split`, which read arrays that may not be computed yet: those
+# are for the thread of the device.
 
 _PASSED_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _TAKEN_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -1,12 +1,12 @@
-"""Gathering: which calls of one device node run together, when, and how many; and again, if some fail."""
+"""A batch that failed runs again in parts: smaller where memory was short, else until the failing items are alone."""
 
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
-from ...actors.batching import Batch
-from ...actors.channel import PriorityFifo
+from ..actors.batching import Batch
+from ..actors.channel import PriorityFifo
 
 
 class Waiting(Protocol):

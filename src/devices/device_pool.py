@@ -5,15 +5,14 @@ import threading
 from collections.abc import Hashable
 from typing import Any, cast
 
-from ..._errors import EngineClosedError
-from ...actors.cancellation import uninterrupted
-from ...actors.threads import LoopMailbox
-from ..jax_import import start_backends
-from ..jax_types import is_device
-from ..platform.placement import Placement
-from ..platform.selection import following, select
-from ..programs.compile_cache import CACHE, twin_of
+from .._errors import EngineClosedError
+from ..actors.cancellation import uninterrupted
+from ..actors.threads import LoopMailbox
+from .compile_cache import CACHE, twin_of
 from .engine_device import EngineDevice
+from .jax_import import is_device, start_backends
+from .selection import following, select
+from .shardings import Placement
 
 
 class DevicePool:

@@ -10,15 +10,15 @@ from itertools import groupby
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
-from ...actors.policy import Policy
-from ...engine.node import Node, is_known
-from ...engine.passes import Draft, PassReport
-from ...engine.tracing.template import Constant, Container, Read, Template, Values, arguments_builder, key, reads
-from ...engine.tracing.tracer import Step
-from ..device_node import DeviceNode
-from ..executor import DeviceExecutor, DevicePrograms, Samples
-from ..untyped_jax import jax
+from ..actors.policy import Policy
+from ..engine.node import Node, is_known
+from ..engine.passes import Draft, PassReport
+from ..engine.tracing.template import Constant, Container, Read, Template, Values, arguments_builder, key, reads
+from ..engine.tracing.tracer import Step
 from .contraction import Contraction
+from .device_node import DeviceNode
+from .executor import DeviceExecutor, DevicePrograms, Samples
+from .untyped_jax import jax
 
 _SCALARS: Final[tuple[type[Any], ...]] = (bool, int, float, complex, type(None))
 
