@@ -37,7 +37,7 @@ class DeviceActor:
     """
 
     def __init__(self, device: Any) -> None:
-        from .function_calls import call_function  # once, as every call would pay for it; it needs JAX
+        from .device_pool import call_function  # once, as every call would pay for it; it needs JAX
 
         self._device = device
         self._call = call_function

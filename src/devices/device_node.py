@@ -115,7 +115,9 @@ def device_node(
 
     def decorate(target: Callable[..., Any]) -> Node[..., Any]:
         require_jax()
-        from .executor import DeviceExecutor, DeviceOptions, DevicePrograms
+        from .executor import DeviceExecutor, DeviceOptions
+        from .fusion import fuse_regions
+        from .projection import give_items
 
         check("name", name, optional(NAME))
         label = name or str(getattr(target, "__name__", type(target).__name__))
@@ -130,7 +132,8 @@ def device_node(
             device, on_device(batch), _names(label, "static", static), _names(label, "shared", shared), donate, pure,
             in_specs, out_specs, replicas, prefetch, _samples(label, sample_input),
         )  # fmt: skip
-        return DeviceNode(target, policy, name=label, executor=DeviceExecutor(DevicePrograms(label, target, options)))
+        executor = DeviceExecutor(label, target, options, (fuse_regions, give_items))
+        return DeviceNode(target, policy, name=label, executor=executor)
 
     return decorate if fn is None else decorate(fn)
 
@@ -140,11 +143,11 @@ class DeviceNode(Node[P, R]):
 
     def compile_statistics(self) -> CompileStatistics:
         """Return what its programs have cost, and why there is more than one."""
-        return self._device_executor.programs.statistics()
+        return self._device_executor.statistics()
 
     def batch_statistics(self) -> BatchStatistics:
         """Return what its batches held, and how much of it was padding; all 0 for a node without `batch=`."""
-        return self._device_executor.programs.batches.statistics()
+        return self._device_executor.batch_log.statistics()
 
     async def warmup(
         self, *sample: Any, resources: Mapping[str, Any] | None = None, constants: Mapping[str, Any] | None = None
@@ -166,7 +169,7 @@ class DeviceNode(Node[P, R]):
         given, same = resources or {}, constants or {}
         pools, options = default_engine()._runtime.pools, resolve("Engine", {}, {})
         executor = self._device_executor
-        arguments = executor.programs.arguments(frozenset(given), frozenset(same))
+        arguments = executor.arguments(frozenset(given), frozenset(same))
         await executor.compile(pools, options.device_strategy, arguments, sample, {**given, **same})
 
     @property

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -11,13 +12,113 @@ from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
 from .._errors import ActorRestarted
+from ..actors.frame import blame
 from ..actors.threads import before_interpreter_exit
 from ..telemetry import logs, metrics, names
 from ..telemetry.metrics import Reading, series
-from .jax_import import are_ready
-from .jobs import ORIGINS
+from .compile_cache import twin_of
+from .jax_import import are_ready, is_ready
 from .self_check import self_check
 from .shardings import Placement
+
+# Failed arrays: which computation an asynchronous error comes from.
+#
+# A result that is handed on before it is ready may turn out to be an error later, and then each computation that reads
+# it fails with that error, too: on any device, and perhaps before the first one is known to have failed. The error
+# belongs to the first.
+
+
+class Origin:
+    """A computation whose result is handed on before it is ready.
+
+    Args:
+        label: of the node in its graph; None for what is no node.
+        inputs: the arrays that it reads.
+    """
+
+    __slots__ = ("_error", "_inputs", "_label")
+
+    def __init__(self, label: str | None, inputs: Iterable[Any]) -> None:
+        self._label = label
+        self._inputs = tuple(inputs)
+        self._error: BaseException | None = None
+
+    def over(self, error: BaseException | None) -> None:
+        """It has ended, well or with an error; it lets go of what it has read."""
+        if error is not None:
+            self._error = self._blamed(twin_of(error).with_traceback(None))  # a traceback would hold the arrays
+        self._inputs = ()
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return the error of the first computation that failed, where this one has failed with `error`."""
+        inputs = self._inputs  # before the error: `over` sets that first
+        if self._error is not None:
+            return twin_of(self._error)
+        return self._blamed(ORIGINS.cause_of(error, inputs))
+
+    def taken_over(self, error: BaseException) -> None:
+        """Note with an error that the result of this computation cannot be asked any more whether it is the cause."""
+        error.add_note(f"it computed in the memory of the result of node {self._label!r}, which may be what has failed")
+
+    def _blamed(self, error: BaseException) -> BaseException:
+        if self._label is not None:
+            blame(error, self._label)
+        return error
+
+
+class Origins:
+    """Which computation arrays come from that were handed on, for as long as anybody holds them; for all devices."""
+
+    def __init__(self) -> None:
+        self._origins: dict[int, tuple[weakref.ref[Any], Origin]] = {}  # arrays are not hashable
+
+    def add(self, arrays: Iterable[Any], origin: Origin) -> None:
+        """Note that these are results of a computation."""
+        for array in arrays:
+            self._origins[id(array)] = (weakref.ref(array, self._forget(id(array))), origin)
+
+    def cause_of(self, error: BaseException, inputs: Iterable[Any]) -> BaseException:
+        """Return the error of the first computation that failed; `error` itself if none of the inputs did.
+
+        Args:
+            error: of a computation.
+            inputs: what it read.
+        """
+        for array in inputs if self._origins else ():
+            origin = self._origin_of(array)
+            if origin is None:
+                continue
+            if array.is_deleted():
+                origin.taken_over(error)
+            elif (failure := _failure_of(array)) is not None:
+                return origin.cause_of(failure)
+        return error
+
+    def _origin_of(self, array: Any) -> Origin | None:
+        found = self._origins.get(id(array))
+        return found[1] if found is not None and found[0]() is array else None
+
+    def _forget(self, key: int) -> "Callable[[weakref.ref[Any]], None]":
+        def forget(gone: "weakref.ref[Any]") -> None:
+            if self._origins.get(key, (None,))[0] is gone:  # another array may have its place in memory by now
+                self._origins.pop(key, None)
+
+        return forget
+
+
+def _failure_of(array: Any) -> BaseException | None:
+    if not is_ready(array):
+        return None
+    try:
+        array.block_until_ready()
+    except Exception as error:  # noqa: BLE001 - whatever the computation of it has raised
+        return error.with_traceback(None)
+    return None
+
+
+# One for the process: results go from device to device.
+ORIGINS = Origins()
+
 
 # Dispatch: the one thread from which everything is enqueued on a device or mesh.
 #
@@ -38,7 +139,7 @@ MAX_DEPTH = 16  # a CPU blocks who enqueues the 33rd
 _RECENT = 8  # computations that say how long one takes
 
 
-class Job(Protocol):
+class Dispatchable(Protocol):
     """Something to enqueue; its methods are called on the dispatch thread, which must not be held up."""
 
     def begin(self) -> bool:
@@ -74,7 +175,7 @@ class Job(Protocol):
         ...
 
 
-_InFlight: TypeAlias = tuple[Job, list[Any], int, float]  # the number of restarts before it, and when it began
+_InFlight: TypeAlias = tuple[Dispatchable, list[Any], int, float]  # the number of restarts before it, and when it began
 
 
 class DispatchThread:
@@ -91,7 +192,7 @@ class DispatchThread:
     def __init__(self, name: str, check: Callable[[], None]) -> None:
         self._name = name
         self._check = check
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Dispatchable | None] = SimpleQueue()
         self._in_flight: deque[_InFlight] = deque()  # of those that the second thread has not
         self._lent: SimpleQueue[_InFlight | None] = SimpleQueue()
         self._returned: SimpleQueue[None] = SimpleQueue()
@@ -125,7 +226,7 @@ class DispatchThread:
         """Return nothing: computations in flight are too short to be seen."""
         return ()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Dispatchable) -> None:
         """Enqueue a job after those that were submitted before; from any thread."""
         self._jobs.put(job)
 
@@ -145,7 +246,7 @@ class DispatchThread:
             thread.join()
 
     def _dispatch_all(self) -> None:
-        begin: Callable[[Job], None] = self._dispatch
+        begin: Callable[[Dispatchable], None] = self._dispatch
         try:
             self._check()
         except Exception as error:  # noqa: BLE001 - a device that cannot be used is what every caller has to know
@@ -156,7 +257,7 @@ class DispatchThread:
             pass
         self._lent.put(None)
 
-    def _take_jobs(self, begin: "Callable[[Job], None]") -> None:
+    def _take_jobs(self, begin: "Callable[[Dispatchable], None]") -> None:
         jobs, in_flight = self._jobs, self._in_flight
         while True:
             depth, is_idle = self._depth(), jobs.empty()
@@ -179,7 +280,7 @@ class DispatchThread:
                 raise
             del job  # a thread that waits for the next job must not hold the last one
 
-    def _dispatch(self, job: Job) -> None:
+    def _dispatch(self, job: Dispatchable) -> None:
         began = perf_counter()
         try:
             arrays = job.dispatch() if job.begin() else None
@@ -245,7 +346,7 @@ class DispatchThread:
             self._answer_for(found[0], error)
             raise
 
-    def _wait(self, job: Job, arrays: list[Any], restarts: int, began: float, *, is_late: bool) -> None:
+    def _wait(self, job: Dispatchable, arrays: list[Any], restarts: int, began: float, *, is_late: bool) -> None:
         try:
             try:
                 job.wait(arrays, self._busy_until)
@@ -269,7 +370,7 @@ class DispatchThread:
         # If it had ended before anybody looked, nobody knows how long it took, and more should have been in flight.
         self._usual_seconds += ((0.0 if is_late else seconds) - self._usual_seconds) / _RECENT
 
-    def _answer_for(self, job: Job, error: BaseException) -> None:
+    def _answer_for(self, job: Dispatchable, error: BaseException) -> None:
         """Have a job fail in whose course a thread dies: nobody else would tell its callers."""
         with suppress(Exception):  # that may be what has just failed
             job.failed(self._restarted(error))
@@ -295,9 +396,9 @@ class DispatchThread:
         return error
 
 
-def _failing(error: Exception) -> "Callable[[Job], None]":
-    def fail(job: Job) -> None:
-        job.failed(type(error)(*error.args))  # one object raised for many callers would collect all of their notes
+def _failing(error: Exception) -> "Callable[[Dispatchable], None]":
+    def fail(job: Dispatchable) -> None:
+        job.failed(twin_of(error).with_traceback(None))
 
     return fail
 

@@ -16,8 +16,7 @@ from ..engine.passes import Draft, PassReport
 from ..engine.tracing.template import Constant, Container, Read, Template, Values, arguments_builder, key, reads
 from ..engine.tracing.tracer import Step
 from .contraction import Contraction
-from .device_node import DeviceNode
-from .executor import DeviceExecutor, DevicePrograms, Samples
+from .executor import DeviceExecutor, Samples
 from .untyped_jax import jax
 
 _SCALARS: Final[tuple[type[Any], ...]] = (bool, int, float, complex, type(None))
@@ -33,7 +32,7 @@ class Member:
         location: "file:line" of the call.
         fn: the function.
         call: calls it with one argument for each parameter.
-        programs: of its node.
+        executor: of its node.
         names: of its parameters.
         static: positions of its static arguments.
         templates: of its arguments.
@@ -44,7 +43,7 @@ class Member:
     location: str
     fn: Callable[..., Any]
     call: Callable[[tuple[Any, ...]], Any]
-    programs: DevicePrograms
+    executor: DeviceExecutor
     names: tuple[str, ...]
     static: tuple[int, ...]
     templates: tuple[Template, ...]
@@ -90,7 +89,7 @@ class Inputs:
         """Return the templates of a member's arguments, with the numbers that the values have inside."""
         return tuple([
             self._whole(
-                template, name, is_static=position in member.static, is_shared=name in member.programs.options.shared
+                template, name, is_static=position in member.static, is_shared=name in member.executor.options.shared
             )
             for position, (template, name) in enumerate(zip(member.templates, member.names, strict=True))
         ])  # fmt: skip
@@ -141,18 +140,18 @@ def as_arrays(value: Any) -> Any:
 
 
 # Graphs that are traced again, or have the same part, have the same regions, and their programs need no compiling.
-_known: "WeakValueDictionary[Hashable, DeviceNode[..., Any]]" = WeakValueDictionary()
+_known: "WeakValueDictionary[Hashable, Node[..., Any]]" = WeakValueDictionary()
 
 
 def static_templates(step: Step) -> tuple[Template, ...]:
     """Return the templates of what a call of a device node is compiled for."""
-    if not _programs(step).options.static:
+    if not _executor(step).options.static:
         return ()
     member = _member(step)
     return tuple([member.templates[position] for position in member.static])
 
 
-def region_node(steps: Sequence[Step]) -> "tuple[DeviceNode[..., Any], tuple[Template, ...]]":
+def region_node(steps: Sequence[Step]) -> "tuple[Node[..., Any], tuple[Template, ...]]":
     """Make one node of several.
 
     Args:
@@ -166,15 +165,15 @@ def region_node(steps: Sequence[Step]) -> "tuple[DeviceNode[..., Any], tuple[Tem
     inputs = Inputs(members)
     for member in members:
         member.templates = inputs.localised(member)
-    programs = [_programs(step) for step in steps]
+    executors = [_executor(step) for step in steps]
     name = _joined(step.callee.name for step in steps)
-    identity = (name, *[one.log for one in programs], *[member.identity for member in members])
+    identity = (name, *executors, *[member.identity for member in members])
     try:
         node = _known.get(identity)
         if node is None:
-            node = _known[identity] = _make(steps, name, programs, members, inputs)
+            node = _known[identity] = _make(steps, name, executors, members, inputs)
     except TypeError:  # unhashable, as a pytree's structure can be
-        node = _make(steps, name, programs, members, inputs)
+        node = _make(steps, name, executors, members, inputs)
     return node, tuple(inputs.templates)
 
 
@@ -183,7 +182,7 @@ def _can_be_batched(steps: Sequence[Step], resource_sources: Set[int]) -> bool:
 
     Numbers that are written in the graph have rows for a node by itself, and are a part of the program of a region.
     """
-    if _programs(steps[0]).options.batch is None:
+    if _executor(steps[0]).options.batch is None:
         return True
     members = [_member(step) for step in steps]
     inputs = Inputs(members)
@@ -192,21 +191,21 @@ def _can_be_batched(steps: Sequence[Step], resource_sources: Set[int]) -> bool:
     return inputs.have_rows(resource_sources)
 
 
-def _programs(step: Step) -> DevicePrograms:
+def _executor(step: Step) -> DeviceExecutor:
     callee = step.callee
     assert isinstance(callee, Node)
     assert isinstance(callee.executor, DeviceExecutor)
-    return callee.executor.programs
+    return callee.executor
 
 
 def _member(step: Step) -> Member:
-    programs = _programs(step)
-    fn, arguments = programs.fn, programs.arguments(frozenset())
+    executor = _executor(step)
+    fn, arguments = executor.fn, executor.arguments(frozenset())
     bound = arguments.bind(step.args, dict(step.kwargs))
     # What is not passed has its default.
     templates = tuple([one if isinstance(one, Constant | Read | Container) else Constant(one) for one in bound])
     return Member(
-        step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values), programs,
+        step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values), executor,
         arguments.names, arguments.static, templates,
     )  # fmt: skip
 
@@ -247,17 +246,17 @@ def _absorb(member: Member, contraction: Contraction, inner: Sequence[Member | N
 
 
 def _make(
-    steps: Sequence[Step], name: str, programs: Sequence[DevicePrograms], members: Sequence[Member], inputs: Inputs
-) -> "DeviceNode[..., Any]":
+    steps: Sequence[Step], name: str, executors: Sequence[DeviceExecutor], members: Sequence[Member], inputs: Inputs
+) -> "Node[..., Any]":
     options = dataclasses.replace(
-        programs[0].options, static=tuple(inputs.static), shared=inputs.shared, sample_input=()
+        executors[0].options, static=tuple(inputs.static), shared=inputs.shared, sample_input=()
     )
     fn = _composed(members, inputs.names)
     names = tuple([step.callee.name for step in steps])
-    own = DevicePrograms(name, fn, options, _samples(members, inputs), names)
-    for one in programs:
-        one.share(own)
-    return DeviceNode(fn, Policy(pure=True), name=name, executor=DeviceExecutor(own))
+    region = DeviceExecutor(name, fn, options, executors[0].passes, _samples(members, inputs), names)
+    for one in executors:
+        one.add_region(region)
+    return Node(fn, Policy(pure=True), name=name, executor=region)
 
 
 def _samples(members: Sequence[Member], inputs: Inputs) -> Samples:
@@ -268,7 +267,7 @@ def _samples(members: Sequence[Member], inputs: Inputs) -> Samples:
     def samples(resources: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
         known = {source: resources[name] for source, name in passed.items() if name in resources}
         wanted = [source for source in passed if source not in known]
-        most = max([len(member.programs.options.sample_input) for member in members], default=0)
+        most = max([len(member.executor.options.sample_input) for member in members], default=0)
         found: list[tuple[Any, ...]] = []
         for number in range(most):
             values = dict(constants)
@@ -284,7 +283,7 @@ def _samples(members: Sequence[Member], inputs: Inputs) -> Samples:
 
 def _sample_of(member: Member, number: int, known: Mapping[int, Any]) -> dict[int, Any]:
     """Return what a sample of a member says of the values from outside that it takes."""
-    given = member.programs.options.sample_input
+    given = member.executor.options.sample_input
     if not given:
         return {}
     outside = {
@@ -293,7 +292,7 @@ def _sample_of(member: Member, number: int, known: Mapping[int, Any]) -> dict[in
         if isinstance(template, Read) and template.source < 0
     }
     own = {name: known[source] for name, source in outside.items() if source in known}
-    merged = member.programs.arguments(frozenset(own)).merge(given[min(number, len(given) - 1)], own)
+    merged = member.executor.arguments(frozenset(own)).merge(given[min(number, len(given) - 1)], own)
     return {outside[name]: value for name, value in zip(member.names, merged, strict=True) if name in outside}
 
 
@@ -408,7 +407,7 @@ class _Survey:
         if reason is not None:
             self._alone[f"{callee.name} stays a program of its own: {reason}"] = None
             return None
-        options = executor.programs.options
+        options = executor.options
         return options.device, options.batch, options.replicas, options.prefetch
 
     def _find_waits(self) -> list[int]:
@@ -473,7 +472,7 @@ def _reads(chain: _Chain) -> Iterable[int]:
 
 
 def _reason_to_stay_alone(node: Node[..., object], executor: DeviceExecutor) -> str | None:
-    options = executor.programs.options
+    options = executor.options
     if not options.pure:
         return "it is declared pure=False"
     if options.donate:

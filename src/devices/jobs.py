@@ -1,36 +1,31 @@
-"""Jobs: one call, or a batch of calls, on its way through the dispatch thread; its times, and its errors."""
+"""Jobs: one call, or a batch of calls, on its way through the dispatch thread; and what its time went into."""
 
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from .._errors import DeviceError
-from ..actors.frame import blame
 from ..telemetry.profiling import registry
 from ..telemetry.profiling.durations import DeviceSeconds
 from ..telemetry.profiling.readings import DeviceWork, DeviceWorkKind
 from ..telemetry.spans import JobSpan
-from .compile_cache import twin_of
+from .compile_cache import CACHE, twin_of
 from .compile_key import is_device_array, is_random_key
 from .compiling import Program
-from .device_batch import batch_size
-from .device_queue import DeviceCall, owned
-from .jax_import import are_ready, is_ready, wait_until_ready
-from .stacking import Item, Stacked, Stacker, on_host, split
+from .dispatch_thread import ORIGINS, Origin
+from .jax_import import are_ready, wait_until_ready
+from .parameters import owned
+from .stacking import BatchItem, Stacked, on_host, split
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
-    from ..actors.threads import LoopMailbox
-    from .compile_cache import CompileCache
-    from .dispatch_thread import DispatchThread
+    from .arguments import Arguments
+    from .engine_device import DeviceCall, EngineDevice
     from .executable import Executable
-    from .parameters import PlacedParameters
 
 
 _ANNOTATION: Final[Any] = jax.profiler.TraceAnnotation
@@ -174,125 +169,9 @@ def _on_host(leaf: Any) -> Any:
     return leaf if is_random_key(leaf) else np.asarray(leaf)
 
 
-# Failed arrays: which computation an asynchronous error comes from.
-#
-# A result that is handed on before it is ready may turn out to be an error later, and then each computation that reads
-# it fails with that error, too: on any device, and perhaps before the first one is known to have failed. The error
-# belongs to the first.
-
-
-class Origin:
-    """A computation whose result is handed on before it is ready.
-
-    Args:
-        label: of the node in its graph; None for what is no node.
-        inputs: the arrays that it reads.
-    """
-
-    __slots__ = ("_error", "_inputs", "_label")
-
-    def __init__(self, label: str | None, inputs: Iterable[Any]) -> None:
-        self._label = label
-        self._inputs = tuple(inputs)
-        self._error: BaseException | None = None
-
-    def over(self, error: BaseException | None) -> None:
-        """It has ended, well or with an error; it lets go of what it has read."""
-        if error is not None:
-            self._error = self._blamed(twin_of(error).with_traceback(None))  # a traceback would hold the arrays
-        self._inputs = ()
-
-    def cause_of(self, error: BaseException) -> BaseException:
-        """Return the error of the first computation that failed, where this one has failed with `error`."""
-        inputs = self._inputs  # before the error: `over` sets that first
-        if self._error is not None:
-            return twin_of(self._error)
-        return self._blamed(ORIGINS.cause_of(error, inputs))
-
-    def taken_over(self, error: BaseException) -> None:
-        """Note with an error that the result of this computation cannot be asked any more whether it is the cause."""
-        error.add_note(f"it computed in the memory of the result of node {self._label!r}, which may be what has failed")
-
-    def _blamed(self, error: BaseException) -> BaseException:
-        if self._label is not None:
-            blame(error, self._label)
-        return error
-
-
-class Origins:
-    """Which computation arrays come from that were handed on, for as long as anybody holds them; for all devices."""
-
-    def __init__(self) -> None:
-        self._origins: dict[int, tuple[weakref.ref[Any], Origin]] = {}  # arrays are not hashable
-
-    def add(self, arrays: Iterable[Any], origin: Origin) -> None:
-        """Note that these are results of a computation."""
-        for array in arrays:
-            self._origins[id(array)] = (weakref.ref(array, self._forget(id(array))), origin)
-
-    def cause_of(self, error: BaseException, inputs: Iterable[Any]) -> BaseException:
-        """Return the error of the first computation that failed; `error` itself if none of the inputs did.
-
-        Args:
-            error: of a computation.
-            inputs: what it read.
-        """
-        for array in inputs if self._origins else ():
-            origin = self._origin_of(array)
-            if origin is None:
-                continue
-            if array.is_deleted():
-                origin.taken_over(error)
-            elif (failure := _failure_of(array)) is not None:
-                return origin.cause_of(failure)
-        return error
-
-    def _origin_of(self, array: Any) -> Origin | None:
-        found = self._origins.get(id(array))
-        return found[1] if found is not None and found[0]() is array else None
-
-    def _forget(self, key: int) -> "Callable[[weakref.ref[Any]], None]":
-        def forget(gone: "weakref.ref[Any]") -> None:
-            if self._origins.get(key, (None,))[0] is gone:  # another array may have its place in memory by now
-                self._origins.pop(key, None)
-
-        return forget
-
-
-def _failure_of(array: Any) -> BaseException | None:
-    if not is_ready(array):
-        return None
-    try:
-        array.block_until_ready()
-    except Exception as error:  # noqa: BLE001 - whatever the computation of it has raised
-        return error.with_traceback(None)
-    return None
-
-
-# One for the process: results go from device to device.
-ORIGINS = Origins()
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a device had too little memory; JAX has no type of its own for that."""
     return str(error).startswith("RESOURCE_EXHAUSTED")
-
-
-@dataclass(frozen=True)
-class Route:
-    """What the jobs of one device and event loop have in common.
-
-    Attributes:
-        thread: where they are dispatched; one whose program has to be compiled first comes back to it.
-        cache: where executables are.
-        mailbox: brings outcomes to the loop.
-        parameters: what lies on the device for good.
-    """
-
-    thread: "DispatchThread"
-    cache: "CompileCache"
-    mailbox: "LoopMailbox"
-    parameters: "PlacedParameters"
 
 
 class Job:
@@ -311,7 +190,7 @@ class Job:
     _is_batch = False
 
     def __init__(
-        self, program: "Program", route: Route, calls: list[DeviceCall], on_over: Callable[[Any], None]
+        self, program: Program, device: "EngineDevice", calls: "list[DeviceCall]", on_over: Callable[[Any], None]
     ) -> None:
         self.calls = calls
         self.results: list[Any] = []
@@ -319,7 +198,7 @@ class Job:
         self.has_run = False
         self.times: JobTimes | None = None
         self._program = program
-        self._route = route
+        self._device = device
         self._on_over = on_over
         self._compiled: Executable | BaseException | None = None  # what came of a compilation that it has waited for
         self._args: tuple[Any, ...] | None = None
@@ -348,7 +227,7 @@ class Job:
 
     def submit(self) -> None:
         """Have it run."""
-        self._route.thread.submit(self)
+        self._device.thread.submit(self)
 
     def begin(self) -> bool:
         """Return whether anybody still wants it."""
@@ -369,12 +248,12 @@ class Job:
             self._args = self.arguments()
         span = self._span
         if executable is None:
-            executable = self._route.cache.find(self._program, self._args)
+            executable = CACHE.find(self._program, self._args)
         if executable is None:
             if self.times is not None:
                 self.times.compile_begins()
             trace = None if span is None else span.context
-            self._route.cache.compile(self._program, self._args, self._goes_on, trace, self._is_wanted)
+            CACHE.compile(self._program, self._args, self._goes_on, trace, self._is_wanted)
             return None
         if not self.claim():
             self._over()
@@ -462,8 +341,8 @@ class Job:
         """Return arguments with those that are parameters as they lie on the device."""
         if not parameters:
             return args
-        placed = self._route.parameters
-        placed.placed_since(self._route.thread.restarts)
+        placed = self._device.parameters
+        placed.placed_since(self._device.thread.restarts)
         return tuple([
             placed.place((self._program, index), arg, self._span) if index in parameters else arg
             for index, arg in enumerate(args)
@@ -534,7 +413,7 @@ class Job:
             self._span.end(self.error, has_run=self.has_run)
         self._args = self._given = self._compiled = None
         on_over, self._on_over = self._on_over, _nothing
-        self._route.mailbox.post(self._ended, on_over)
+        self._device.mailbox.post(self._ended, on_over)
 
     def _ended(self, on_over: Callable[[Any], None]) -> None:
         """Tell the profiles before anybody else; on the loop."""
@@ -556,7 +435,7 @@ class SingleJob(Job):
 
     Args:
         program: it.
-        route: its way.
+        device: where it runs.
         call: the call.
         on_over: called on the loop when it is over.
         parameters: positions of the arguments that are parameters.
@@ -564,13 +443,13 @@ class SingleJob(Job):
 
     def __init__(
         self,
-        program: "Program",
-        route: Route,
-        call: DeviceCall,
+        program: Program,
+        device: "EngineDevice",
+        call: "DeviceCall",
         on_over: "Callable[[Job], None]",
         parameters: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(program, route, [call], on_over)
+        super().__init__(program, device, [call], on_over)
         self._call_args = call.args
         self._parameters = parameters
         self._hands_on = call.hands_on
@@ -593,53 +472,11 @@ class SingleJob(Job):
         if self._hands_on:
             self._origin = Origin(self.calls[0].label, self.inputs())
             ORIGINS.add(arrays, self._origin)
-            self._route.mailbox.post(self.calls[0].hand_on, given)
+            self._device.mailbox.post(self.calls[0].hand_on, given)
 
     def results_of(self, given: Any) -> list[Any]:
         """Return what the program gave."""
         return [given]
-
-
-@dataclass(frozen=True)
-class BatchLayout:
-    """How the calls of a node become the arguments of its vectorised program.
-
-    Attributes:
-        name: of the node, for errors.
-        stacker: stacks the arguments that differ from call to call.
-        stacked: their positions among the arguments of the program; those of the masks follow them all.
-        shared: positions of what is the same for all calls of a batch: parameters and static arguments.
-        parameters: which of these are parameters.
-        sizes: of batches, in ascending order.
-    """
-
-    name: str
-    stacker: Stacker
-    stacked: tuple[int, ...]
-    shared: tuple[int, ...]
-    parameters: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    def arguments(self, stacked: Stacked, shared: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments of the program: stacked ones, those of all calls, and masks."""
-        args: list[Any] = [None] * (len(self.stacked) + len(self.shared))
-        for position, argument in zip(self.stacked, stacked.arguments, strict=True):
-            args[position] = argument
-        for position, argument in zip(self.shared, shared, strict=True):
-            args[position] = argument
-        return (*args, *stacked.masks)
-
-
-class BatchItem(NamedTuple):
-    """The arguments of one call, looked at before they are stacked.
-
-    Attributes:
-        item: those that are stacked.
-        shared: the others.
-    """
-
-    item: Item
-    shared: tuple[Any, ...]
 
 
 class BatchJob(Job):
@@ -647,11 +484,11 @@ class BatchJob(Job):
 
     Args:
         program: it.
-        route: its way.
+        device: where it runs.
         calls: the calls; the only argument of each is a `BatchItem`, and all are of one group.
         on_over: called on the loop when it is over.
-        layout: how they become the arguments of the program.
-        size: rows of the batch; by default the smallest size that holds them.
+        arguments: how they become the arguments of the program.
+        size: rows of the batch, padding included.
 
     Attributes:
         stacked: what was stacked, once it was.
@@ -662,15 +499,15 @@ class BatchJob(Job):
     def __init__(
         self,
         program: Program,
-        route: Route,
-        calls: list[DeviceCall],
+        device: "EngineDevice",
+        calls: "list[DeviceCall]",
         on_over: "Callable[[BatchJob], None]",
-        layout: BatchLayout,
-        size: int | None = None,
+        arguments: "Arguments",
+        size: int,
     ) -> None:
-        super().__init__(program, route, calls, on_over)
-        self._layout = layout
-        self._size = size or batch_size(len(calls), layout.sizes)
+        super().__init__(program, device, calls, on_over)
+        self._arguments = arguments
+        self._size = size
         self.stacked: Stacked | None = None
 
     @property
@@ -680,19 +517,19 @@ class BatchJob(Job):
 
     def arguments(self) -> tuple[Any, ...]:
         """Stack the arguments of the calls."""
-        layout = self._layout
-        shared = self.calls[0].args[0].shared
-        self.stacked = stacked = layout.stacker.stack(self._items(), self._size)
-        return self._place(layout.arguments(stacked, shared), layout.parameters)
+        arguments = self._arguments
+        items = self._items()
+        self.stacked = arguments.stack(items, self._size)
+        return self._place(arguments.of_batch(self.stacked, items[0].shared), arguments.parameters)
 
-    def _items(self) -> list[Item]:
+    def _items(self) -> list[BatchItem]:
         """Return what is to be stacked. Where an array of a call is an error, that call fails alone."""
         calls = self.calls
-        given: list[Item] = [call.args[0].item for call in calls]
+        given: list[BatchItem] = [call.args[0] for call in calls]
         if all(item.is_on_host for item in given):  # nearly always
             return given
-        items: list[Item] = []
-        self.calls = list[DeviceCall]()
+        items: list[BatchItem] = []
+        self.calls = []
         failed: BaseException | None = None
         began = perf_counter()
         for call, item in zip(calls, given, strict=True):
@@ -701,7 +538,7 @@ class BatchJob(Job):
                 self.calls.append(call)
             except Exception as error:  # noqa: BLE001 - whatever the computation of an argument has raised
                 failed = ORIGINS.cause_of(error.with_traceback(None), item.arrays)
-                self._route.mailbox.post(call.fail, failed)
+                self._device.mailbox.post(call.fail, failed)
         if self.times is not None:
             self.times.fetched(began)
         if not items:
@@ -722,4 +559,4 @@ class BatchJob(Job):
         assert self.stacked is not None
         if self.times is not None:
             given = self.times.fetch(given)
-        return split(given, self.stacked, self._layout.name)
+        return split(given, self.stacked, self._arguments.name)

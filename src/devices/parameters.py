@@ -10,7 +10,6 @@ from .._errors import DeviceError
 from ..telemetry.profiling import registry
 from ..telemetry.profiling.readings import DeviceWork
 from .compile_key import is_device_array
-from .device_queue import owned
 from .executable import reshard
 from .untyped_jax import jax
 
@@ -55,6 +54,15 @@ class PlacedParameters:
         if restarts != self._restarts:
             self._restarts = restarts
             self._present.clear()
+
+
+def owned(value: Any) -> Any:
+    """Return a pytree whose arrays of NumPy nobody else writes to: on a CPU, they would be used in place."""
+    return jax.tree.map(_copy, value)
+
+
+def _copy(leaf: Any) -> Any:
+    return np.array(leaf) if issubclass(type(leaf), np.ndarray) else leaf
 
 
 def check_same_shapes(old: Any, new: Any) -> None:

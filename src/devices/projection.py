@@ -14,7 +14,7 @@ from ..engine.passes import Draft, PassReport
 from ..engine.tracing.annotations import hint_inside
 from ..engine.tracing.template import Access, Read, Values, builder, key, reads, with_reads
 from ..engine.tracing.tracer import Step
-from .executor import DeviceExecutor, DevicePrograms
+from .executor import DeviceExecutor
 from .fusion import as_arrays
 
 # From a value to something in it, as of `Read`.
@@ -33,21 +33,19 @@ def giving_node(step: Step, paths: Sequence[Path]) -> "Node[..., Any]":
     node = step.callee
     assert isinstance(node, Node)
     assert isinstance(node.executor, DeviceExecutor)
-    programs, policy = node.executor.programs, node.policy
+    executor, policy = node.executor, node.policy
     part = _part(paths, node.name)
     identity = tuple([key(Read(0, path)) for path in paths])
-    giving = programs.giving.get(identity)
+    giving = executor.giving.get(identity)
     if giving is None:
-        giving = programs.giving[identity] = _giving(programs, part, len(paths))
+        giving = executor.giving[identity] = _giving(executor, part, len(paths))
     if policy.fallback is not None:
         policy = dataclasses.replace(policy, fallback=_fallback(policy.fallback, part))
-    return Node(
-        node.fn, policy, name=node.name, origin=node.origin, bound_to=node.bound_to, executor=DeviceExecutor(giving)
-    )  # fmt: skip
+    return Node(node.fn, policy, name=node.name, origin=node.origin, bound_to=node.bound_to, executor=giving)
 
 
-def _giving(programs: DevicePrograms, part: _Part, count: int) -> DevicePrograms:
-    options, whole = programs.options, programs.fn
+def _giving(executor: DeviceExecutor, part: _Part, count: int) -> DeviceExecutor:
+    options, whole = executor.options, executor.fn
     if options.out_specs is not None:
         options = dataclasses.replace(options, out_specs=(options.out_specs, *[None] * (count - 1)))
 
@@ -55,7 +53,7 @@ def _giving(programs: DevicePrograms, part: _Part, count: int) -> DevicePrograms
     def fn(*args: Any, **kwargs: Any) -> Any:
         return part(as_arrays(whole(*args, **kwargs)))
 
-    return DevicePrograms(programs.name, fn, options, programs.samples, programs.members)
+    return DeviceExecutor(executor.name, fn, options, executor.passes, executor.samples, executor.members)
 
 
 def _part(paths: Sequence[Path], name: str) -> _Part:
@@ -171,7 +169,7 @@ def _find_items(draft: Draft) -> dict[int, _Items]:
         executor = callee.runs_in if isinstance(callee, Node) else None
         if not isinstance(executor, DeviceExecutor) or not any(read.path for read in found[source]):
             continue
-        options = executor.programs.options
+        options = executor.options
         if options.batch is not None:
             continue  # rows of NumPy, whose items are views
         with_whole = options.donate or options.out_specs is not None  # both are about the result as it is

@@ -105,7 +105,7 @@ WEAK: Final = "weak"
 _OF_PYTHON: Final = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
 
 
-class Item(NamedTuple):
+class BatchItem(NamedTuple):
     """The arguments of one item, ready to be stacked.
 
     Attributes:
@@ -113,12 +113,14 @@ class Item(NamedTuple):
         arrays: those of all arguments, not copied.
         lengths: for each padded argument, its lengths along the padded axes.
         is_on_host: whether all arrays are NumPy's; those of JAX may not be computed yet.
+        shared: the arguments that are not stacked, but are the same for all items of a batch.
     """
 
     signature: Signature
     arrays: tuple[Array, ...]
     lengths: tuple[tuple[int, ...], ...]
     is_on_host: bool
+    shared: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +178,14 @@ class Stacker:
         self._known: dict[tuple[Any, ...], Signature] = {}
         self._told_of: set[str] = set()
 
-    def item(self, arguments: Sequence[Any], configuration: Configuration) -> Item:
+    def item(self, arguments: Sequence[Any], configuration: Configuration, shared: tuple[Any, ...] = ()) -> BatchItem:
         """Look at the arguments of an item, without copying or waiting for them.
 
         Args:
             arguments: one pytree of arrays for each parameter. A Python number in it counts as an array of JAX's dtype
                 for it.
             configuration: that the program is compiled under: 64-bit dtypes are 32-bit ones unless x64 is on.
+            shared: the arguments that are not stacked.
 
         Raises:
             TypeError: something in it is not an array.
@@ -190,17 +193,17 @@ class Stacker:
         """
         # The common case first, arrays of NumPy and no padding: it is the price of each item.
         if self.padded or {*map(type, arguments)} != _ONLY_NUMPY:
-            return self._looked_at(arguments, configuration)
+            return self._looked_at(arguments, configuration, shared)
         key = (configuration, *[(array.dtype, array.shape) for array in arguments])
         known = self._known.get(key)
         if known is not None:
-            return Item(known, tuple(arguments), (), is_on_host=True)
-        item = self._looked_at(arguments, configuration)
+            return BatchItem(known, tuple(arguments), (), is_on_host=True, shared=shared)
+        item = self._looked_at(arguments, configuration, shared)
         if len(self._known) < _MOST_KNOWN:
             self._known[key] = item.signature
         return item
 
-    def _looked_at(self, arguments: Sequence[Any], configuration: Configuration) -> Item:
+    def _looked_at(self, arguments: Sequence[Any], configuration: Configuration, shared: tuple[Any, ...]) -> BatchItem:
         signature: list[Any] = []
         arrays: list[Array] = []
         lengths: list[tuple[int, ...]] = []
@@ -223,9 +226,9 @@ class Stacker:
         if not arrays:
             raise TypeError(f"node {self._node!r} has batch=, and its arguments hold no array that could be stacked")
         is_on_host = {*map(type, arrays)} == {np.ndarray}
-        return Item(tuple(signature), tuple(arrays), tuple(lengths), is_on_host)
+        return BatchItem(tuple(signature), tuple(arrays), tuple(lengths), is_on_host, shared)
 
-    def stack(self, items: Sequence[Item], size: int) -> Stacked:
+    def stack(self, items: Sequence[BatchItem], size: int) -> Stacked:
         """Stack items with equal signatures, padded by repeating the last one, and each with zeros up to its lengths.
 
         A repeated row computes nothing that the row itself does not: no NaN that only padding has.
@@ -264,7 +267,7 @@ class Stacker:
             arguments.append(structure.unflatten(stacked))
         return Stacked(tuple(arguments), tuple(masks), count, size, real_elements, elements)
 
-    def describe(self, item: Item) -> str:
+    def describe(self, item: BatchItem) -> str:
         """Return what an item holds, as it is padded, for an error: "tokens int32[128], scale float32[]; 516 bytes"."""
         texts: list[str] = []
         size = 0
@@ -328,7 +331,7 @@ class Stacker:
         return kind(f"node {self._node!r}, argument {place!r}: {error}")
 
 
-def on_host(item: Item) -> Item:
+def on_host(item: BatchItem) -> BatchItem:
     """Return an item whose arrays are NumPy's: it waits for those that a device still computes.
 
     Raises:

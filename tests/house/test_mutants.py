@@ -115,7 +115,7 @@ MUTANTS = [
     ),
     Mutant(
         "a batch holds what it may, and more has to wait",
-        "actors/batching.py", "if len(self._waiting) >= batch.max_size + batch.max_queue:\n", "if False:\n",
+        "actors/batching.py", "self.count >= batch.max_size +", "self.count > batch.max_size +",
         "tests/actors/test_batch_queue.py",
     ),
     Mutant(
@@ -125,7 +125,7 @@ MUTANTS = [
     ),
     Mutant(
         "the items that fail a batch are found, and no others blamed",
-        "devices/failed_batches.py", "if len(batch) == 1:", "if len(batch) <= 2:",
+        "devices/batches.py", "if len(batch) == 1:", "if len(batch) <= 2:",
         "tests/devices/test_bisection.py",
     ),
     Mutant(

@@ -1,117 +1,188 @@
-"""A batch that failed runs again in parts: smaller where memory was short, else until the failing items are alone."""
+"""The batches of one node on one device: begun, and run again in parts if they fail.
+
+Where memory was short, the parts are smaller; else they are halved until the items that fail are alone.
+"""
 
 from bisect import bisect_right
-from collections.abc import Hashable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Final
 
+from .._errors import DeviceError
 from ..actors.batching import Batch
-from ..actors.channel import PriorityFifo
+from .arguments import Arguments
+from .compiling import Program
+from .device_batch import batch_size
+from .engine_device import CallQueue, DeviceCall, EngineDevice
+from .jobs import BatchJob, is_out_of_memory
+from .statistics import BatchLog
 
 
-class Waiting(Protocol):
-    """A call that waits."""
-
-    @property
-    def priority(self) -> int:
-        """Higher first."""
-        ...
-
-    @property
-    def group(self) -> Hashable:
-        """Calls of one group may run together."""
-        ...
-
-    @property
-    def arrived_at(self) -> float:
-        """When it began to wait."""
-        ...
-
-
-W = TypeVar("W", bound=Waiting)
-
-
-class Gathering(Generic[W]):
-    """The calls of one node that wait: higher priorities first, first in first out within one.
+class BatchCallQueue(CallQueue):
+    """Has a device run the calls of a node in batches, and those that fail again in parts.
 
     Args:
-        batch: how many run together, and how long the first waits for others.
+        arguments: how calls become the arguments of the program.
+        device: where they run.
+        program: the vectorised program.
+        batch: how many run together.
+        sizes: that batches are padded to, in ascending order.
+        prefetch: the most batches that the device holds: one runs while the next is transferred.
+        log: counts them.
+        repeats: whether a batch that failed may run again, in parts.
+
+    Attributes:
+        limits: how large its batches may be.
     """
 
-    __slots__ = ("_batch", "_groups", "count")
+    def __init__(
+        self,
+        arguments: Arguments,
+        device: EngineDevice,
+        program: Program,
+        batch: Batch,
+        sizes: tuple[int, ...],
+        prefetch: int,
+        log: BatchLog,
+        *,
+        repeats: bool,
+    ) -> None:
+        super().__init__(arguments.name, device, batch, prefetch)
+        self.limits = SizeLimits(sizes, self.largest)
+        self._arguments = arguments
+        self._sizes = sizes
+        self._log = log
+        self._program = program
+        self._repeats = repeats
 
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-        self._groups: dict[Hashable, PriorityFifo[W]] = {}
-        self.count = 0
+    def start(self, calls: list[DeviceCall]) -> None:
+        """Have the device run some calls as one batch."""
+        is_try = self.limits.begins(calls[0].group, len(calls))
+        self.run_batch(calls, partial(self._ended, partial(self.device.returned, self, calls), is_try))
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more may wait."""
-        batch = self._batch
-        return batch.max_queue is not None and self.count >= batch.max_size + batch.max_queue
+    def run_batch(self, calls: list[DeviceCall], on_over: Callable[[BatchJob], None], size: int | None = None) -> None:
+        """Have the device run some calls as a batch of so many rows; by default the fewest that hold them."""
 
-    def add(self, call: W) -> None:
-        """Have a call wait."""
-        group = self._groups.get(call.group)
-        if group is None:
-            group = self._groups[call.group] = PriorityFifo()
-        group.push(call, call.priority)
-        self.count += 1
+        def over(job: BatchJob) -> None:
+            if job.stacked is not None and job.has_run:
+                self._log.add(job.stacked)
+            on_over(job)
 
-    def discard(self, call: W) -> None:
-        """Have a call wait no longer."""
-        group = self._groups.get(call.group)
-        if group is not None and group.discard(call, call.priority):
-            self._left(group, call.group, 1)
+        rows = size or batch_size(len(calls), self._sizes)
+        BatchJob(self._program, self.device, calls, over, self._arguments, rows).submit()
 
-    def all(self) -> list[W]:
-        """Return all calls that wait."""
-        return [call for group in self._groups.values() for call in group]
+    def _ended(self, then: Callable[[], None], is_try: bool, job: BatchJob) -> None:
+        if job.error is not None and job.has_run and self._repeats and isinstance(job.error, Exception):
+            self.try_again(job, then)
+            return
+        if job.results and job.stacked is not None:
+            self.limits.fitted(job.calls[0].group, job.stacked.size, is_try=is_try)
+        try:
+            job.settle()
+        finally:
+            then()
 
-    def due_at(self) -> float | None:
-        """Return when the next batch has to begin, however small it is; None if there is none."""
-        if not self._groups:
-            return None
-        return min(_oldest(group) for group in self._groups.values()) + self._batch.max_wait_seconds
+    def try_again(self, job: BatchJob, then: Callable[[], None]) -> None:
+        """Run a batch that failed in parts, until each of its calls has its result or an error of its own."""
+        assert job.error is not None
+        if is_out_of_memory(job.error):
+            _Halving(self, job, then).go_on()
+        else:
+            _Search(self, job, then).go_on()
 
-    def take(self, now: float, largest: Mapping[Hashable, int] = MappingProxyType({})) -> list[W]:
-        """Take out a batch that is full, or whose first call has waited long enough; else an empty list.
+    def exceeded(self, job: BatchJob) -> bool:
+        """Note that a batch did not fit the memory of the device; returns whether a smaller one may."""
+        assert job.stacked is not None
+        return self.limits.exceeded(job.calls[0].group, job.stacked.size)
 
-        Args:
-            now: the time.
-            largest: for a group, the most calls, if they are fewer than the batch holds: more do not fit the device.
-        """
-        max_size = self._batch.max_size
-        if len(self._groups) == 1:  # nearly always
-            ((key, group),) = self._groups.items()
-            size = largest.get(key, max_size)
-            return self._taken(group, key, size) if self._is_due(group, size, now) else []
-        found = [
-            (group, key) for key, group in self._groups.items() if self._is_due(group, largest.get(key, max_size), now)
-        ]
-        if not found:
-            return []
-        group, key = max(found, key=lambda one: (one[0].highest, -_oldest(one[0])))
-        return self._taken(group, key, largest.get(key, max_size))
-
-    def _taken(self, group: PriorityFifo[W], key: Hashable, size: int) -> list[W]:
-        taken = group.pop_many(size) if size > 1 else [group.pop()]
-        self._left(group, key, len(taken))
-        return taken
-
-    def _is_due(self, group: PriorityFifo[W], size: int, now: float) -> bool:
-        return group.count >= size or now >= _oldest(group) + self._batch.max_wait_seconds
-
-    def _left(self, group: PriorityFifo[W], key: Hashable, number: int) -> None:
-        self.count -= number
-        if not group.count:
-            del self._groups[key]
+    def describe(self, call: DeviceCall) -> str:
+        """Return what a call holds, for an error."""
+        assert self._arguments.stacker is not None
+        return self._arguments.stacker.describe(call.args[0])
 
 
-def _oldest(group: PriorityFifo[W]) -> float:
-    """Return when the first of the calls began to wait: within one priority they are in that order."""
-    return min(call.arrived_at for call in group.heads())
+class _Search:
+    """Runs a batch that failed again in parts, until the calls that fail are alone."""
+
+    def __init__(self, queue: BatchCallQueue, job: BatchJob, then: Callable[[], None]) -> None:
+        error = job.take_error()
+        assert isinstance(error, Exception)
+        self._queue = queue
+        self._then = then
+        self._calls = job.calls
+        self._size = None if job.stacked is None else job.stacked.size
+        self._bisection = Bisection(len(job.calls), error)
+        if len(job.calls) == 1:
+            job.calls[0].fail(error)
+
+    def go_on(self) -> None:
+        """Run the next part; at the end, do what comes then."""
+        positions = self._bisection.next_batch()
+        if positions:
+            # Of the same size, whose program is there.
+            self._queue.run_batch([self._calls[position] for position in positions], self._ended, self._size)
+        else:
+            self._then()
+
+    def _ended(self, job: BatchJob) -> None:
+        if job.error is not None and job.has_run and is_out_of_memory(job.error):
+            self._bisection.succeeded()  # its calls are taken care of
+            self._queue.try_again(job, self.go_on)
+            return
+        if isinstance(job.error, Exception):
+            self._bisection.failed(job.error)
+            if len(job.calls) == 1:
+                job.settle()
+            else:
+                job.take_error()
+        else:
+            self._bisection.succeeded()
+            job.settle()
+        self.go_on()
+
+
+class _Halving:
+    """Runs a batch that did not fit the memory of the device again in parts that are smaller."""
+
+    def __init__(self, queue: BatchCallQueue, job: BatchJob, then: Callable[[], None]) -> None:
+        self._queue = queue
+        self._then = then
+        self._group = job.calls[0].group
+        self._left: list[DeviceCall] = []
+        self._too_large(job)
+
+    def go_on(self) -> None:
+        """Run the next part; at the end, do what comes then."""
+        queue = self._queue
+        if self._left:
+            size = queue.limits.size(self._group) or len(self._left)
+            part, self._left = self._left[:size], self._left[size:]
+            queue.run_batch(part, self._ended)
+        else:
+            self._then()
+
+    def _ended(self, job: BatchJob) -> None:
+        if job.error is not None and is_out_of_memory(job.error):
+            self._too_large(job)
+        elif isinstance(job.error, Exception) and job.has_run:
+            self._queue.try_again(job, self.go_on)
+            return
+        else:
+            job.settle()
+        self.go_on()
+
+    def _too_large(self, job: BatchJob) -> None:
+        cause = job.take_error()
+        if self._queue.exceeded(job):
+            self._left = [*job.calls, *self._left]
+            return
+        for call in job.calls:
+            error = DeviceError(
+                f"one item of node {self._queue.name!r} does not fit the memory of "
+                f"{self._queue.device.name}: {self._queue.describe(call)}"
+            )
+            error.__cause__ = cause
+            call.fail(error)
 
 
 # Batches that fit before a larger one is tried, at first, and at most after tries that have failed. A try that fails
