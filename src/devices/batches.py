@@ -11,7 +11,7 @@ from typing import Final
 from .._errors import DeviceError
 from ..actors.batching import Batch
 from .arguments import Arguments
-from .compiling import Program
+from .compiling import JittedFunction
 from .device_batch import batch_size
 from .engine_device import CallQueue, DeviceCall, EngineDevice
 from .jobs import BatchJob, is_out_of_memory
@@ -24,7 +24,7 @@ class BatchCallQueue(CallQueue):
     Args:
         arguments: how calls become the arguments of the program.
         device: where they run.
-        program: the vectorised program.
+        jitted: the vectorised program.
         batch: how many run together.
         sizes: that batches are padded to, in ascending order.
         prefetch: the most batches that the device holds: one runs while the next is transferred.
@@ -39,7 +39,7 @@ class BatchCallQueue(CallQueue):
         self,
         arguments: Arguments,
         device: EngineDevice,
-        program: Program,
+        jitted: JittedFunction,
         batch: Batch,
         sizes: tuple[int, ...],
         prefetch: int,
@@ -52,7 +52,7 @@ class BatchCallQueue(CallQueue):
         self._arguments = arguments
         self._sizes = sizes
         self._log = log
-        self._program = program
+        self._jitted = jitted
         self._repeats = repeats
 
     def start(self, calls: list[DeviceCall]) -> None:
@@ -69,7 +69,7 @@ class BatchCallQueue(CallQueue):
             on_over(job)
 
         rows = size or batch_size(len(calls), self._sizes)
-        BatchJob(self._program, self.device, calls, over, self._arguments, rows).submit()
+        BatchJob(self._jitted, self.device, calls, over, self._arguments, rows).submit()
 
     def _ended(self, then: Callable[[], None], is_try: bool, job: BatchJob) -> None:
         if job.error is not None and job.has_run and self._repeats and isinstance(job.error, Exception):

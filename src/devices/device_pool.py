@@ -14,7 +14,7 @@ from ..engine.nesting import pools_around
 from ..telemetry import spans
 from .arguments import parameter_names, size_on_host
 from .compile_cache import CACHE, twin_of
-from .compiling import CompileLog, Program
+from .compiling import CompileLog, JittedFunction
 from .engine_device import DeviceCall, EngineDevice
 from .jax_import import is_device, start_backends
 from .selection import following, select
@@ -127,8 +127,8 @@ async def call_function(
     pools = pools_around() or default_engine()._runtime.pools
     pool = pools.other(DevicePool, DevicePool)
     (engine_device,) = pool.opened(device) or await pool.open(device)
-    program = _program(fn, engine_device.placement, donate_argnums)
-    call = DeviceCall(engine_device.loop, program, args, hands_on=not ready, size_bytes=size_on_host(args))
+    jitted = _jitted(fn, engine_device.placement, donate_argnums)
+    call = DeviceCall(engine_device.loop, jitted, args, hands_on=not ready, size_bytes=size_on_host(args))
     call.wait = spans.waiting()
     queue = engine_device.functions
     return await (queue.run_to_end(call) if donate_argnums else queue.run(call))
@@ -136,6 +136,6 @@ async def call_function(
 
 # Two hundred functions are more than a program has; what is made anew for each call must not pile up.
 @lru_cache(maxsize=256)
-def _program(fn: Callable[..., Any], placement: Placement, donate_argnums: tuple[int, ...]) -> Program:
+def _jitted(fn: Callable[..., Any], placement: Placement, donate_argnums: tuple[int, ...]) -> JittedFunction:
     name = str(getattr(fn, "__name__", type(fn).__name__))
-    return Program(fn, name, parameter_names(fn), placement, donate_argnums, pure=False, log=_LOG)
+    return JittedFunction(fn, name, parameter_names(fn), placement, donate_argnums, pure=False, log=_LOG)

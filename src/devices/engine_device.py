@@ -12,7 +12,7 @@ from ..actors.cancellation import Condition, postpone, raise_postponed, until
 from ..actors.threads import LoopMailbox
 from ..telemetry import spans
 from .compile_cache import CACHE
-from .compiling import Program
+from .compiling import JittedFunction
 from .dispatch_thread import THREADS
 from .jobs import Job, SingleJob, is_out_of_memory
 from .parameters import PlacedParameters
@@ -32,7 +32,7 @@ class DeviceCall:
     A call that runs cannot be stopped: its caller is released at once, and whoever closes the scope waits for it.
 
     Attributes:
-        program: what it runs.
+        jitted: what it runs.
         args: the arguments, one for each parameter.
         result: what the caller waits for; None before, and once it has it, or has left: an error refers to all that
             was called on its way, and would never be freed if one of those referred to it.
@@ -60,9 +60,9 @@ class DeviceCall:
         "frame",
         "group",
         "hands_on",
+        "jitted",
         "label",
         "priority",
-        "program",
         "queue",
         "result",
         "returned",
@@ -75,7 +75,7 @@ class DeviceCall:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        program: Program,
+        jitted: JittedFunction,
         args: tuple[Any, ...],
         *,
         hands_on: bool = False,
@@ -85,7 +85,7 @@ class DeviceCall:
         label: str | None = None,
         size_bytes: int = 0,
     ) -> None:
-        self.program = program
+        self.jitted = jitted
         self.args: tuple[Any, ...] = args
         self.result: asyncio.Future[Any] | DetachedStep | None = None
         self.hands_on = hands_on
@@ -326,7 +326,7 @@ class SingleCallQueue(CallQueue):
     Args:
         name: of the node.
         device: where they run.
-        program: what it runs there; None for what each call brings.
+        jitted: what it runs there; None for what each call brings.
         parameters: positions of the arguments that are parameters.
         limit: the most calls that the device's thread holds.
     """
@@ -335,17 +335,17 @@ class SingleCallQueue(CallQueue):
         self,
         name: str,
         device: "EngineDevice",
-        program: Program | None = None,
+        jitted: JittedFunction | None = None,
         parameters: tuple[int, ...] = (),
         limit: int = AHEAD,
     ) -> None:
         super().__init__(name, device, None, limit)
-        self._program = program
+        self._jitted = jitted
         self._parameters = parameters
 
     def start(self, calls: list[DeviceCall]) -> None:
         """Have the device run the one call."""
-        SingleJob(self._program or calls[0].program, self.device, calls[0], self._ended, self._parameters).submit()
+        SingleJob(self._jitted or calls[0].jitted, self.device, calls[0], self._ended, self._parameters).submit()
 
     def _ended(self, job: Job) -> None:
         if job.error is not None and is_out_of_memory(job.error):
@@ -358,7 +358,7 @@ class SingleCallQueue(CallQueue):
     def _too_large(self, job: Job, error: BaseException) -> DeviceError:
         arguments = ", ".join(described(leaf) for leaf in jax.tree.leaves(job.calls[0].args) if hasattr(leaf, "shape"))
         found = DeviceError(
-            f"a call of {job.calls[0].program.name!r} does not fit the memory of {self.device.name}: {arguments}"
+            f"a call of {job.calls[0].jitted.name!r} does not fit the memory of {self.device.name}: {arguments}"
         )
         found.__cause__ = error
         return found
@@ -436,7 +436,7 @@ class EngineDevice:
         if not self.running:
             self._idle.notify_all()
 
-    def compile(self, program: Program, args: tuple[Any, ...]) -> "asyncio.Future[None]":
+    def compile(self, jitted: JittedFunction, args: tuple[Any, ...]) -> "asyncio.Future[None]":
         """Have a program compiled for such arguments; the future tells when it is, or why it could not be.
 
         It is not compiled if the future was cancelled before its turn.
@@ -445,7 +445,7 @@ class EngineDevice:
         mailbox, wait = self.mailbox, spans.waiting()
         trace = None if wait is None else wait.context
         CACHE.compile(
-            program, args, lambda found: mailbox.post(_tell, done, found), trace, lambda: not done.cancelled()
+            jitted, args, lambda found: mailbox.post(_tell, done, found), trace, lambda: not done.cancelled()
         )  # fmt: skip
         return done
 

@@ -10,7 +10,7 @@ from .._errors import PlanError
 from ..telemetry import spans
 from .arguments import Arguments, holds_array
 from .batches import BatchCallQueue
-from .compiling import CompileLog, Program
+from .compiling import CompileLog, JittedFunction
 from .device_batch import DeviceBatch, batch_sizes
 from .device_pool import DevicePool
 from .engine_device import AHEAD, CallQueue, DeviceCall, EngineDevice, SingleCallQueue, share
@@ -96,7 +96,7 @@ class DeviceExecutor:
         # A region belongs to the plans that have it.
         self._regions: WeakSet[DeviceExecutor] = WeakSet()
         self._arguments: dict[tuple[frozenset[str], frozenset[str]], Arguments] = {}
-        self._programs: dict[tuple[Placement, tuple[int, ...], tuple[int, ...]], Program] = {}
+        self._jitted: dict[tuple[Placement, tuple[int, ...], tuple[int, ...]], JittedFunction] = {}
         self._specs = Specs(
             name, options.device, self.arguments(frozenset()).names, options.in_specs, options.out_specs
         )
@@ -139,25 +139,25 @@ class DeviceExecutor:
             )
         return found
 
-    def program(self, placement: Placement, arguments: Arguments, donated: tuple[int, ...] = ()) -> Program:
+    def jitted(self, placement: Placement, arguments: Arguments, donated: tuple[int, ...] = ()) -> JittedFunction:
         """Return the program for a device and arguments of its calls, some of them donated."""
         # What is shared is an argument like others, except in a batch, where it has no rows.
         key = placement, arguments.shared if self.options.batch is not None else (), donated
-        if key not in self._programs:
-            self._programs[key] = self._make(placement, arguments, donated)
-        return self._programs[key]
+        if key not in self._jitted:
+            self._jitted[key] = self._make(placement, arguments, donated)
+        return self._jitted[key]
 
     def batch_sizes(self, batch: DeviceBatch, arguments: Arguments) -> tuple[int, ...]:
         """Return the sizes that batches are padded to: their rows are independent, and split over the mesh evenly."""
         return batch_sizes(batch, self._specs.row_multiple(arguments.names[i] for i in arguments.stacked))
 
-    def _make(self, placement: Placement, arguments: Arguments, donated: tuple[int, ...]) -> Program:
+    def _make(self, placement: Placement, arguments: Arguments, donated: tuple[int, ...]) -> JittedFunction:
         options, specs = self.options, self._specs
         specs.check(placement)
         in_specs = [specs.of(name) for name in arguments.names]
         if arguments.stacker is not None:
             in_specs += [specs.of_mask(name) for name in arguments.stacker.padded]
-        return Program(
+        return JittedFunction(
             _vectorised(self.fn, arguments) if options.batch is not None else _in_order(self.fn, arguments),
             self.name,
             (*arguments.names, *arguments.masks),
@@ -318,15 +318,13 @@ class PlacedNode:
         options = executor.options
         self._loop = devices[0].loop
         self._devices = devices
-        self._programs = [executor.program(device.placement, arguments, donated) for device in devices]
+        self._jitted = [executor.jitted(device.placement, arguments, donated) for device in devices]
         self._arguments = arguments
         self._parameters = [(position, SameParameters()) for position in arguments.parameters]
         self._sizes: tuple[int, ...] = ()  # of batches
         if options.batch is not None:
             self._sizes = executor.batch_sizes(options.batch, arguments)
-        queues = [
-            self._queue(device, program, executor) for device, program in zip(devices, self._programs, strict=True)
-        ]
+        queues = [self._queue(device, jitted, executor) for device, jitted in zip(devices, self._jitted, strict=True)]
         if len(queues) > 1:
             share(queues)
         self.queue = queues[0]
@@ -343,8 +341,8 @@ class PlacedNode:
             item = on_host(arguments.item(values)[0])
             variants = [arguments.of_batch(arguments.stack([item], size), item.shared) for size in self._sizes]
         compiled = [
-            device.compile(program, args)
-            for device, program in zip(self._devices, self._programs, strict=True)
+            device.compile(jitted, args)
+            for device, jitted in zip(self._devices, self._jitted, strict=True)
             for args in variants
         ]
         try:
@@ -376,24 +374,24 @@ class PlacedNode:
                 values = (*values[:position], value, *values[position + 1 :])
         if self._arguments.stacker is None:
             return DeviceCall(
-                self._loop, self._programs[0], values, hands_on=hands_on, priority=priority, deadline=deadline,
+                self._loop, self._jitted[0], values, hands_on=hands_on, priority=priority, deadline=deadline,
                 label=label, size_bytes=self._arguments.size_bytes(values),
             )  # fmt: skip
         item, group = self._arguments.item(values)
         size_bytes = sum([array.nbytes for array in item.arrays])
         return DeviceCall(
-            self._loop, self._programs[0], (item,), priority=priority, deadline=deadline, group=group,
+            self._loop, self._jitted[0], (item,), priority=priority, deadline=deadline, group=group,
             size_bytes=size_bytes,
         )  # fmt: skip
 
-    def _queue(self, device: EngineDevice, program: Program, executor: DeviceExecutor) -> CallQueue:
+    def _queue(self, device: EngineDevice, jitted: JittedFunction, executor: DeviceExecutor) -> CallQueue:
         arguments, options = self._arguments, executor.options
         if options.batch is None:
             # What a device holds ahead, no other one can take when it is free.
             limit = max(AHEAD, options.prefetch) if options.replicas == 1 else options.prefetch
-            return SingleCallQueue(program.name, device, program, arguments.parameters, limit)
+            return SingleCallQueue(jitted.name, device, jitted, arguments.parameters, limit)
         return BatchCallQueue(
-            arguments, device, program, options.batch, self._sizes, options.prefetch, executor.batch_log,
+            arguments, device, jitted, options.batch, self._sizes, options.prefetch, executor.batch_log,
             repeats=options.pure,
         )  # fmt: skip
 

@@ -23,7 +23,7 @@ _SCALARS: Final[tuple[type[Any], ...]] = (bool, int, float, complex, type(None))
 
 
 @dataclass
-class Member:
+class RegionCall:
     """One call inside of a region.
 
     Attributes:
@@ -65,7 +65,7 @@ class Inputs:
         static: those that are static.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[RegionCall]) -> None:
         self.templates: list[Template] = []
         self.names: list[str] = []
         self.static: list[str] = []
@@ -85,7 +85,7 @@ class Inputs:
             for name, template in zip(self.names, self.templates, strict=True)
         )
 
-    def localised(self, member: Member) -> tuple[Template, ...]:
+    def localised(self, member: RegionCall) -> tuple[Template, ...]:
         """Return the templates of a member's arguments, with the numbers that the values have inside."""
         return tuple([
             self._whole(
@@ -198,22 +198,22 @@ def _executor(step: Step) -> DeviceExecutor:
     return callee.executor
 
 
-def _member(step: Step) -> Member:
+def _member(step: Step) -> RegionCall:
     executor = _executor(step)
     fn, arguments = executor.fn, executor.arguments(frozenset())
     bound = arguments.bind(step.args, dict(step.kwargs))
     # What is not passed has its default.
     templates = tuple([one if isinstance(one, Constant | Read | Container) else Constant(one) for one in bound])
-    return Member(
+    return RegionCall(
         step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values), executor,
         arguments.names, arguments.static, templates,
     )  # fmt: skip
 
 
-def _with_contractions(members: list[Member]) -> list[Member]:
+def _with_contractions(members: list[RegionCall]) -> list[RegionCall]:
     """Return the members with each einsum that only another one reads as a part of that."""
     readers = Counter(read.source for member in members for read in reads(*member.templates))
-    open_ones: dict[int, Member] = {}
+    open_ones: dict[int, RegionCall] = {}
     absorbed: set[int] = set()
     for member in members:
         if not isinstance(member.fn, Contraction):
@@ -227,11 +227,11 @@ def _with_contractions(members: list[Member]) -> list[Member]:
     return [member for member in members if member.source not in absorbed]
 
 
-def _whole(template: Template, members: dict[int, Member]) -> Member | None:
+def _whole(template: Template, members: dict[int, RegionCall]) -> RegionCall | None:
     return members.get(template.source) if isinstance(template, Read) and not template.path else None
 
 
-def _absorb(member: Member, contraction: Contraction, inner: Sequence[Member | None]) -> None:
+def _absorb(member: RegionCall, contraction: Contraction, inner: Sequence[RegionCall | None]) -> None:
     names: list[str] = []
     templates: list[Template] = []
     for name, template, one in zip(member.names, member.templates, inner, strict=True):
@@ -246,7 +246,7 @@ def _absorb(member: Member, contraction: Contraction, inner: Sequence[Member | N
 
 
 def _make(
-    steps: Sequence[Step], name: str, executors: Sequence[DeviceExecutor], members: Sequence[Member], inputs: Inputs
+    steps: Sequence[Step], name: str, executors: Sequence[DeviceExecutor], members: Sequence[RegionCall], inputs: Inputs
 ) -> "Node[..., Any]":
     options = dataclasses.replace(
         executors[0].options, static=tuple(inputs.static), shared=inputs.shared, sample_input=()
@@ -259,7 +259,7 @@ def _make(
     return Node(fn, Policy(pure=True), name=name, executor=region)
 
 
-def _samples(members: Sequence[Member], inputs: Inputs) -> Samples:
+def _samples(members: Sequence[RegionCall], inputs: Inputs) -> Samples:
     """Return what puts samples of a region together out of those of its members."""
     constants = {-1 - index: one.value for index, one in enumerate(inputs.templates) if isinstance(one, Constant)}
     passed = {-1 - index: name for index, name in enumerate(inputs.names)}
@@ -281,7 +281,7 @@ def _samples(members: Sequence[Member], inputs: Inputs) -> Samples:
     return samples
 
 
-def _sample_of(member: Member, number: int, known: Mapping[int, Any]) -> dict[int, Any]:
+def _sample_of(member: RegionCall, number: int, known: Mapping[int, Any]) -> dict[int, Any]:
     """Return what a sample of a member says of the values from outside that it takes."""
     given = member.executor.options.sample_input
     if not given:
@@ -296,7 +296,7 @@ def _sample_of(member: Member, number: int, known: Mapping[int, Any]) -> dict[in
     return {outside[name]: value for name, value in zip(member.names, merged, strict=True) if name in outside}
 
 
-def _composed(members: Sequence[Member], names: Sequence[str]) -> Callable[..., Any]:
+def _composed(members: Sequence[RegionCall], names: Sequence[str]) -> Callable[..., Any]:
     """Return the function that does what the members do one after the other."""
     count_of_members = len(members)
     slots = {index: index for index in range(count_of_members)}

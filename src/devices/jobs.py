@@ -15,7 +15,7 @@ from ..telemetry.profiling.readings import DeviceWork, DeviceWorkKind
 from ..telemetry.spans import JobSpan
 from .compile_cache import CACHE, twin_of
 from .compile_key import is_device_array, is_random_key
-from .compiling import Program
+from .compiling import JittedFunction
 from .dispatch_thread import ORIGINS, Origin
 from .jax_import import are_ready, wait_until_ready
 from .parameters import owned
@@ -190,14 +190,14 @@ class Job:
     _is_batch = False
 
     def __init__(
-        self, program: Program, device: "EngineDevice", calls: "list[DeviceCall]", on_over: Callable[[Any], None]
+        self, jitted: JittedFunction, device: "EngineDevice", calls: "list[DeviceCall]", on_over: Callable[[Any], None]
     ) -> None:
         self.calls = calls
         self.results: list[Any] = []
         self.error: BaseException | None = None
         self.has_run = False
         self.times: JobTimes | None = None
-        self._program = program
+        self._jitted = jitted
         self._device = device
         self._on_over = on_over
         self._compiled: Executable | BaseException | None = None  # what came of a compilation that it has waited for
@@ -248,12 +248,12 @@ class Job:
             self._args = self.arguments()
         span = self._span
         if executable is None:
-            executable = CACHE.find(self._program, self._args)
+            executable = CACHE.find(self._jitted, self._args)
         if executable is None:
             if self.times is not None:
                 self.times.compile_begins()
             trace = None if span is None else span.context
-            CACHE.compile(self._program, self._args, self._goes_on, trace, self._is_wanted)
+            CACHE.compile(self._jitted, self._args, self._goes_on, trace, self._is_wanted)
             return None
         if not self.claim():
             self._over()
@@ -261,7 +261,7 @@ class Job:
         self.has_run = True
         try:
             if _jax_profiles():
-                with _named_in_profile(self._program.name, self.calls):
+                with _named_in_profile(self._jitted.name, self.calls):
                     self._given = self._enqueue(executable, self._args)
             else:
                 self._given = self._enqueue(executable, self._args)
@@ -344,15 +344,15 @@ class Job:
         placed = self._device.parameters
         placed.placed_since(self._device.thread.restarts)
         return tuple([
-            placed.place((self._program, index), arg, self._span) if index in parameters else arg
+            placed.place((self._jitted, index), arg, self._span) if index in parameters else arg
             for index, arg in enumerate(args)
         ])  # fmt: skip
 
     def _open_span(self) -> None:
         if waits := [call.wait for call in self.calls if call.wait is not None]:
-            program = self._program
+            jitted = self._jitted
             items = len(self.calls) if self._is_batch else None
-            self._span = JobSpan(program.name, program.placement.name, waits, items)
+            self._span = JobSpan(jitted.name, jitted.placement.name, waits, items)
 
     def padding(self) -> tuple[int, float]:
         """Rows of the batch, with those of padding, and how much of its elements was padding; both 0 for no batch."""
@@ -377,7 +377,7 @@ class Job:
         if type(error).__name__ == "InternalFloatingPointError":
             kind = "infinity" if "inf" in error.args[1:] else "NaN"
             raise FloatingPointError(
-                f"{self._program.name!r} gave a {kind}, which jax_debug_nans or jax_debug_infs refuses"
+                f"{self._jitted.name!r} gave a {kind}, which jax_debug_nans or jax_debug_infs refuses"
             ) from error
         if "donated in the same call" in str(error):
             self._explain_shared(error)
@@ -386,7 +386,7 @@ class Job:
         for position, arg in enumerate(self._args):
             if any(is_device_array(leaf) and leaf.is_deleted() for leaf in jax.tree.leaves(arg)):
                 raise DeviceError(
-                    f"{self._program.name!r}: the memory of argument {self._program.parameter(position)!r} was donated "
+                    f"{self._jitted.name!r}: the memory of argument {self._jitted.parameter(position)!r} was donated "
                     "to an earlier call, and it cannot be read again: pass what that call returned, or do not donate it"
                 ) from error
 
@@ -398,8 +398,8 @@ class Job:
             for other, same in leaves[number + 1 :]:
                 if array is same and is_device_array(array):
                     raise DeviceError(
-                        f"{self._program.name!r}: arguments {self._program.parameter(one)!r} and "
-                        f"{self._program.parameter(other)!r} hold the same array, and its memory is donated: pass a "
+                        f"{self._jitted.name!r}: arguments {self._jitted.parameter(one)!r} and "
+                        f"{self._jitted.parameter(other)!r} hold the same array, and its memory is donated: pass a "
                         "copy as one of them, or do not donate it"
                     ) from error
 
@@ -418,7 +418,7 @@ class Job:
     def _ended(self, on_over: Callable[[Any], None]) -> None:
         """Tell the profiles before anybody else; on the loop."""
         if self.times is not None:
-            self.times.tell(self._program.name, self._program.placement.name, self.calls, *self.padding())
+            self.times.tell(self._jitted.name, self._jitted.placement.name, self.calls, *self.padding())
         on_over(self)
 
 
@@ -434,7 +434,7 @@ class SingleJob(Job):
     """Runs a program for one call.
 
     Args:
-        program: it.
+        jitted: it.
         device: where it runs.
         call: the call.
         on_over: called on the loop when it is over.
@@ -443,13 +443,13 @@ class SingleJob(Job):
 
     def __init__(
         self,
-        program: Program,
+        jitted: JittedFunction,
         device: "EngineDevice",
         call: "DeviceCall",
         on_over: "Callable[[Job], None]",
         parameters: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(program, device, [call], on_over)
+        super().__init__(jitted, device, [call], on_over)
         self._call_args = call.args
         self._parameters = parameters
         self._hands_on = call.hands_on
@@ -483,7 +483,7 @@ class BatchJob(Job):
     """Runs a vectorised program for several calls.
 
     Args:
-        program: it.
+        jitted: it.
         device: where it runs.
         calls: the calls; the only argument of each is a `BatchItem`, and all are of one group.
         on_over: called on the loop when it is over.
@@ -498,14 +498,14 @@ class BatchJob(Job):
 
     def __init__(
         self,
-        program: Program,
+        jitted: JittedFunction,
         device: "EngineDevice",
         calls: "list[DeviceCall]",
         on_over: "Callable[[BatchJob], None]",
         arguments: "Arguments",
         size: int,
     ) -> None:
-        super().__init__(program, device, calls, on_over)
+        super().__init__(jitted, device, calls, on_over)
         self._arguments = arguments
         self._size = size
         self.stacked: Stacked | None = None

@@ -15,7 +15,7 @@ from .untyped_jax import jax
 
 if TYPE_CHECKING:
     from ..telemetry.spans import JobSpan
-    from .compiling import Program
+    from .compiling import JittedFunction
 
 
 class PlacedParameters:
@@ -26,10 +26,10 @@ class PlacedParameters:
     """
 
     def __init__(self) -> None:
-        self._present: dict[tuple[Program, int], _Placed] = {}
+        self._present: dict[tuple[JittedFunction, int], _Placed] = {}
         self._restarts = 0
 
-    def place(self, user: "tuple[Program, int]", value: Any, span: "JobSpan | None" = None) -> Any:
+    def place(self, user: "tuple[JittedFunction, int]", value: Any, span: "JobSpan | None" = None) -> Any:
         """Return a parameter as it lies on the device; on the dispatch thread, and it may still be on its way.
 
         Args:
@@ -39,13 +39,13 @@ class PlacedParameters:
         """
         present = self._present.get(user)
         if present is None or present.value is not value:
-            program, position = user
-            specs = None if program.in_specs is None else program.in_specs[position]
+            jitted, position = user
+            specs = None if jitted.in_specs is None else jitted.in_specs[position]
             same = (one for one in self._present.values() if one.value is value and one.specs == specs)
             present = next(same, None)
             if present is None:
                 with nullcontext() if span is None else span.transfer(_size_bytes(value)):
-                    present = _Placed(value, specs, _put_there(program, position, value))
+                    present = _Placed(value, specs, _put_there(jitted, position, value))
             self._present[user] = present
         return present.placed
 
@@ -95,10 +95,10 @@ def _size_bytes(value: Any) -> int:
     return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(value))
 
 
-def _put_there(program: "Program", position: int, value: Any) -> Any:
+def _put_there(jitted: "JittedFunction", position: int, value: Any) -> Any:
     began = perf_counter()
-    placed = _put(owned(value), program.shardings(position, value))
-    registry.device_worked(DeviceWork("to device", program.placement.name, program.name, began, perf_counter()))
+    placed = _put(owned(value), jitted.shardings(position, value))
+    registry.device_worked(DeviceWork("to device", jitted.placement.name, jitted.name, began, perf_counter()))
     return placed
 
 

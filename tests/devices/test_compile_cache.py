@@ -236,7 +236,7 @@ EXITING = """
 import sys, threading
 import jax
 from penstock.devices.compile_cache import CompileCache
-from penstock.devices.compiling import Program
+from penstock.devices.compiling import JittedFunction
 from penstock.devices.shardings import Placement
 
 def chain(x):
@@ -249,7 +249,7 @@ began = threading.Event()
 cache = CompileCache()
 cache.acquire()
 for _ in range(3):
-    node = Program(chain, "node", ("x",), Placement.of_device(jax.devices()[0]))
+    node = JittedFunction(chain, "node", ("x",), Placement.of_device(jax.devices()[0]))
     x = jax.ShapeDtypeStruct((8, 8), "float32")
     cache.compile(node, (x,), lambda outcome: print(type(outcome).__name__, flush=True))
 began.wait()

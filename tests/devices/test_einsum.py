@@ -13,7 +13,7 @@ import penstock as ps
 from penstock import devices, engine
 from penstock.devices import contraction
 from penstock.devices.compile_cache import CompileCache
-from penstock.devices.compiling import Program
+from penstock.devices.compiling import JittedFunction
 from penstock.devices.contraction import Contraction, Subscripts
 from penstock.devices.selection import select
 from penstock.devices.shardings import Placement
@@ -26,7 +26,7 @@ def flops(fn: Any, *args: Any) -> float:
     """Operations of a compiled function, by XLA's own analysis."""
     import threading
 
-    program = Program(fn, "measured", tuple("abcdef"[: len(args)]), Placement.of_device(CPU))
+    program = JittedFunction(fn, "measured", tuple("abcdef"[: len(args)]), Placement.of_device(CPU))
     cache = CompileCache()
     cache.acquire()
     found: list[Any] = []
