@@ -3,19 +3,64 @@
 Where memory was short, the parts are smaller; else they are halved until the items that fail are alone.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Final
 
 from .._errors import DeviceError
 from ..actors.batching import Batch
+from ..telemetry import metrics, names
+from ..telemetry.metrics import series
 from .arguments import Arguments
 from .compiling import JittedFunction
-from .device_batch import batch_size
 from .engine_device import CallQueue, DeviceCall, EngineDevice
 from .jobs import BatchJob, is_out_of_memory
-from .statistics import BatchLog
+from .stacking import Stacked
+from .statistics import BatchStatistics
+
+
+class BatchLog:
+    """Counts the batches of a node, on all of its devices; the counters are those of `BatchStatistics`.
+
+    Args:
+        name: of the node.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._batches = 0
+        self._calls = 0
+        self._rows = 0
+        self._real_elements = 0
+        self._elements = 0
+
+    def add(self, stacked: Stacked) -> None:
+        """Count a batch."""
+        self._batches += 1
+        self._calls += stacked.count
+        self._rows += stacked.size
+        self._real_elements += stacked.real_elements
+        self._elements += stacked.elements
+        of = names.NODE, self._name
+        padding = stacked.elements - stacked.real_elements
+        metrics.add(
+            [
+                (series(names.METRIC_BATCH_RUNS, of), 1, None),
+                (series(names.METRIC_BATCH_ITEMS, of), stacked.count, None),
+                (series(names.METRIC_BATCH_ELEMENTS, of, (names.PADDING, False)), stacked.real_elements, None),
+                (series(names.METRIC_BATCH_ELEMENTS, of, (names.PADDING, True)), padding, None),
+            ]
+        )
+
+    def statistics(self) -> BatchStatistics:
+        """Return a snapshot."""
+        return BatchStatistics(self._batches, self._calls, self._rows, self._real_elements, self._elements)
+
+
+def batch_size(count: int, sizes: tuple[int, ...]) -> int:
+    """Return the smallest of the sizes that holds `count` items; there are no more than the last one holds."""
+    return sizes[bisect_left(sizes, count)]
 
 
 class BatchCallQueue(CallQueue):

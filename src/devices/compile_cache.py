@@ -19,8 +19,7 @@ from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
 from ..telemetry.profiling import registry
 from ..telemetry.profiling.readings import DeviceWork
-from . import compile_key as configurations
-from .compile_key import Configuration, Signature
+from .compile_key import Configuration, Signature, current, signature_of
 from .compiling import JittedFunction, arguments_of, build
 from .executable import Executable
 from .untyped_jax import jax
@@ -239,8 +238,9 @@ class CompileCache:
         Raises:
             TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
         """
-        configuration = configurations.current()
-        executable = self._held.get((jitted, configuration, jitted.signature(args, configuration)))
+        configuration = current()
+        signature = signature_of(args, jitted.static_argnums, configuration, jitted)
+        executable = self._held.get((jitted, configuration, signature))
         if executable is not None:
             executable.hits += 1
             executable.used = next(self._uses)
@@ -271,8 +271,8 @@ class CompileCache:
             TypeError: an argument is neither an array nor static.
             EngineClosedError: nobody holds a lease.
         """
-        configuration = configurations.current()
-        signature = jitted.signature(args, configuration)
+        configuration = current()
+        signature = signature_of(args, jitted.static_argnums, configuration, jitted)
         key = jitted, configuration, signature
         jitted.log.missed()
         metrics.add([_reading(names.METRIC_COMPILE_CACHE_MISSES, jitted, 1)])

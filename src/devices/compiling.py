@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from .._errors import OptionsError, add_note
 from ..telemetry import logs
-from .compile_key import Configuration, Leaf, Signature, signature_of
+from .compile_key import Configuration, Leaf, Signature
 from .executable import ENQUEUE_ORDER, Executable, describe
 from .shardings import Placement
 from .statistics import CompileStatistics, Recompilation, Transfer
@@ -416,14 +416,6 @@ class JittedFunction:
     from_resources: frozenset[int] = frozenset()
     log: CompileLog = field(default_factory=CompileLog)
     serial: int = field(default_factory=itertools.count().__next__, init=False)
-
-    def signature(self, args: tuple[Any, ...], configuration: Configuration) -> Signature:
-        """Return what it has to be compiled for.
-
-        Raises:
-            TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
-        """
-        return signature_of(args, self.static_argnums, configuration, self)
 
     def parameter(self, position: int) -> str:
         """Return the name of an argument."""

@@ -112,11 +112,6 @@ def batch_sizes(batch: DeviceBatch, multiple: int = 1) -> tuple[int, ...]:
     return tuple(sorted({-(-size // multiple) * multiple for size in sizes}))
 
 
-def batch_size(count: int, sizes: tuple[int, ...]) -> int:
-    """Return the smallest of the sizes that holds `count` items; there are no more than the last one holds."""
-    return sizes[bisect_left(sizes, count)]
-
-
 def padded_length(length: int, buckets: Buckets) -> int | None:
     """Return the length that an axis is padded to; None if it is longer than the last bucket."""
     if isinstance(buckets, tuple):

@@ -17,9 +17,43 @@ from ..actors.threads import before_interpreter_exit
 from ..telemetry import logs, metrics, names
 from ..telemetry.metrics import Reading, series
 from .compile_cache import twin_of
-from .jax_import import are_ready, is_ready
 from .self_check import self_check
 from .shardings import Placement
+from .untyped_jax import jax
+
+
+def is_ready(array: Any) -> bool:
+    """Return whether a computation has ended, well or not."""
+    if not hasattr(array, "is_ready"):  # typed random keys have all methods of an array but this one
+        array = jax.random.key_data(array)
+    return bool(array.is_ready())
+
+
+def are_ready(arrays: Iterable[Any]) -> bool:
+    """Return whether computations have ended, well or not; arrays that were donated meanwhile are somebody else's."""
+    for array in arrays:
+        try:
+            if not is_ready(array):
+                return False
+        except (RuntimeError, ValueError):
+            if not array.is_deleted():
+                raise
+    return True
+
+
+def wait_until_ready(arrays: Iterable[Any]) -> None:
+    """Block until computations have ended; arrays that were donated meanwhile are somebody else's.
+
+    Raises:
+        JaxRuntimeError: one failed.
+    """
+    for array in arrays:
+        try:
+            array.block_until_ready()
+        except (RuntimeError, ValueError):
+            if not array.is_deleted():
+                raise
+
 
 # Failed arrays: which computation an asynchronous error comes from.
 #

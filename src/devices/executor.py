@@ -9,7 +9,7 @@ from weakref import WeakSet
 from .._errors import PlanError
 from ..telemetry import spans
 from .arguments import Arguments, holds_array
-from .batches import BatchCallQueue
+from .batches import BatchCallQueue, BatchLog
 from .compiling import CompileLog, JittedFunction
 from .device_batch import DeviceBatch, batch_sizes
 from .device_pool import DevicePool
@@ -18,7 +18,7 @@ from .parameters import SameParameters, check_same_shapes
 from .selection import AUTO
 from .shardings import Placement, Specs
 from .stacking import on_host, unwrapped
-from .statistics import BatchLog, CompileStatistics
+from .statistics import CompileStatistics
 from .untyped_jax import jax
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
@@ -74,41 +74,6 @@ def jit(function: "Callable[..., jax.Array]", platform: str) -> "Callable[..., j
 
     jitted = jax.jit(function, compiler_options=compiler_options(platform))  # pyright: ignore[reportUnknownMemberType]
     return cast("Callable[..., jax.Array]", jitted)
-
-
-def is_ready(array: Any) -> bool:
-    """Return whether a computation has ended, well or not."""
-    if not hasattr(array, "is_ready"):  # typed random keys have all methods of an array but this one
-        import jax
-
-        array = jax.random.key_data(array)
-    return bool(array.is_ready())
-
-
-def are_ready(arrays: Iterable[Any]) -> bool:
-    """Return whether computations have ended, well or not; arrays that were donated meanwhile are somebody else's."""
-    for array in arrays:
-        try:
-            if not is_ready(array):
-                return False
-        except (RuntimeError, ValueError):
-            if not array.is_deleted():
-                raise
-    return True
-
-
-def wait_until_ready(arrays: Iterable[Any]) -> None:
-    """Block until computations have ended; arrays that were donated meanwhile are somebody else's.
-
-    Raises:
-        JaxRuntimeError: one failed.
-    """
-    for array in arrays:
-        try:
-            array.block_until_ready()
-        except (RuntimeError, ValueError):
-            if not array.is_deleted():
-                raise
 
 
 def local_devices(platform: str | None = None) -> list[Device]:

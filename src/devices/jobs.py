@@ -16,8 +16,7 @@ from ..telemetry.spans import JobSpan
 from .compile_cache import CACHE, twin_of
 from .compile_key import is_device_array, is_random_key
 from .compiling import JittedFunction
-from .dispatch_thread import ORIGINS, Origin
-from .jax_import import are_ready, wait_until_ready
+from .dispatch_thread import ORIGINS, Origin, are_ready, wait_until_ready
 from .parameters import owned
 from .stacking import BatchItem, Stacked, on_host, split
 from .untyped_jax import jax

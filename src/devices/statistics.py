@@ -2,14 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ..telemetry import metrics, names
-from ..telemetry.metrics import series
 from ..telemetry.tables.characters import printable
-
-if TYPE_CHECKING:
-    from .stacking import Stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,41 +121,3 @@ class BatchStatistics:
     def padding_share(self) -> float:
         """Share of the elements that were padding, of rows or of lengths: 0 to 1."""
         return 1 - self.real_elements / self.elements if self.elements else 0.0
-
-
-class BatchLog:
-    """Counts the batches of a node, on all of its devices; the counters are those of `BatchStatistics`.
-
-    Args:
-        name: of the node.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._batches = 0
-        self._calls = 0
-        self._rows = 0
-        self._real_elements = 0
-        self._elements = 0
-
-    def add(self, stacked: "Stacked") -> None:
-        """Count a batch."""
-        self._batches += 1
-        self._calls += stacked.count
-        self._rows += stacked.size
-        self._real_elements += stacked.real_elements
-        self._elements += stacked.elements
-        of = names.NODE, self._name
-        padding = stacked.elements - stacked.real_elements
-        metrics.add(
-            [
-                (series(names.METRIC_BATCH_RUNS, of), 1, None),
-                (series(names.METRIC_BATCH_ITEMS, of), stacked.count, None),
-                (series(names.METRIC_BATCH_ELEMENTS, of, (names.PADDING, False)), stacked.real_elements, None),
-                (series(names.METRIC_BATCH_ELEMENTS, of, (names.PADDING, True)), padding, None),
-            ]
-        )
-
-    def statistics(self) -> BatchStatistics:
-        """Return a snapshot."""
-        return BatchStatistics(self._batches, self._calls, self._rows, self._real_elements, self._elements)
