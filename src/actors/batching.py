@@ -132,7 +132,7 @@ class BatchQueue(Generic[W]):
         return [entry for group in self._groups.values() for entry in group]
 
     def drop_unwanted(self, now: float) -> list[W]:
-        """Take out and return the entries that are not wanted any more."""
+        """Take out and return the entries that are no longer wanted."""
         unwanted = [entry for entry in self.all() if not entry.is_wanted(now)]
         for entry in unwanted:
             self.discard(entry)
@@ -310,7 +310,7 @@ class Batcher(Actor[T, U]):
 
 
 class _Demand:
-    """Cancels the present task, which handles a batch, as soon as nobody waits for any item of it any more.
+    """Cancels the present task, which handles a batch, as soon as the callers of all of its items have left.
 
     Attributes:
         task: the task.

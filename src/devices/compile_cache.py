@@ -1,4 +1,4 @@
-"""The programs that this process has compiled: found in microseconds, compiled once for all who wait, bounded."""
+"""The programs that this process has compiled: found in microseconds, compiled once for all callers, bounded."""
 
 import asyncio
 import os
@@ -56,7 +56,7 @@ class CompileThread:
         _compile_threads.add(self)
 
     def begin_without_thread(self) -> None:
-        """Have no thread and no leases; also in a process that was forked, where the thread of its parent is not."""
+        """Start over without a thread and leases; also in a forked process, where its parent's thread is not."""
         self._lock = threading.Lock()
         self._leases = 0
         self._run: _Run | None = None
@@ -70,11 +70,11 @@ class CompileThread:
         """Run a job on the thread.
 
         Raises:
-            EngineClosedError: nobody holds a lease.
+            EngineClosedError: there is no lease.
         """
         with self._lock:
             if self._leases == 0:
-                raise EngineClosedError("nothing is compiled any more: the last one who needed it was closed")
+                raise EngineClosedError("nothing can be compiled: the last Engine that uses devices was closed")
             if self._run is None:
                 self._run = _Run()
             self._run.compilations.put(job)
@@ -151,7 +151,7 @@ def _work(compilations: "SimpleQueue[Compilation | _LastWord]") -> None:
     if job.on_ended is not None:
         try:
             job.on_ended()
-        except RuntimeError:  # the loop is closed: nobody waits
+        except RuntimeError:  # the loop is closed, and with it who waited
             pass
 
 
@@ -213,7 +213,7 @@ class CompileCache:
             yield _reading(names.METRIC_COMPILE_CACHE_HITS, jitted, executable.hits)
 
     def levels(self) -> Iterable[Reading]:
-        """Return nothing: what it holds is a matter of the process."""
+        """Return nothing: how many programs are held belongs to no node."""
         return ()
 
     def acquire(self) -> None:
@@ -264,12 +264,12 @@ class CompileCache:
             on_done: called with the executable, or with an error that no other caller gets. On the compile thread, or
                 at once if it has been compiled meanwhile; it must not raise.
             trace: the context with the sampled span that waits for it; None without one.
-            is_wanted: asked on the compile thread when it is its turn. What nobody wants any more is not compiled, and
-                `on_done` is called with a `DeviceError`.
+            is_wanted: asked on the compile thread when its turn has come. If no caller wants the program, it is not
+                compiled, and `on_done` is called with a `DeviceError`.
 
         Raises:
             TypeError: an argument is neither an array nor static.
-            EngineClosedError: nobody holds a lease.
+            EngineClosedError: there is no lease.
         """
         configuration = current()
         signature = signature_of(args, jitted.static_argnums, configuration, jitted)
@@ -298,7 +298,7 @@ class CompileCache:
         key = jitted, configuration, signature
         if refusal is None and (left := self._left(key)):
             for on_done, *_ in left:
-                _tell(on_done, DeviceError(f"{jitted.name!r} was not compiled: nobody waited for it any more"))
+                _tell(on_done, DeviceError(f"{jitted.name!r} was not compiled: its callers had left"))
             return
         if refusal is not None:
             outcome = refusal
@@ -336,7 +336,7 @@ class CompileCache:
         del outcome  # an error refers to this frame
 
     def _left(self, key: _Key) -> list[_Waiter]:
-        """Take out those who wait for a program if none of them wants it any more; else return an empty list."""
+        """Take out and return the waiters of a program if all of them have left; else return an empty list."""
         with self._lock:
             if any(is_wanted() for *_, is_wanted in self._waiting[key]):
                 return []
@@ -352,7 +352,7 @@ class CompileCache:
 
 
 def _let_go(evicted: list[tuple[JittedFunction, Executable]]) -> None:
-    """Count what was dropped, and hold it no longer: not even until the callers of the next one were told."""
+    """Count the programs that were evicted, and let go of them before the callers of the new one are told."""
     while evicted:
         jitted, executable = evicted.pop()
         jitted.log.dropped(executable)

@@ -18,7 +18,7 @@ from .statistics import CompileStatistics, Recompilation, Transfer
 from .untyped_jax import jax
 from .wrong_fusions import compiler_options
 
-# Powers of two from 1 to 128 are eight sizes: more than that is not a handful of sizes any more, and each has cost a
+# Powers of two from 1 to 128 are eight sizes: more than that is no longer a handful of sizes, and each has cost a
 # compilation (300 random sizes: 183 programs and 12 s without buckets, 9 and 0.6 s with them).
 MANY_SHAPES: Final = 8
 
@@ -225,7 +225,7 @@ def _leaf_text(leaf: Any) -> str:
     return f"{'weakly typed ' if weak_type else ''}{dtype}[{', '.join(map(str, shape))}]"
 
 
-# Enough for whoever looks at a table, and bounded where every item has a shape of its own.
+# More than a reader of the table looks at, and bounded where every item has a shape of its own.
 _MAX_REASONS: Final = 100
 _MAX_REMEMBERED: Final = 64
 

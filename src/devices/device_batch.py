@@ -57,7 +57,7 @@ class DeviceBatch(Batch):
             raise OptionsError(
                 f"DeviceBatch(length_buckets={self.length_buckets!r}): pad_axes= says of which axes, and is missing"
             )
-        object.__setattr__(self, "pad_axes", MappingProxyType(dict(self.pad_axes)))  # nobody changes it later
+        object.__setattr__(self, "pad_axes", MappingProxyType(dict(self.pad_axes)))  # and read-only from here on
 
 
 def _are_buckets(value: object) -> bool:

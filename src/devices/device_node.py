@@ -82,8 +82,8 @@ def device_node(
             `map_each` takes from outside. They are passed once, and not stacked; calls with other arrays, told apart as
             objects, run in other batches. Arrays that are written in the graph itself need no mention. Without effect
             without `batch=`.
-        donate: the result may take the memory of arguments that are results of device nodes, and that nobody else
-            reads, not even another attempt. Without effect with `batch=`: what is stacked is new.
+        donate: the result may take the memory of arguments that are results of device nodes, and that nothing
+            else reads, not even another attempt. Without effect with `batch=`: what is stacked is new.
         pure: the function does nothing but compute its result: equal calls are merged, a batch that failed is tried
             again in parts, and neighbours become one program.
         in_specs: for a mesh: how each argument is split over it. A tuple with a `PartitionSpec` for each parameter, a

@@ -58,7 +58,7 @@ class DevicePool:
         """
         # The first use of JAX takes seconds: it is loaded, and looks for devices.
         found = self._opening.get((device, replicas)) or self._find(device, replicas)
-        await asyncio.wait([found])  # whoever is cancelled meanwhile leaves it to the others
+        await asyncio.wait([found])  # a caller that is cancelled leaves the search to the others
         if (error := found.exception()) is not None:
             raise twin_of(error)
         if self._closed:
@@ -87,7 +87,7 @@ class DevicePool:
         await CACHE.arelease()
 
     def _find(self, device: Hashable, replicas: int) -> "asyncio.Future[list[Placement]]":
-        """Look for devices on a thread, one for all who ask meanwhile; the pool waits for it."""
+        """Look for devices on a thread, once for all callers that ask meanwhile; closing the pool waits for it."""
         found: asyncio.Future[list[Placement]] = self._loop.create_future()
 
         def work() -> None:
@@ -99,7 +99,7 @@ class DevicePool:
         def is_over(_: "asyncio.Future[list[Placement]]") -> None:
             thread.join()  # it has nothing left to do but return
             del self._opening[device, replicas]
-            found.exception()  # it is retrieved, also if whoever asked has left
+            found.exception()  # so that asyncio does not warn of it if the callers have left
 
         thread = threading.Thread(target=work, name="penstock-device-open", daemon=False)
         thread.start()

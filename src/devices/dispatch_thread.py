@@ -1,4 +1,4 @@
-"""Dispatch: the one thread from which everything is enqueued on a device or mesh."""
+"""The thread from which everything is enqueued on a device or mesh, and which computation an error comes from."""
 
 import os
 import sys
@@ -23,14 +23,14 @@ from .untyped_jax import jax
 
 
 def is_ready(array: Any) -> bool:
-    """Return whether a computation has ended, well or not."""
+    """Return whether the computation of an array has ended, also with an error."""
     if not hasattr(array, "is_ready"):  # typed random keys have all methods of an array but this one
         array = jax.random.key_data(array)
     return bool(array.is_ready())
 
 
 def are_ready(arrays: Iterable[Any]) -> bool:
-    """Return whether computations have ended, well or not; arrays that were donated meanwhile are somebody else's."""
+    """Return whether the computations of arrays have ended, also with an error; what was donated counts as ended."""
     for array in arrays:
         try:
             if not is_ready(array):
@@ -42,7 +42,7 @@ def are_ready(arrays: Iterable[Any]) -> bool:
 
 
 def wait_until_ready(arrays: Iterable[Any]) -> None:
-    """Block until computations have ended; arrays that were donated meanwhile are somebody else's.
+    """Block until the computations of arrays have ended; arrays that were donated meanwhile are skipped.
 
     Raises:
         JaxRuntimeError: one failed.
@@ -55,7 +55,7 @@ def wait_until_ready(arrays: Iterable[Any]) -> None:
                 raise
 
 
-# Failed arrays: which computation an asynchronous error comes from.
+# Origins: which computation an asynchronous error comes from.
 #
 # A result that is handed on before it is ready may turn out to be an error later, and then each computation that reads
 # it fails with that error, too: on any device, and perhaps before the first one is known to have failed. The error
@@ -78,20 +78,20 @@ class Origin:
         self._error: BaseException | None = None
 
     def over(self, error: BaseException | None) -> None:
-        """It has ended, well or with an error; it lets go of what it has read."""
+        """Note that the computation has ended, with an error or without one, and forget what it has read."""
         if error is not None:
             self._error = self._blamed(twin_of(error).with_traceback(None))  # a traceback would hold the arrays
         self._inputs = ()
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """Return the error of the first computation that failed, where this one has failed with `error`."""
+        """Return the error of the computation that failed first, where this one has failed with `error`."""
         inputs = self._inputs  # before the error: `over` sets that first
         if self._error is not None:
             return twin_of(self._error)
         return self._blamed(ORIGINS.cause_of(error, inputs))
 
     def taken_over(self, error: BaseException) -> None:
-        """Note with an error that the result of this computation cannot be asked any more whether it is the cause."""
+        """Add a note to an error: the result was donated, so it cannot be asked whether it is the cause."""
         error.add_note(f"it computed in the memory of the result of node {self._label!r}, which may be what has failed")
 
     def _blamed(self, error: BaseException) -> BaseException:
@@ -101,18 +101,18 @@ class Origin:
 
 
 class Origins:
-    """Which computation arrays come from that were handed on, for as long as anybody holds them; for all devices."""
+    """Knows which computation an array comes from that was handed on, for as long as the array exists."""
 
     def __init__(self) -> None:
         self._origins: dict[int, tuple[weakref.ref[Any], Origin]] = {}  # arrays are not hashable
 
     def add(self, arrays: Iterable[Any], origin: Origin) -> None:
-        """Note that these are results of a computation."""
+        """Note that arrays are the results of a computation."""
         for array in arrays:
             self._origins[id(array)] = (weakref.ref(array, self._forget(id(array))), origin)
 
     def cause_of(self, error: BaseException, inputs: Iterable[Any]) -> BaseException:
-        """Return the error of the first computation that failed; `error` itself if none of the inputs did.
+        """Return the error of the computation that failed first; `error` itself if no input has failed.
 
         Args:
             error: of a computation.
@@ -167,32 +167,32 @@ ORIGINS = Origins()
 # Computations in flight. Two overlap the transfer of one with the computation of the other; four leave room for items
 # that come in bursts. More keep the device busy while this thread is kept from enqueueing: for as long as the
 # interpreter lets another one run, which is its switch interval. Not more than that takes: what is in flight cannot be
-# cancelled, and holds results that nobody has seen.
+# cancelled, and holds results that no caller has seen.
 MIN_DEPTH = 4
-MAX_DEPTH = 16  # a CPU blocks who enqueues the 33rd
+MAX_DEPTH = 16  # on a CPU, enqueueing the 33rd blocks
 _RECENT = 8  # computations that say how long one takes
 
 
 class Dispatchable(Protocol):
-    """Something to enqueue; its methods are called on the dispatch thread, which must not be held up."""
+    """What a `DispatchThread` enqueues. Its methods are called on that thread, and must not hold it up."""
 
     def begin(self) -> bool:
-        """Return whether anybody still wants it."""
+        """Return whether a caller still waits for it."""
         ...
 
     def dispatch(self) -> "list[Any] | None":
-        """Enqueue it; returns the arrays that it will give. None: not yet, it will be submitted again, or never."""
+        """Enqueue it and return the arrays that it will give; None if it is submitted again later, or never runs."""
         ...
 
     def inputs(self) -> Iterable[Any]:
-        """The arrays that it reads."""
+        """Return the arrays that it reads."""
         ...
 
     def wait(self, arrays: list[Any], busy_until: float) -> None:
-        """Block until these are ready, which `dispatch` gave.
+        """Block until the arrays that `dispatch` returned are ready.
 
         Args:
-            arrays: what it gives.
+            arrays: what `dispatch` returned.
             busy_until: when what was enqueued before it was ready, in seconds of `time.perf_counter`.
 
         Raises:
@@ -201,11 +201,11 @@ class Dispatchable(Protocol):
         ...
 
     def ready(self) -> None:
-        """What it gives is ready."""
+        """Take note that its arrays are ready."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """It could not be enqueued, or failed."""
+        """Take note that it could not be enqueued, or has failed."""
         ...
 
 
@@ -257,7 +257,7 @@ class DispatchThread:
         ]
 
     def levels(self) -> Iterable[Reading]:
-        """Return nothing: computations in flight are too short to be seen."""
+        """Return nothing: computations in flight are too short to be sampled."""
         return ()
 
     def submit(self, job: Dispatchable) -> None:
@@ -371,7 +371,7 @@ class DispatchThread:
                 self._finish(found)
             finally:
                 self._returned.put(None)
-            del found  # as above
+            del found  # nor the last computation
 
     def _finish(self, found: _InFlight) -> None:
         try:
@@ -386,7 +386,7 @@ class DispatchThread:
                 job.wait(arrays, self._busy_until)
             finally:
                 self._was_busy(began, is_late=is_late)
-        except BaseException as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller, as in `_dispatch`
             # Its traceback is that of this wait: it would say nothing, and hold the arrays.
             job.failed(ORIGINS.cause_of(error.with_traceback(None), job.inputs()))
             return
@@ -401,11 +401,11 @@ class DispatchThread:
         seconds = now - max(began, self._busy_until)
         self._busy_seconds += seconds
         self._busy_until = now
-        # If it had ended before anybody looked, nobody knows how long it took, and more should have been in flight.
+        # If it had ended before this thread looked, its time is unknown, and more should have been in flight.
         self._usual_seconds += ((0.0 if is_late else seconds) - self._usual_seconds) / _RECENT
 
     def _answer_for(self, job: Dispatchable, error: BaseException) -> None:
-        """Have a job fail in whose course a thread dies: nobody else would tell its callers."""
+        """Fail the job during which a thread has died: nothing else would release its callers."""
         with suppress(Exception):  # that may be what has just failed
             job.failed(self._restarted(error))
 
@@ -471,7 +471,7 @@ class DispatchThreads:
 
         Args:
             placement: the device or mesh.
-            on_ended: called on some thread when this lease keeps nothing alive any more.
+            on_ended: called on some thread once nothing lives on because of this lease.
         """
         with self._lock:
             thread, leases = self._threads.pop(placement)

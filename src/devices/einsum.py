@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def einsum(subscripts: str, *operands: Any, device: Hashable = "auto") -> "jax.Array":
     """Sum products of arrays over indices, as `jax.numpy.einsum` does.
 
-    In a graph, it is a device node. Neighbours of which each reads the one before, and nobody else does, are one sum
+    In a graph, it is a device node. Neighbours of which each reads the one before, and nothing else does, are one sum
     over all of their operands, and are computed in the order that costs least.
 
     Args:

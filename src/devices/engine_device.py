@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class DeviceCall:
     """One call that waits, runs, and gives its caller a result.
 
-    A call that runs cannot be stopped: its caller is released at once, and whoever closes the scope waits for it.
+    A call that runs cannot be stopped: its caller is released at once, and the end of the scope waits for the call.
 
     Attributes:
         jitted: what it runs.
@@ -38,7 +38,7 @@ class DeviceCall:
             was called on its way, and would never be freed if one of those referred to it.
         hands_on: the caller gets the result before it is ready, to give it to another call.
         priority: higher first.
-        deadline: when nobody will wait for it any more, in the loop's time.
+        deadline: when its caller stops waiting, in the loop's time.
         group: calls of one group may run together.
         label: of the node in its graph; None for what is no node.
         size_bytes: of the arguments that may have to be transferred.
@@ -48,7 +48,7 @@ class DeviceCall:
         started: whether it was handed to the device's thread.
         sampler: times the node that it is for, while a profile is taken.
         frame: that of its item; None for what is no node.
-        returned: whether the device has nothing to do with it any more.
+        returned: whether the device is done with it.
     """
 
     __slots__ = (
@@ -106,14 +106,14 @@ class DeviceCall:
 
     def may_be_taken_back(self) -> None:
         """Prepare for `take_back`, before it is submitted."""
-        self._turn = threading.Lock()  # taken once and never given back, by the device or by who takes the call back
+        self._turn = threading.Lock()  # taken once and never given back: by the device, or by `take_back`
 
     def begin(self) -> bool:
-        """The device enqueues it now; returns False if it was taken back. On the device's thread."""
+        """Note that the device enqueues it now; returns False if it was taken back. On the device's thread."""
         return self._turn is None or self._turn.acquire(blocking=False)
 
     def take_back(self) -> bool:
-        """Keep it from running, unless the device has begun with it; returns whether it was kept from it."""
+        """Keep it from running, and return True; False if the device has begun with it."""
         assert self._turn is not None
         return self._turn.acquire(blocking=False) and self._cancel()
 
@@ -124,7 +124,7 @@ class DeviceCall:
         return result is None or result.cancelled()
 
     def is_wanted(self, now: float) -> bool:
-        """Whether somebody waits for the result, and will when it comes."""
+        """Whether its caller waits for the result, and has time left."""
         if self.result is None or self.result.done():
             return False
         return self.deadline is None or now < self.deadline
@@ -150,22 +150,22 @@ class DeviceCall:
             self.result.set_exception(error)
 
     def withdraw(self) -> None:
-        """Nobody waits for it any more: free its place at once, unless it runs."""
+        """Note that its caller has left, and free its place at once, unless it runs."""
         if self.queue is not None and not self.started and not self.returned:
             self.queue.discard(self)
             self.drop()
 
     def drop(self) -> None:
-        """Forget it: it will not run."""
+        """Forget a call that will not run, and cancel its result."""
         self._cancel()
         self._return()
 
     def expire(self) -> None:
-        """Forget it: it will not run. Its caller is released by its own deadline, which says more."""
+        """Forget a call that will not run. Its caller is released by its own deadline, which says more."""
         self._return()
 
     def abandon(self) -> bool:
-        """Nobody waits for it any more; returns whether the device is still busy with it."""
+        """Note that its caller has left; returns whether the device is still busy with it."""
         self._cancel()
         return self.started and not self.returned
 
@@ -426,7 +426,7 @@ class EngineDevice:
         self._idle = Condition()
 
     def returned(self, queue: CallQueue, calls: list[DeviceCall]) -> None:
-        """The device is done with the job of these calls."""
+        """Note that the device is done with a job, which was for these calls."""
         self.running -= 1
         queue.free += 1
         for call in calls:
@@ -472,7 +472,7 @@ class EngineDevice:
     def offer(self, queue: CallQueue) -> None:
         """Take from a queue as soon as it is its turn."""
         if queue not in self.busy:
-            # One that was idle does not catch up on what others had meanwhile, nor a new one on what they ever had.
+            # A queue that was empty does not catch up on what others had meanwhile, nor a new one on all they ever had.
             queue.served = max(queue.served, self._served)
             self.busy[queue] = None
         if queue.gathers:
@@ -486,7 +486,7 @@ class EngineDevice:
             self.loop.call_soon(self._look)
 
     def _look(self, due: float = 0.0) -> None:
-        """Hand jobs to the device, as long as it takes more."""
+        """Hand jobs to the device as long as it takes more."""
         self._look_armed = False
         if self.is_closed:
             return
@@ -510,7 +510,7 @@ class EngineDevice:
         queue.start(calls)
 
     def _tell_replicas(self) -> None:
-        """Have other devices look, which may be the next free ones now."""
+        """Have the devices with copies of waiting nodes look: one of them may be the next free one now."""
         for queue in self.busy:
             for one in queue.replicas:
                 if one is not queue and one.has_room:
@@ -528,7 +528,7 @@ class EngineDevice:
     def _is_wanted(self, call: DeviceCall, now: float) -> bool:
         if call.is_wanted(now):
             return True
-        call.expire()  # it costs the device nothing
+        call.expire()
         return False
 
     def _arm_timer(self, now: float) -> None:

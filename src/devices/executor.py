@@ -202,8 +202,8 @@ class DeviceExecutor:
         samples = self.samples(resources)
         if not samples:
             raise PlanError(
-                f"warmup=True: device node {site.label!r} has no sample_input=, so nobody knows what to compile it "
-                "for; give it the arguments of one item, as a tuple"
+                f"warmup=True: device node {site.label!r} has no sample_input=, so it is not known what to compile "
+                "it for; give it the arguments of one item, as a tuple"
             )
         for sample in samples:
             await self.compile(pools, device_strategy, self.arguments_at(site), sample, resources, self.donated(site))

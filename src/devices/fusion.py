@@ -115,7 +115,7 @@ class Inputs:
         identity = key(template), is_static
         try:
             index = self._found.setdefault(identity, len(self.templates))
-        except TypeError:  # unhashable, so nobody can say whether it is equal to another
+        except TypeError:  # unhashable, so it cannot be compared with others
             index = len(self.templates)
         if index == len(self.templates):
             self.templates.append(template)
@@ -335,7 +335,7 @@ _Chain: TypeAlias = tuple[Step, ...]
 
 
 def fuse_regions(draft: Draft) -> tuple[Draft, PassReport]:
-    """Make one device node of adjacent pure ones that run in the same place, where nobody else reads between them.
+    """Make one device node of adjacent pure ones that run in the same place, where nothing else reads between them.
 
     A region has one value that leaves it: that of its last step, and all readers of the others are inside. So it can
     have no path that leaves it and comes back, and fusing makes no cycle. A node is left out of a region that waits for

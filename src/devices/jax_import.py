@@ -186,9 +186,9 @@ def _start_backends() -> None:
 
 
 def _look_what_stayed() -> None:
-    global _stayed_in_parent, _starting  # noqa: PLW0603 - as above
+    global _stayed_in_parent, _starting  # noqa: PLW0603 - one for the process, as JAX is
     _starting = threading.Lock()  # a thread of the parent may have held it
-    # Whoever makes an array starts JAX as well. Its public interface does not tell: asking it for a device starts it.
+    # Code that makes an array starts JAX as well. Its public interface does not tell: asking it for a device starts it.
     bridge = sys.modules.get("jax._src.xla_bridge")
     _stayed_in_parent |= _is_started or (bridge is not None and bridge.backends_are_initialized())
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _ANNOTATION: Final[Any] = jax.profiler.TraceAnnotation
-# Items of a batch that are named: more of them nobody reads.
+# Items of a batch that are named in a profile of JAX: a longer list would not be read.
 _NAMED: Final = 64
 
 
@@ -48,7 +48,7 @@ def _named_in_profile(node: str, calls: "Sequence[DeviceCall]") -> AbstractConte
     return annotation
 
 
-# Items of a batch that a timeline follows: more lines than these nobody can tell apart.
+# Items of a batch that a timeline follows: more lines could not be told apart.
 _FOLLOWED: Final = 64
 
 
@@ -74,11 +74,11 @@ class JobTimes:
         self._put: list[Any] = []
 
     def compile_begins(self) -> None:
-        """It waits for its program."""
+        """Note that it waits for its program."""
         self._compile_began = perf_counter()
 
     def compile_ended(self) -> None:
-        """It has its program, or will never have one."""
+        """Note that its program was compiled, or could not be."""
         if self._compile_began is not None:
             self._compile_seconds += perf_counter() - self._compile_began
             self._compile_began = None
@@ -86,7 +86,7 @@ class JobTimes:
     def place(
         self, executable: "Executable", args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
     ) -> tuple[Any, ...]:
-        """Return what `executable.transferred` does, and note what is on its way from now on."""
+        """Return what `executable.transferred` returns, and note which arrays are on their way."""
         self._placing_began = perf_counter()
         placed = executable.transferred(args, around)
         self._placed_at = perf_counter()
@@ -113,9 +113,9 @@ class JobTimes:
         self._put = []
         if put:
             began = self._placing_began
-            # What is there by now has come while the device was busy with something else, nobody knows when.
+            # Arrays that are there by now came while the device was busy with something else; when is not known.
             if not are_ready(put):
-                with suppress(Exception):  # whoever reads it fails with that, too, if anybody does
+                with suppress(Exception):  # the program that reads it fails with that, too
                     wait_until_ready(filter(is_device_array, inputs))
                     began = max(began, perf_counter() if not are_ready(put) else began)
                     wait_until_ready(put)
@@ -136,7 +136,7 @@ class JobTimes:
         return fetched
 
     def fetched(self, began: float) -> None:
-        """Arrays have come from a device, since this moment."""
+        """Note that arrays were copied from a device, from `began` until now."""
         self._parts.append(_Part("from device", began, perf_counter()))
 
     def tell(self, node: str, device: str, calls: "Sequence[DeviceCall]", rows: int, padding_share: float) -> None:
@@ -145,7 +145,7 @@ class JobTimes:
         Args:
             node: whose program it was.
             device: where it ran.
-            calls: whom it was for.
+            calls: what it ran for.
             rows: of the batch, with those of padding; 0 for no batch.
             padding_share: how much of the elements was padding.
         """
@@ -179,11 +179,11 @@ class Job:
     Its methods are called on the threads of the device. When it is over, `on_over` is called on the loop with the job.
 
     Attributes:
-        calls: whom it is for.
+        calls: what it runs for.
         results: one for each call, once it has ended well.
         error: why it failed.
         times: what its time went into, if a profile is taken.
-        has_run: whether the device has seen it: it was not skipped, and its program was compiled.
+        has_run: whether it was enqueued: neither skipped, nor failed while its program was compiled.
     """
 
     _is_batch = False
@@ -191,7 +191,7 @@ class Job:
     def __init__(
         self, jitted: JittedFunction, device: "EngineDevice", calls: "list[DeviceCall]", on_over: Callable[[Any], None]
     ) -> None:
-        self.calls = calls
+        self.calls: list[DeviceCall] = calls
         self.results: list[Any] = []
         self.error: BaseException | None = None
         self.has_run = False
@@ -217,19 +217,19 @@ class Job:
                 call.finish(result)
         else:
             for call in self.calls:
-                call.drop()  # it was skipped: nobody waits
+                call.drop()  # it was skipped: its callers have left
 
     def take_error(self) -> BaseException | None:
-        """Return why it failed, and let go of that: its traceback refers to the job."""
+        """Return its error and forget it: the traceback refers to the job."""
         error, self.error = self.error, None
         return error
 
     def submit(self) -> None:
-        """Have it run."""
+        """Hand it to the thread of the device."""
         self._device.thread.submit(self)
 
     def begin(self) -> bool:
-        """Return whether anybody still wants it."""
+        """Return whether a caller still waits for it."""
         if not self._is_wanted():
             self._over()
             return False
@@ -272,15 +272,15 @@ class Job:
         return arrays
 
     def inputs(self) -> Iterable[Any]:
-        """The arrays that it reads."""
+        """Return the arrays that it reads."""
         arrays: list[Any] = jax.tree.leaves(self._args)
         return arrays
 
     def wait(self, arrays: list[Any], busy_until: float) -> None:
-        """Block until these are ready, which it gives.
+        """Block until the arrays that `dispatch` returned are ready.
 
         Args:
-            arrays: what it gives.
+            arrays: what `dispatch` returned.
             busy_until: when what was enqueued before it was ready.
 
         Raises:
@@ -295,7 +295,7 @@ class Job:
         """Give the callers their results."""
         try:
             self.results = self.results_of(self._given)
-        except Exception as error:  # noqa: BLE001 - what the function gives is not what it should: its callers learn it
+        except Exception as error:  # noqa: BLE001 - the result is not as promised: the callers get the error
             self.error = error
         self._over()
 
@@ -305,7 +305,7 @@ class Job:
         self._over()
 
     def claim(self) -> bool:
-        """Return whether it is still to run, immediately before it does."""
+        """Return whether to run it: the last chance to call it off."""
         return True
 
     @property
@@ -318,7 +318,7 @@ class Job:
         raise NotImplementedError
 
     def dispatched(self, given: Any, arrays: list[Any]) -> None:
-        """The program is enqueued, and will give this, which is made of these arrays."""
+        """Take note that the program is enqueued and will give `given`, whose leaves are `arrays`."""
 
     def results_of(self, given: Any) -> list[Any]:
         """Return the result of each call, from what the program gave."""
@@ -361,7 +361,7 @@ class Job:
         return not all(call.is_left for call in self.calls)
 
     def _goes_on(self, compiled: "Executable | BaseException") -> None:
-        """Go on with what came of the compilation: to look for it again would count a hit, beside the miss."""
+        """Go on with what the compilation gave: a second `find` would count a hit beside the miss."""
         if self.times is not None:
             self.times.compile_ended()
         if self._span is not None and not isinstance(compiled, BaseException):
@@ -370,7 +370,7 @@ class Job:
         self.submit()
 
     def _explain(self, error: Exception) -> None:
-        """Say more than JAX does about NaNs, and about an argument that an earlier call has donated."""
+        """Raise an error that says more than JAX's, about NaNs and about arguments that were donated."""
         assert self._args is not None
         # JAX's own `jit` turns this private type into the public one.
         if type(error).__name__ == "InternalFloatingPointError":
@@ -390,7 +390,7 @@ class Job:
                 ) from error
 
     def _explain_shared(self, error: Exception) -> None:
-        """Say which argument is the same array as one that is donated."""
+        """Raise an error that names the two arguments that hold the donated array."""
         assert self._args is not None
         leaves = [(position, leaf) for position, arg in enumerate(self._args) for leaf in jax.tree.leaves(arg)]
         for number, (one, array) in enumerate(leaves):
@@ -415,7 +415,7 @@ class Job:
         self._device.mailbox.post(self._ended, on_over)
 
     def _ended(self, on_over: Callable[[Any], None]) -> None:
-        """Tell the profiles before anybody else; on the loop."""
+        """Tell the profiles, then the queue of the calls; on the loop."""
         if self.times is not None:
             self.times.tell(self._jitted.name, self._jitted.placement.name, self.calls, *self.padding())
         on_over(self)
@@ -426,17 +426,17 @@ def _untold(size_bytes: int) -> AbstractContextManager[None]:
 
 
 def _nothing(job: Job) -> None:
-    """Was told already."""
+    """Do nothing: the queue was told already."""
 
 
 class SingleJob(Job):
     """Runs a program for one call.
 
     Args:
-        jitted: it.
+        jitted: what it runs.
         device: where it runs.
         call: the call.
-        on_over: called on the loop when it is over.
+        on_over: called on the loop with the job when it is over.
         parameters: positions of the arguments that are parameters.
     """
 
@@ -467,7 +467,7 @@ class SingleJob(Job):
         return owned(args) if self._hands_on else args
 
     def dispatched(self, given: Any, arrays: list[Any]) -> None:
-        """Hand the result on, if the caller is content with that."""
+        """Hand the result on before it is ready, if the caller takes it so."""
         if self._hands_on:
             self._origin = Origin(self.calls[0].label, self.inputs())
             ORIGINS.add(arrays, self._origin)
@@ -482,10 +482,10 @@ class BatchJob(Job):
     """Runs a vectorised program for several calls.
 
     Args:
-        jitted: it.
+        jitted: what it runs.
         device: where it runs.
         calls: the calls; the only argument of each is a `BatchItem`, and all are of one group.
-        on_over: called on the loop when it is over.
+        on_over: called on the loop with the job when it is over.
         arguments: how they become the arguments of the program.
         size: rows of the batch, padding included.
 

@@ -50,14 +50,14 @@ class PlacedParameters:
         return present.placed
 
     def placed_since(self, restarts: int) -> None:
-        """Let go of what was placed before the thread of the device was restarted for the last time."""
+        """Forget what was placed before the last restart of the device's thread."""
         if restarts != self._restarts:
             self._restarts = restarts
             self._present.clear()
 
 
 def owned(value: Any) -> Any:
-    """Return a pytree whose arrays of NumPy nobody else writes to: on a CPU, they would be used in place."""
+    """Return a pytree with copies of NumPy's arrays: on a CPU, JAX would use in place what the caller may write to."""
     return jax.tree.map(_copy, value)
 
 

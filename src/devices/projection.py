@@ -87,7 +87,7 @@ def _fallback(fallback: Callable[[Exception], Any], part: _Part) -> Callable[[Ex
 
 # Items: a planning pass that has programs give what is read of their results.
 #
-# The item in `g(f(x)[0])` is there if `f` gives a tuple. Of an array it is a computation, and whoever reads it would
+# The item in `g(f(x)[0])` is there if `f` gives a tuple. Of an array it is a computation, and its reader would
 # dispatch that on the event loop, and the first time also compile it there. So the program of `f` gives the item.
 
 # Attributes of an array that are computed from it; the others tell about it.

@@ -56,7 +56,7 @@ class DeviceMesh:
 
     Its axes are of type Auto: a node is plain JAX for one item and knows of no mesh, so the compiler spreads what is
     inside, from what `in_specs` and `out_specs` say about its border. With Explicit axes each product in the node would
-    have to say how its result lies. Whoever wants that passes a mesh of `jax.make_mesh` instead.
+    have to say how its result lies. For that, pass a mesh of `jax.make_mesh` instead.
 
     Args:
         shape: how many devices along each axis.

@@ -127,7 +127,7 @@ class BatchItem(NamedTuple):
 class Stacked:
     """The arguments of a batch.
 
-    Its buffers are new, and nobody else's. They belong to JAX as soon as they are passed to it, which on CPU may use
+    Its buffers are new and used nowhere else. They belong to JAX as soon as they are passed to it, which on CPU may use
     them in place: they are not to be written to again, or used for another batch.
 
     Attributes:
