@@ -1,4 +1,4 @@
-"""Arguments: what callers pass to a device node, as the arguments of its program."""
+"""What callers pass to a device node, and how that becomes the arguments of its program."""
 
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -109,7 +109,7 @@ class Arguments:
         return tuple([bound.arguments[name] for name in self.names])
 
     def item(self, values: tuple[Any, ...]) -> tuple[BatchItem, Hashable]:
-        """Return the arguments of one call of a batched node, and which others it may run together with.
+        """Return the arguments of one call of a batched node, and its group: calls of one group may run together.
 
         Raises:
             TypeError: an argument cannot be stacked.
@@ -139,7 +139,7 @@ class Arguments:
         return (*args, *stacked.masks)
 
     def _version(self, position: int, value: Any) -> Any:
-        """Return what calls have in common that can run together, of an argument that they share."""
+        """Return the part of a group that is for a shared argument."""
         if position in self.static:
             return static_part(value, self, position)
         if position in self.parameters:
@@ -170,7 +170,7 @@ class Arguments:
 
 
 def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Return what takes the values at these positions; each item of a batch pays for it."""
+    """Return a function that picks the values at these positions; it is called for each item of a batch."""
     if not positions:
         return lambda values: ()
     if len(positions) == 1:

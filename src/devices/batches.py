@@ -21,7 +21,7 @@ from .statistics import BatchStatistics
 
 
 class BatchLog:
-    """Counts the batches of a node, on all of its devices; the counters are those of `BatchStatistics`.
+    """Counts the batches of a node on all of its devices, as `BatchStatistics` describes.
 
     Args:
         name: of the node.
@@ -59,7 +59,7 @@ class BatchLog:
 
 
 def batch_size(count: int, sizes: tuple[int, ...]) -> int:
-    """Return the smallest of the sizes that holds `count` items; there are no more than the last one holds."""
+    """Return the smallest of the sizes that holds `count` items, which the last one does."""
     return sizes[bisect_left(sizes, count)]
 
 
@@ -161,7 +161,7 @@ class _Search:
             job.calls[0].fail(error)
 
     def go_on(self) -> None:
-        """Run the next part; at the end, do what comes then."""
+        """Run the next part; after the last one, call `then`."""
         positions = self._bisection.next_batch()
         if positions:
             # Of the same size, whose program is there.
@@ -197,7 +197,7 @@ class _Halving:
         self._too_large(job)
 
     def go_on(self) -> None:
-        """Run the next part; at the end, do what comes then."""
+        """Run the next part; after the last one, call `then`."""
         queue = self._queue
         if self._left:
             size = queue.limits.size(self._group) or len(self._left)
@@ -279,7 +279,7 @@ class SizeLimit:
         return True
 
     def fitted(self, size: int, *, is_try: bool) -> None:
-        """Note that a batch padded to `size` did fit, and whether it was a try: others are older than the limit."""
+        """Note that a batch padded to `size` did fit, and whether it was a try; other larger ones are from before."""
         if size == self.size:
             self._fitted += 1
         elif is_try and size == self._larger:
@@ -366,7 +366,7 @@ class SizeLimits:
 
 
 class Bisection:
-    """Finds the items of a failed batch that fail, and lets the others succeed.
+    """Finds which items of a batch make it fail, so that the others can succeed.
 
     It runs nothing: run `next_batch()` until there is none, and tell it after each whether that one has `succeeded` or
     `failed`. A search halves what holds a failing item: if the first half succeeds, the other one holds it, and is not

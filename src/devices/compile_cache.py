@@ -49,7 +49,7 @@ Compilation: TypeAlias = Callable[[BaseException | None], None]
 
 
 class CompileThread:
-    """Runs compilations one after the other. It starts with the first job, and ends with the last lease."""
+    """Runs compilations one after the other. It starts with the first of them, and ends with the last lease."""
 
     def __init__(self) -> None:
         self.begin_without_thread()
@@ -62,12 +62,12 @@ class CompileThread:
         self._run: _Run | None = None
 
     def acquire(self) -> None:
-        """Keep the thread: until `release`, jobs may be submitted. Callable from any thread."""
+        """Keep the thread: until `release`, compilations may be submitted. Callable from any thread."""
         with self._lock:
             self._leases += 1
 
     def submit(self, job: Compilation) -> None:
-        """Run a job on the thread.
+        """Run a compilation on the thread.
 
         Raises:
             EngineClosedError: there is no lease.
@@ -80,7 +80,7 @@ class CompileThread:
             self._run.compilations.put(job)
 
     def release(self) -> None:
-        """Give a lease back. The last one blocks until the running job has ended; those that wait fail.
+        """Give a lease back. The last one blocks until the running compilation has ended; those that wait fail.
 
         It is not for an event loop: that has `arelease`.
         """
@@ -100,7 +100,7 @@ class CompileThread:
             thread.join()  # it has nothing left to do but return
 
     def end_with_interpreter(self) -> None:
-        """Take all leases back and wait for the running job."""
+        """Take all leases back and wait for the running compilation."""
         with self._lock:
             self._leases = 1
         self.release()
@@ -125,7 +125,7 @@ class _Run:
         self.thread.start()
 
     def end(self, on_ended: Callable[[], object] | None) -> None:
-        """Fail the jobs that wait; the one that runs is the last."""
+        """Fail the compilations that wait; the one that runs is the last."""
         waiting: list[Compilation] = []
         try:
             while not isinstance(job := self.compilations.get_nowait(), _LastWord):
@@ -229,7 +229,7 @@ class CompileCache:
         await self._thread.arelease()
 
     def find(self, jitted: JittedFunction, args: tuple[Any, ...]) -> Executable | None:
-        """Return what a call has been compiled to; None if it has not.
+        """Return the program for a call; None if it was not compiled, or was evicted.
 
         Args:
             jitted: what to call.

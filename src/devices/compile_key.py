@@ -37,7 +37,7 @@ class Configuration:
 
     @contextlib.contextmanager
     def entered(self) -> Generator[None]:
-        """Make it this thread's configuration, whatever has been set here or globally meanwhile, or will be."""
+        """Make it the configuration of this thread, whatever is set here or globally before or meanwhile."""
         restore: list[tuple[Any, Any]] = []
         try:
             for setting, value in self._carried:
@@ -94,7 +94,7 @@ def _public_state() -> Hashable:
 
 
 def _private_parts() -> tuple[Callable[[], Hashable], list[Any], Any]:
-    """Return what reads the state of this thread, every setting that it is made of, and what stands for none.
+    """Return a function that reads this thread's state, the settings that make it up, and what stands for "not set".
 
     JAX has no public name for what its own `jit` is keyed on, so this asks the private one (0.1 us), and where a
     release moves it, falls back on the public options (16 us). The private one lacks what JAX checks per call and not
@@ -132,7 +132,7 @@ Leaf: TypeAlias = tuple[tuple[int, ...], Any, bool]
 
 
 class WeakRows(np.ndarray):
-    """Numbers of Python as the rows of a batch: as such a number's, their dtype gives way to that of an array."""
+    """Numbers of Python as the rows of a batch: their dtype gives way to that of an array, as a number's does."""
 
 
 _HOST: Final = 1
@@ -145,7 +145,7 @@ _PYTHON_SCALARS: Final = (bool, int, float, complex)
 
 
 class Names(Protocol):
-    """What an error says of a node and its arguments."""
+    """Names a node and its arguments in errors: a `JittedFunction`, or `Arguments`."""
 
     @property
     def name(self) -> str:
@@ -160,7 +160,7 @@ class Names(Protocol):
 def signature_of(
     args: tuple[Any, ...], static_argnums: tuple[int, ...], configuration: Configuration, names: Names
 ) -> Signature:
-    """Return what a call's arguments are compiled for, as `jax.jit` would tell them apart.
+    """Return what a call is compiled for: arguments that `jax.jit` would tell apart have other signatures.
 
     Where an array lies is not part of it: a program says where its arguments belong, and they are put there.
 
@@ -193,7 +193,7 @@ def signature_of(
 
 
 def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
-    """Return what tells a static value from others: with its type, as 1, 1.0 and True are equal, and not the same.
+    """Return the signature of a static value: with its type, as 1, 1.0 and True are equal, but not the same.
 
     Raises:
         TypeError: it is not hashable.

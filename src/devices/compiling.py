@@ -1,4 +1,4 @@
-"""Programs: the ahead-of-time compilation of a function for one placement and signature, counted and explained."""
+"""Ahead-of-time compilation of a function for one device or mesh and one signature, counted and explained."""
 
 import inspect
 import itertools
@@ -206,7 +206,7 @@ def _leaf_difference(after: Compiled, position: int, path: str, old: "Leaf", new
 
 
 def _remedy_of_shape(after: Compiled, position: int, old: tuple[int, ...], new: tuple[int, ...]) -> str:
-    """Return what bounds the shapes of an argument; nothing if its buckets do already."""
+    """Return how to bound the shapes of an argument; an empty text if its buckets do already."""
     if not after.bucketed:
         return _REMEDIES["shape"]
     padded = after.bucketed[position]
@@ -270,7 +270,7 @@ class CompileLog:
             )
 
     def is_first(self, cause: Hashable) -> bool:
-        """Tell whether a cause is told of for the first time, so that each is logged once."""
+        """Return True the first time a cause is asked about, so that each is logged once."""
         with self._lock:
             if cause in self._told:
                 return False
@@ -307,7 +307,7 @@ class CompileLog:
             report(jitted.name, reason, count, self.is_first)
 
     def dropped(self, executable: "Executable") -> None:
-        """Count a program that had to go, and let go of it."""
+        """Count a program that was evicted, and forget it."""
         with self._lock:
             if executable in self._executables:
                 self._executables.discard(executable)
@@ -494,7 +494,7 @@ def _build(jitted: JittedFunction, configuration: Configuration, signature: Sign
 
 
 def _abstract_arguments(jitted: JittedFunction, signature: Signature) -> list[Any]:
-    """Return what stands for the arguments of a signature while it is traced."""
+    """Return the abstract arguments of a signature, for tracing."""
     arguments: list[Any] = []
     for position, part in enumerate(signature):
         if position in jitted.static_argnums:
@@ -513,7 +513,7 @@ def _is_none(value: object) -> bool:
 
 
 class _Described:
-    """A leaf of a signature as a leaf of a pytree, which a tuple is not."""
+    """Wraps a leaf of a signature, as a tuple is no leaf of a pytree."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf

@@ -122,7 +122,7 @@ class Contraction:
         return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
     def absorbing(self, inner: "Sequence[Contraction | None]") -> "Contraction":
-        """Return this einsum of other ones; in its arguments, theirs take the place of the operands."""
+        """Return this einsum with others in the place of operands; their operands become its own."""
         return Contraction(self.subscripts, tuple(inner))
 
     def __call__(self, *arrays: Any) -> Any:
@@ -150,7 +150,7 @@ class Contraction:
         return f"{','.join(terms)}->{''.join(map(get_symbol, output))}"
 
     def _terms(self, output: _Labels, fresh: Iterator[int]) -> Iterator[_Labels]:
-        """Yield the indices of all operands that are passed, where the result has these."""
+        """Yield the indices of each operand that is passed, for a result with the indices `output`."""
         labels = dict(zip(self.subscripts.output, output, strict=True))
         for term, inner in zip(self.subscripts.inputs, self.inner, strict=True):
             for index in term:
@@ -167,7 +167,7 @@ class Contraction:
         return jax.numpy.einsum(str(self.subscripts), *own)
 
     def _written(self, shapes: Iterator[_Shape]) -> "_Written":
-        """Return what the result is like, and what it costs to compute the einsums one after the other."""
+        """Return the shape of the result, and the cost of computing the einsums one after the other."""
         own = [_Written(next(shapes)) if inner is None else inner._written(shapes) for inner in self.inner]
         own_shapes = [one.shape for one in own]
         if self.subscripts.has_ellipsis or any(shape is None for shape in own_shapes):

@@ -211,18 +211,18 @@ class CallQueue:
 
     @property
     def has_room(self) -> bool:
-        """Whether the device would take more of it."""
+        """Whether the device would take another job of this node."""
         return self.free > 0 and self.device.has_room
 
     @property
     def is_next(self) -> bool:
-        """Whether no other device that has a copy of the node, and room, is less busy."""
+        """Whether this device is the least busy of those that have a copy of the node, and room."""
         if len(self.replicas) == 1:
             return True
         return all(self.device.running <= one.device.running for one in self.replicas if one.has_room)
 
     async def run(self, call: DeviceCall) -> Any:
-        """Run a call; returns its result. What it raises is what `submit` raises, or the call has failed with."""
+        """Run a call and return its result; raises what `submit` raises, or the error of the call."""
         result: asyncio.Future[Any] = self.device.loop.create_future()
         call.result = result
         self.submit(call)
@@ -234,7 +234,7 @@ class CallQueue:
             del result  # it refers to an error, and that to this frame
 
     async def run_to_end(self, call: DeviceCall) -> Any:
-        """Run a call whose result must not be lost, because it takes the place of what the call destroys.
+        """Run a call whose result must not be lost, because the call destroys its arguments.
 
         A cancellation takes it back if the device has not begun with it. Otherwise the caller gets the result, or the
         error, and the cancellation where it waits next.
@@ -295,19 +295,19 @@ class CallQueue:
                 one.device.offer(one)
 
     def discard(self, call: DeviceCall) -> None:
-        """Have a call wait no longer."""
+        """Take out a call, if it still waits."""
         self.waiting.discard(call)
         self.forget_if_empty()
 
     def forget_if_empty(self) -> None:
-        """Have the devices look no more at a queue in which no call waits."""
+        """Have the devices skip this queue while no call waits in it."""
         if not self.waiting.count:
             for one in self.replicas:
                 one.device.busy.pop(one, None)
 
 
 def share(queues: Sequence[CallQueue]) -> None:
-    """Have several devices take the calls of one node, each when it is the next free one."""
+    """Have several devices share the calls of one node: the next free one takes the next call."""
     for queue in queues:
         queue.waiting = queues[0].waiting
         queue.replicas = tuple(queues)
@@ -437,9 +437,9 @@ class EngineDevice:
             self._idle.notify_all()
 
     def compile(self, jitted: JittedFunction, args: tuple[Any, ...]) -> "asyncio.Future[None]":
-        """Have a program compiled for such arguments; the future tells when it is, or why it could not be.
+        """Have a function compiled for such arguments; the future is settled when it is, or with the error.
 
-        It is not compiled if the future was cancelled before its turn.
+        It is not compiled if the future is cancelled before its turn has come.
         """
         done: asyncio.Future[None] = self.loop.create_future()
         mailbox, wait = self.mailbox, spans.waiting()
@@ -466,7 +466,7 @@ class EngineDevice:
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes more jobs."""
+        """Whether it takes another job."""
         return self.running < self._window and self._held_bytes < self._window_bytes and not self.is_closed
 
     def offer(self, queue: CallQueue) -> None:

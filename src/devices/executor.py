@@ -102,11 +102,11 @@ class DeviceExecutor:
         )
 
     def add_region(self, region: "DeviceExecutor") -> None:
-        """Note that the node is a part of a region, which has programs of its own."""
+        """Note that the node is a part of a region, whose programs count for it as well."""
         self._regions.add(region)
 
     def statistics(self) -> CompileStatistics:
-        """Return what the programs cost that the node has, also for parts of its result, or is a part of."""
+        """Return what its programs have cost: its own, those for parts of its result, and those of its regions."""
         others = (*self._regions, *self.giving.values())
         return CompileStatistics.total([self.compile_log.statistics(), *[other.statistics() for other in others]])
 
@@ -140,7 +140,7 @@ class DeviceExecutor:
         return found
 
     def jitted(self, placement: Placement, arguments: Arguments, donated: tuple[int, ...] = ()) -> JittedFunction:
-        """Return the program for a device and arguments of its calls, some of them donated."""
+        """Return the function to compile for a device and arguments of calls, some of them donated."""
         # What is shared is an argument like others, except in a batch, where it has no rows.
         key = placement, arguments.shared if self.options.batch is not None else (), donated
         if key not in self._jitted:
@@ -174,13 +174,13 @@ class DeviceExecutor:
 
     @property
     def label(self) -> str:
-        """The device, and the batch."""
+        """The device and the size of a batch, for drawings."""
         options = self.options
         return str(options.device) if options.batch is None else f"{options.device}, up to {options.batch.max_size}"
 
     @property
     def takes_unready(self) -> bool:
-        """Unless they are stacked, for which they have to be there."""
+        """Whether arguments may still be computed: yes, unless they are stacked, which takes their values."""
         return self.options.batch is None
 
     def check_reload(self, old: Any, new: Any) -> None:
@@ -217,7 +217,7 @@ class DeviceExecutor:
         resources: Mapping[str, Any],
         donated: tuple[int, ...] = (),
     ) -> None:
-        """Compile what calls like a sample need.
+        """Compile the programs that calls like a sample need.
 
         Args:
             pools: those of the Engine.
@@ -248,7 +248,7 @@ class DeviceExecutor:
     async def opened(
         self, pools: "Pools", device_strategy: str, arguments: Arguments, donated: tuple[int, ...] = ()
     ) -> "PlacedNode":
-        """Return the node on its devices, which are opened if they are not."""
+        """Return the node on its devices; those that are not open yet are opened."""
         pool, options = pools.other(DevicePool, DevicePool), self.options
         device = device_strategy if options.device == AUTO else options.device
         devices = pool.opened(device, options.replicas) or await pool.open(device, options.replicas)
@@ -279,7 +279,7 @@ def _in_order(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any
 
 
 def _vectorised(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
-    """Return the function of one item as one of a batch: rows of what is stacked, the rest as it is."""
+    """Return the function of one item mapped over a batch: over the rows of what is stacked, with the rest as it is."""
 
     def call(*values: Any) -> Any:
         count = len(arguments.names)
@@ -330,7 +330,7 @@ class PlacedNode:
         self.queue = queues[0]
 
     async def compile(self, values: tuple[Any, ...]) -> None:
-        """Compile what calls with such arguments need; for a batched node, batches of every size.
+        """Compile the programs that calls with such arguments need; for a batched node, of every size of batch.
 
         Raises:
             Exception: what the function raised while it was traced.
@@ -440,7 +440,7 @@ class OnDevice:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> DeviceCall | None:
-        """Begin with an item that has no task; not with the first one of all, which opens the device."""
+        """Begin with an item that no worker waits for; not with the first one of all, which opens the device."""
         placed = self._placed
         if placed is None:
             return None

@@ -50,7 +50,7 @@ class RegionCall:
 
     @property
     def identity(self) -> Hashable:
-        """What members of equal regions have in common."""
+        """What is equal for members of equal regions."""
         return self.name, self.location, self.fn, tuple(map(key, self.templates))
 
 
@@ -75,7 +75,7 @@ class Inputs:
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """Those that are to be the same for all calls of a batch, as all members that take them say."""
+        """Parameters that all members that take them name in `shared=`."""
         return tuple(itertools.compress(self.names, self._is_shared))
 
     def have_rows(self, resource_sources: Set[int]) -> bool:
@@ -178,7 +178,7 @@ def region_node(steps: Sequence[Step]) -> "tuple[Node[..., Any], tuple[Template,
 
 
 def _can_be_batched(steps: Sequence[Step], resource_sources: Set[int]) -> bool:
-    """Return whether a region would take anything that has a row for each call, if its nodes have batches.
+    """Return whether a region of batched nodes would have an argument with a row for each call.
 
     Numbers that are written in the graph have rows for a node by itself, and are a part of the program of a region.
     """
@@ -211,7 +211,7 @@ def _member(step: Step) -> RegionCall:
 
 
 def _with_contractions(members: list[RegionCall]) -> list[RegionCall]:
-    """Return the members with each einsum that only another one reads as a part of that."""
+    """Return the members after merging each einsum that only one other einsum reads into that one."""
     readers = Counter(read.source for member in members for read in reads(*member.templates))
     open_ones: dict[int, RegionCall] = {}
     absorbed: set[int] = set()
@@ -260,7 +260,7 @@ def _make(
 
 
 def _samples(members: Sequence[RegionCall], inputs: Inputs) -> Samples:
-    """Return what puts samples of a region together out of those of its members."""
+    """Return a function that makes samples of a region from those of its members."""
     constants = {-1 - index: one.value for index, one in enumerate(inputs.templates) if isinstance(one, Constant)}
     passed = {-1 - index: name for index, name in enumerate(inputs.names)}
 
@@ -282,7 +282,7 @@ def _samples(members: Sequence[RegionCall], inputs: Inputs) -> Samples:
 
 
 def _sample_of(member: RegionCall, number: int, known: Mapping[int, Any]) -> dict[int, Any]:
-    """Return what a sample of a member says of the values from outside that it takes."""
+    """Return the values from outside that a sample of a member has, by their numbers."""
     given = member.executor.options.sample_input
     if not given:
         return {}
@@ -297,7 +297,7 @@ def _sample_of(member: RegionCall, number: int, known: Mapping[int, Any]) -> dic
 
 
 def _composed(members: Sequence[RegionCall], names: Sequence[str]) -> Callable[..., Any]:
-    """Return the function that does what the members do one after the other."""
+    """Return a function that calls the members one after the other."""
     count_of_members = len(members)
     slots = {index: index for index in range(count_of_members)}
     slots.update({-1 - index: count_of_members + index for index in range(len(names))})
@@ -398,7 +398,7 @@ class _Survey:
         return tuple(self._alone)
 
     def _kind(self, chain: _Chain) -> Hashable | None:
-        """Return what the steps of a region have in common with this one; None if it is in none."""
+        """Return what is equal for all steps of a region with this one; None if it joins no region."""
         callee = chain[0].callee
         executor = callee.runs_in if isinstance(callee, Node) else None
         if not isinstance(callee, Node) or not isinstance(executor, DeviceExecutor):

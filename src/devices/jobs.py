@@ -39,7 +39,7 @@ def _jax_profiles() -> bool:
 
 
 def _named_in_profile(node: str, calls: "Sequence[DeviceCall]") -> AbstractContextManager[None]:
-    """Name what a thread does after a node; items are told by index, and by their numbers in Penstock's timeline."""
+    """Return an annotation for a profile of JAX: the node, and its items by index and by number in the timeline."""
     frames = [call.frame for call in calls[:_NAMED] if call.frame is not None]
     items = " ".join([str(frame.item) for frame in frames])
     annotation: AbstractContextManager[None] = _ANNOTATION(
@@ -164,12 +164,12 @@ class JobTimes:
 
 
 def _on_host(leaf: Any) -> Any:
-    """Return an array as one of NumPy; typed random keys have no such, and are fetched where they are taken apart."""
+    """Return an array as one of NumPy; typed random keys stay as they are, and are fetched in `split`."""
     return leaf if is_random_key(leaf) else np.asarray(leaf)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a device had too little memory; JAX has no type of its own for that."""
+    """Return whether a device had too little memory; JAX has no error type for that."""
     return str(error).startswith("RESOURCE_EXHAUSTED")
 
 

@@ -1,4 +1,4 @@
-"""Parameters: pytrees that come from resources, placed on a device once and not with every call."""
+"""Parameters: arguments that come from resources, placed on a device once and not with every call."""
 
 from contextlib import nullcontext
 from time import perf_counter
@@ -119,7 +119,7 @@ class _Placed:
 
 
 class SameParameters:
-    """Recognises the parameters of one argument, which are told apart as objects from there on.
+    """Gives equal parameters of one argument as the same object, as parameters are told apart by identity.
 
     `f([weights["a"], weights["b"]], x)` makes a list for each call, and `f(weights[0], x)` a view of an array.
     """
@@ -130,7 +130,7 @@ class SameParameters:
         self._structure: Any = None
 
     def of(self, value: Any) -> Any:
-        """Return the object that was given before for the same arrays in the same structure; else this one."""
+        """Return the last object if it had the same arrays in the same structure; else this one."""
         if value is self._last:
             return value
         leaves, structure = jax.tree.flatten(value)

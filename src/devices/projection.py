@@ -23,7 +23,7 @@ _Part: TypeAlias = Callable[[Any], Any]
 
 
 def giving_node(step: Step, paths: Sequence[Path]) -> "Node[..., Any]":
-    """Return the node that a step calls with another result.
+    """Return the node of a step with another result: parts of the present one.
 
     Args:
         step: a call of a device node.
@@ -57,7 +57,7 @@ def _giving(executor: DeviceExecutor, part: _Part, count: int) -> DeviceExecutor
 
 
 def _part(paths: Sequence[Path], name: str) -> _Part:
-    """Return what takes out of a result what is to be given."""
+    """Return a function that takes the wanted parts out of a result."""
     wanted = [Read(0, path) for path in paths]
     readers: list[tuple[Read, Callable[[Values], Any]]] = [(one, builder(one, {0: 0})) for one in wanted]
 
@@ -76,7 +76,7 @@ def _part(paths: Sequence[Path], name: str) -> _Part:
 
 
 def _fallback(fallback: Callable[[Exception], Any], part: _Part) -> Callable[[Exception], Any]:
-    """Return a fallback whose result is read as that of the program."""
+    """Return a fallback of whose result the same parts are taken."""
 
     async def given(error: Exception) -> Any:
         value = fallback(error)
@@ -85,8 +85,6 @@ def _fallback(fallback: Callable[[Exception], Any], part: _Part) -> Callable[[Ex
     return given
 
 
-# Items: a planning pass that has programs give what is read of their results.
-#
 # The item in `g(f(x)[0])` is there if `f` gives a tuple. Of an array it is a computation, and its reader would
 # dispatch that on the event loop, and the first time also compile it there. So the program of `f` gives the item.
 
@@ -116,7 +114,7 @@ def give_items(draft: Draft) -> tuple[Draft, PassReport]:
 
 
 class _Items:
-    """What is read of the result of a device node.
+    """Which parts of the result of a device node are read.
 
     Args:
         hint: its annotation.
@@ -139,13 +137,13 @@ class _Items:
         self.are_computed = any(self.paths)
 
     def replaced(self, read: Read) -> Read:
-        """Return what reads the same of what the program gives."""
+        """Return a read that finds the same in what the program gives."""
         path = self._computed(read)
         there: Path = () if len(self.paths) == 1 else (("item", self._positions[_key(path)]),)
         return Read(read.source, there + read.path[len(path) :], str(read))
 
     def _computed(self, read: Read) -> Path:
-        """Return the part of a path that ends with what may be a computation."""
+        """Return the beginning of a path, up to the last access that may be a computation."""
         hint, length = self._hint, 0
         for number, access in enumerate(read.path, 1):
             how, what = access
@@ -159,7 +157,7 @@ class _Items:
 
 
 def _find_items(draft: Draft) -> dict[int, _Items]:
-    """Return for the steps whose programs are to give items, by the numbers of their values, which."""
+    """Return the parts that programs are to give, by the number of the value."""
     found: defaultdict[int, list[Read]] = defaultdict(list)
     for read in chain(*[step.reads() for members in draft.steps for step in members], reads(draft.result)):
         found[read.source].append(read)
@@ -184,6 +182,6 @@ def _key(path: Path) -> Hashable:
 
 
 def _is_container(hint: Any) -> bool:
-    """Return whether an annotation is of what has its items, and does not compute them."""
+    """Return whether an annotation is that of a container, whose items are not computed."""
     kind: object = get_origin(hint) or hint
     return is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, Mapping | Sequence))

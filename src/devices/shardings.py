@@ -38,7 +38,7 @@ class Placement:
         return cls(tuple(cast("Any", mesh.devices).flat), mesh_name(mesh), mesh)
 
     def sharding(self, spec: PartitionSpec | None = None) -> Sharding:
-        """Return how an array lies here: whole on the device, or split over the mesh as `spec` says.
+        """Return the sharding of an array here: whole on the device, or split over the mesh by `spec`.
 
         Args:
             spec: axes of the mesh per axis of the array; None is a copy on every device.

@@ -321,7 +321,7 @@ class Stacker:
         return tuple(padded)
 
     def _refusal(self, parameter: str, argument: Any, configuration: Configuration, error: Exception) -> Exception:
-        """Return the error of an argument of which something cannot be stacked, with the place in it."""
+        """Return an error that names the place in an argument that cannot be stacked."""
         place = parameter
         with suppress(TypeError, ValueError):  # of the leaf that is refused, whose place this is; or of the whole
             for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
@@ -332,7 +332,7 @@ class Stacker:
 
 
 def on_host(item: BatchItem) -> BatchItem:
-    """Return an item whose arrays are NumPy's: it waits for those that a device still computes.
+    """Return an item with all of its arrays as NumPy's; blocks until a device has computed them.
 
     Raises:
         Exception: whatever the computation of an array has raised.
@@ -343,7 +343,7 @@ def on_host(item: BatchItem) -> BatchItem:
 
 
 def split(result: Any, stacked: Stacked, node: str) -> list[Any]:
-    """Split the result of a batch into those of its items; it waits for it.
+    """Split the result of a batch into those of its items; blocks until it is computed.
 
     Args:
         result: a pytree of arrays with one row per row of the arguments.
@@ -425,7 +425,7 @@ def _fetched(array: Array) -> Array:
 
 
 def _besides(leaf: Any) -> Any:
-    """Return what a leaf of an argument is besides its dtype and shape; see `Kind`."""
+    """Return the third part of the `Kind` of a leaf."""
     if not is_device_array(leaf):
         # To JAX, True and False are no numbers whose dtype could give way.
         return WEAK if leaf.__class__ in _OF_PYTHON and leaf.__class__ is not bool else None
@@ -457,7 +457,7 @@ def _as_array(leaf: Any, configuration: Configuration) -> Array:
 
 
 def _dtype(dtype: Any, configuration: Configuration) -> Any:
-    """Return what a dtype becomes as an argument.
+    """Return the dtype that JAX gives an argument of this one.
 
     Raises:
         TypeError: JAX does not compute with it.
