@@ -276,7 +276,7 @@ class CallQueue:
         if device.is_closed:
             raise EngineClosedError(f"device {device.name} takes no more calls: its Engine was closed")
         call.queue = self
-        if not self.gathers and not device.busy and self.has_room and len(self.replicas) == 1:
+        if not self.gathers and not device.busy and self.free and device.has_room and len(self.replicas) == 1:
             device.begin(self, [call])  # no other call waits, so it need not either
             return
         if waiting.is_full:
