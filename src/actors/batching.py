@@ -133,10 +133,14 @@ class BatchQueue(Generic[W]):
 
     def drop_unwanted(self, now: float) -> list[W]:
         """Take out and return the entries that are no longer wanted."""
-        unwanted = [entry for entry in self.all() if not entry.is_wanted(now)]
+        unwanted = [entry for group in self._groups.values() for entry in group if not entry.is_wanted(now)]
         for entry in unwanted:
             self.discard(entry)
         return unwanted
+
+    def is_due(self, now: float) -> bool:
+        """Return whether a batch is full, or its first entry has waited long enough."""
+        return any(self._is_due(group, self._batch.max_size, now) for group in self._groups.values())
 
     def take(
         self, now: float, *, at_once: bool = False, largest: Mapping[Hashable, int] = MappingProxyType({})
@@ -220,6 +224,7 @@ class Batcher(Actor[T, U]):
         self._call = call
         self._is_cancellable = runs_on == "loop"
         self._queue: BatchQueue[_WaitingWork[T, U]] = BatchQueue(batch)
+        self._may_refuse = batch.max_queue is not None
         self._free = concurrency
         self._name = name
         self._room = Condition()
@@ -229,15 +234,20 @@ class Batcher(Actor[T, U]):
 
     async def loop(self, inbox: Inbox[Work[T, U]], /) -> None:
         """Collect batches and start them."""
-        clock = asyncio.get_running_loop().time
+        clock, queue = asyncio.get_running_loop().time, self._queue
         try:
             async with asyncio.TaskGroup() as batches:
                 try:
                     while True:
-                        if self._queue.room <= 0:
-                            await self._room.wait_for(lambda: self._queue.room > 0)
-                        for work in [await inbox.get(), *inbox.take_nowait(self._queue.room - 1)]:
-                            self._add(work, clock(), batches)
+                        if queue.room <= 0:
+                            await self._room.wait_for(lambda: queue.room > 0)
+                        works = [await inbox.get(), *inbox.take_nowait(queue.room - 1)]
+                        now = clock()
+                        for work in works:
+                            if self._may_refuse and queue.is_full and not self._make_room(now, batches):
+                                work.fail(self._overloaded())
+                            else:
+                                queue.add(_WaitingWork(work, now))
                         self._start(batches)
                 except InboxClosed:
                     self._ending = True
@@ -248,35 +258,33 @@ class Batcher(Actor[T, U]):
         finally:
             self._stop_timer()
 
-    def _add(self, work: Work[T, U], now: float, batches: asyncio.TaskGroup) -> None:
-        queue = self._queue
-        if queue.is_full:
-            queue.drop_unwanted(now)
-        if queue.is_full:
-            self._start(batches)  # a full batch may be on its way out, which makes room
-        if queue.is_full:
-            work.fail(self._overloaded())
-        else:
-            queue.add(_WaitingWork(work, now))
+    def _make_room(self, now: float, batches: asyncio.TaskGroup) -> bool:
+        """Return whether another work may wait, in a full queue once what is not wanted has left."""
+        self._queue.drop_unwanted(now)
+        if self._queue.is_full:
+            self._start(batches)  # a full batch may be on its way out
+        return not self._queue.is_full
 
     def _start(self, batches: asyncio.TaskGroup, due: float = 0.0) -> None:
         """Start the batches that are due, and look again when the next one is."""
         loop = asyncio.get_running_loop()
         now = max(loop.time(), due)  # a timer may run a clock's tick too early
-        while self._free and not self._aborted:
-            self._queue.drop_unwanted(now)
-            batch = self._queue.take(now, at_once=self._ending)
-            if not batch:
-                break
+        while self._free and not self._aborted and (batch := self._take(now)):
             self._free -= 1
-            works = [entry.work for entry in batch]
-            batches.create_task(self._run(works, batches), name=f"penstock-batch-{self._name}")
+            batches.create_task(self._run(batch, batches), name=f"penstock-batch-{self._name}")
         self._stop_timer()  # not before: where tasks are eager, a batch that does not wait has come by here
         next_due = self._queue.due_at
         if self._free and next_due is not None and not self._aborted:
             self._timer = loop.call_at(next_due, self._start, batches, next_due)
         if self._queue.room > 0:
             self._room.notify_all()
+
+    def _take(self, now: float) -> list[Work[T, U]]:
+        queue = self._queue
+        if not self._ending and not queue.is_due(now):  # which it is not without its unwanted entries, either
+            return []
+        queue.drop_unwanted(now)
+        return [entry.work for entry in queue.take(now, at_once=self._ending)]
 
     async def _run(self, batch: list[Work[T, U]], batches: asyncio.TaskGroup) -> None:
         results: list[Any]
