@@ -1,14 +1,15 @@
 """Batching: `Batch`, and the actor that has items of many requests handled together by one call of a function."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from .._errors import InboxClosed, NodeCancelledError, Overloaded
 from .accepted import NOT_NEGATIVE, check_fields, instance, optional, whole
 from .cancellation import Condition
+from .channel import PriorityFifo
 from .loop_host import Actor
 from .own_loops import Inbox, Work
 
@@ -49,17 +50,12 @@ BATCH_FIELDS: Final = {
 BATCH: Final = optional(instance(Batch, "a Batch, such as penstock.Batch(max_size=32)"))
 
 
-# Batching: items of many requests, handled together by one call of a function.
-#
-# `BatchQueue` decides which items form a batch, and when; it has no clock and runs nothing. `Batcher` is an actor that
-# owns its loop and does what the queue says.
-
 T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Waits(Protocol):
-    """What a queue for batches has to know of an item."""
+class WaitsForBatch(Protocol):
+    """An entry of a `BatchQueue`, told apart from others by identity: a work of a `Batcher`, or a call on a device."""
 
     @property
     def priority(self) -> int:
@@ -67,76 +63,143 @@ class Waits(Protocol):
         ...
 
     @property
-    def deadline(self) -> float | None:
-        """When nobody will wait for it any more; None without one."""
+    def group(self) -> Hashable:
+        """Entries of equal groups may be in one batch."""
         ...
 
     @property
-    def cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
+    def arrived_at(self) -> float:
+        """When it began to wait."""
+        ...
+
+    def is_wanted(self, now: float) -> bool:
+        """Return whether its caller still waits, and has time left."""
         ...
 
 
-W = TypeVar("W", bound=Waits)
+W = TypeVar("W", bound=WaitsForBatch)
 
 
 class BatchQueue(Generic[W]):
-    """What waits for a batch: higher priorities first, first in first out within one.
+    """Decides which entries form a batch, and when: higher priorities first, first in first out within one.
 
-    Times are those of any clock; items whose `deadline` has passed on it, and cancelled ones, leave unnoticed.
+    It has no clock and runs nothing. All times are those of one clock, whichever it is. `Batcher` does what it says on
+    the event loop, and a `DeviceQueue` on a device.
     """
+
+    __slots__ = ("_batch", "_groups", "count")
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._waiting: list[tuple[W, float]] = []  # with the time at which each came, in that order
+        self._groups: dict[Hashable, PriorityFifo[W]] = {}
+        self.count = 0
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    @property
+    def is_full(self) -> bool:
+        """Whether as many wait as may."""
+        batch = self._batch
+        return batch.max_queue is not None and self.count >= batch.max_size + batch.max_queue
 
     @property
     def room(self) -> int:
-        """How many more items to ask for: one batch, or everything where some of it has to be refused."""
+        """How many more entries to ask for: one batch, or everything where some of it has to be refused."""
         batch = self._batch
-        return batch.max_size - len(self._waiting) if batch.max_queue is None else batch.max_size + batch.max_queue + 1
+        return batch.max_size - self.count if batch.max_queue is None else batch.max_size + batch.max_queue + 1
 
     @property
     def due_at(self) -> float | None:
         """When the next batch has to begin, however small it is; None if there is none."""
-        return self._waiting[0][1] + self._batch.max_wait_seconds if self._waiting else None
+        if not self._groups:
+            return None
+        return min([_oldest(group) for group in self._groups.values()]) + self._batch.max_wait_seconds
 
-    def add(self, item: W, now: float) -> bool:
-        """Add an item; returns False if it is refused, because too many wait."""
-        batch = self._batch
-        if batch.max_queue is not None and len(self._waiting) >= batch.max_size + batch.max_queue:
-            self._drop_unwanted(now)
-            if len(self._waiting) >= batch.max_size + batch.max_queue:
-                return False
-        self._waiting.append((item, now))
-        return True
+    def add(self, entry: W) -> None:
+        """Have an entry wait."""
+        group = self._groups.get(entry.group)
+        if group is None:
+            group = self._groups[entry.group] = PriorityFifo()
+        group.push(entry, entry.priority)
+        self.count += 1
 
-    def take(self, now: float, *, at_once: bool = False) -> list[W]:
-        """Take out a batch if it is full, or if its first item has waited long enough; else an empty list.
+    def discard(self, entry: W) -> None:
+        """Take an entry out, if it still waits."""
+        group = self._groups.get(entry.group)
+        if group is not None and group.discard(entry, entry.priority):
+            self._left(group, entry.group, 1)
+
+    def all(self) -> list[W]:
+        """Return all entries that wait, group by group."""
+        return [entry for group in self._groups.values() for entry in group]
+
+    def drop_unwanted(self, now: float) -> list[W]:
+        """Take out and return the entries that are no longer wanted."""
+        unwanted = [entry for group in self._groups.values() for entry in group if not entry.is_wanted(now)]
+        for entry in unwanted:
+            self.discard(entry)
+        return unwanted
+
+    def is_due(self, now: float) -> bool:
+        """Return whether a batch is full, or its first entry has waited long enough."""
+        return any(self._is_due(group, self._batch.max_size, now) for group in self._groups.values())
+
+    def take(
+        self, now: float, *, at_once: bool = False, largest: Mapping[Hashable, int] = MappingProxyType({})
+    ) -> list[W]:
+        """Take out a batch that is full, or whose first entry has waited long enough; else an empty list.
 
         Args:
             now: the time.
             at_once: whether not to wait for more.
+            largest: for a group, the most entries, if they are fewer than the batch holds: more do not fit the device.
         """
-        self._drop_unwanted(now)
-        due = self.due_at
-        size = self._batch.max_size
-        if due is None or not (at_once or now >= due or len(self._waiting) >= size):
-            return []
-        batch = sorted([item for item, _ in self._waiting], key=attrgetter("priority"), reverse=True)[:size]
-        taken = set(map(id, batch))
-        self._waiting = [entry for entry in self._waiting if id(entry[0]) not in taken]
-        return batch
-
-    def _drop_unwanted(self, now: float) -> None:
-        self._waiting = [
-            (item, came)
-            for item, came in self._waiting
-            if not item.cancelled and (item.deadline is None or now < item.deadline)
+        max_size = self._batch.max_size
+        if len(self._groups) == 1:  # nearly always
+            ((key, group),) = self._groups.items()
+            size = largest.get(key, max_size)
+            return self._taken(group, key, size) if at_once or self._is_due(group, size, now) else []
+        due = [
+            (group, key)
+            for key, group in self._groups.items()
+            if at_once or self._is_due(group, largest.get(key, max_size), now)
         ]
+        if not due:
+            return []
+        group, key = max(due, key=lambda one: (one[0].highest, -_oldest(one[0])))
+        return self._taken(group, key, largest.get(key, max_size))
+
+    def _taken(self, group: PriorityFifo[W], key: Hashable, size: int) -> list[W]:
+        taken = group.pop_many(size) if size > 1 else [group.pop()]
+        self._left(group, key, len(taken))
+        return taken
+
+    def _is_due(self, group: PriorityFifo[W], size: int, now: float) -> bool:
+        return group.count >= size or now >= _oldest(group) + self._batch.max_wait_seconds
+
+    def _left(self, group: PriorityFifo[W], key: Hashable, number: int) -> None:
+        self.count -= number
+        if not group.count:
+            del self._groups[key]
+
+
+def _oldest(group: PriorityFifo[W]) -> float:
+    """Return when the first of the entries began to wait: within one priority they are in that order."""
+    return min([entry.arrived_at for entry in group.heads()])
+
+
+class _WaitingWork(Generic[T, U]):
+    """A work in the queue of a `Batcher`."""
+
+    __slots__ = ("arrived_at", "priority", "work")
+    group = None  # any works may be in one batch
+
+    def __init__(self, work: Work[T, U], arrived_at: float) -> None:
+        self.work = work
+        self.priority = work.priority
+        self.arrived_at = arrived_at
+
+    def is_wanted(self, now: float) -> bool:
+        work = self.work
+        return not work.cancelled and (work.deadline is None or now < work.deadline)
 
 
 class Batcher(Actor[T, U]):
@@ -160,7 +223,8 @@ class Batcher(Actor[T, U]):
     ) -> None:
         self._call = call
         self._is_cancellable = runs_on == "loop"
-        self._queue: BatchQueue[Work[T, U]] = BatchQueue(batch)
+        self._queue: BatchQueue[_WaitingWork[T, U]] = BatchQueue(batch)
+        self._may_refuse = batch.max_queue is not None
         self._free = concurrency
         self._name = name
         self._room = Condition()
@@ -170,15 +234,20 @@ class Batcher(Actor[T, U]):
 
     async def loop(self, inbox: Inbox[Work[T, U]], /) -> None:
         """Collect batches and start them."""
-        clock = asyncio.get_running_loop().time
+        clock, queue = asyncio.get_running_loop().time, self._queue
         try:
             async with asyncio.TaskGroup() as batches:
                 try:
                     while True:
-                        if self._queue.room <= 0:
-                            await self._room.wait_for(lambda: self._queue.room > 0)
-                        for work in [await inbox.get(), *inbox.take_nowait(self._queue.room - 1)]:
-                            self._add(work, clock(), batches)
+                        if queue.room <= 0:
+                            await self._room.wait_for(lambda: queue.room > 0)
+                        works = [await inbox.get(), *inbox.take_nowait(queue.room - 1)]
+                        now = clock()
+                        for work in works:
+                            if self._may_refuse and queue.is_full and not self._make_room(now, batches):
+                                work.fail(self._overloaded())
+                            else:
+                                queue.add(_WaitingWork(work, now))
                         self._start(batches)
                 except InboxClosed:
                     self._ending = True
@@ -189,21 +258,18 @@ class Batcher(Actor[T, U]):
         finally:
             self._stop_timer()
 
-    def _add(self, work: Work[T, U], now: float, batches: asyncio.TaskGroup) -> None:
-        if self._queue.add(work, now):
-            return
-        self._start(batches)  # a full batch may be on its way out, which makes room
-        if not self._queue.add(work, now):
-            work.fail(self._overloaded())
+    def _make_room(self, now: float, batches: asyncio.TaskGroup) -> bool:
+        """Return whether another work may wait, in a full queue once what is not wanted has left."""
+        self._queue.drop_unwanted(now)
+        if self._queue.is_full:
+            self._start(batches)  # a full batch may be on its way out
+        return not self._queue.is_full
 
     def _start(self, batches: asyncio.TaskGroup, due: float = 0.0) -> None:
         """Start the batches that are due, and look again when the next one is."""
         loop = asyncio.get_running_loop()
         now = max(loop.time(), due)  # a timer may run a clock's tick too early
-        while self._free and not self._aborted:
-            batch = self._queue.take(now, at_once=self._ending)
-            if not batch:
-                break
+        while self._free and not self._aborted and (batch := self._take(now)):
             self._free -= 1
             batches.create_task(self._run(batch, batches), name=f"penstock-batch-{self._name}")
         self._stop_timer()  # not before: where tasks are eager, a batch that does not wait has come by here
@@ -212,6 +278,13 @@ class Batcher(Actor[T, U]):
             self._timer = loop.call_at(next_due, self._start, batches, next_due)
         if self._queue.room > 0:
             self._room.notify_all()
+
+    def _take(self, now: float) -> list[Work[T, U]]:
+        queue = self._queue
+        if not self._ending and not queue.is_due(now):  # which it is not without its unwanted entries, either
+            return []
+        queue.drop_unwanted(now)
+        return [entry.work for entry in queue.take(now, at_once=self._ending)]
 
     async def _run(self, batch: list[Work[T, U]], batches: asyncio.TaskGroup) -> None:
         results: list[Any]
@@ -239,13 +312,13 @@ class Batcher(Actor[T, U]):
 
     def _overloaded(self) -> Overloaded:
         return Overloaded(
-            f"node {self._name!r} refuses an item: {len(self._queue)} wait already, as many as one batch and "
+            f"node {self._name!r} refuses an item: {self._queue.count} wait already, as many as one batch and "
             "max_queue= of its Batch"
         )
 
 
 class _Demand:
-    """Cancels the present task, which handles a batch, as soon as nobody waits for any item of it any more.
+    """Cancels the present task, which handles a batch, as soon as the callers of all of its items have left.
 
     Attributes:
         task: the task.

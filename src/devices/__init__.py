@@ -3,18 +3,16 @@
 from typing import TYPE_CHECKING
 
 from .._public import public as _public
-from .batches.batch_statistics import BatchStatistics
-from .batches.device_batch import DeviceBatch
+from .benchmarking import Benchmark, Measurement, benchmark
 from .device_actor import DeviceActor, actor
-from .jax_types import Device
-from .platform.benchmarking import Benchmark, Measurement, benchmark
-from .platform.machine import CgroupLimits, CpuStatus, SlurmAllocation
-from .platform.platform_status import DeviceStatus, Recommendation, Status, status
-from .platform.selection import DeviceMesh, select
-from .platform.self_check import SelfCheckResult
-from .programs.compile_statistics import CompileStatistics, Recompilation, Transfer
-from .programs.persistent_cache import persistent_compile_cache
-from .regions.einsum import einsum
+from .device_batch import DeviceBatch
+from .einsum_node import einsum
+from .jax_import import Device, persistent_compile_cache
+from .machine import CgroupLimits, CpuStatus, SlurmAllocation
+from .platform_status import DeviceStatus, Recommendation, Status, status
+from .selection import DeviceMesh, select
+from .self_check import SelfCheckResult
+from .statistics import BatchStatistics, CompileStatistics, Recompilation, Transfer
 
 __all__ = [
     "Array", "BatchStatistics", "Benchmark", "CgroupLimits", "CompileStatistics", "CpuStatus", "Device",

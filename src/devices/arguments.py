@@ -1,18 +1,16 @@
-"""Arguments: what callers pass to a device node, as the arguments of its program."""
+"""What callers pass to a device node, and how that becomes the arguments of its program."""
 
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
 
 from ..engine.tracing.annotations import signature_of
-from .batches.batch_job import BatchItem
-from .batches.device_batch import DeviceBatch
-from .batches.stacking import Stacker, mask_parameters
-from .programs.configuration import current
-from .programs.signature import is_device_array, static_part
+from .compile_key import current, is_device_array, static_part
+from .device_batch import DeviceBatch
+from .stacking import BatchItem, Stacked, Stacker, mask_parameters
 from .untyped_jax import jax
 
 
@@ -111,7 +109,7 @@ class Arguments:
         return tuple([bound.arguments[name] for name in self.names])
 
     def item(self, values: tuple[Any, ...]) -> tuple[BatchItem, Hashable]:
-        """Return the arguments of one call of a batched node, and which others it may run together with.
+        """Return the arguments of one call of a batched node, and its group: calls of one group may run together.
 
         Raises:
             TypeError: an argument cannot be stacked.
@@ -119,15 +117,29 @@ class Arguments:
         """
         assert self.stacker is not None
         shared = self._shared_of(values)
-        item = self.stacker.item(self._stacked_of(values), current())
+        item = self.stacker.item(self._stacked_of(values), current(), shared)
         # No two versions of what is shared are mixed in a batch: they are told apart as objects.
         versions: Iterable[Any] = map(id, shared)
         if len(self.shared) > len(self.parameters):
             versions = [self._version(i, value) for i, value in zip(self.shared, shared, strict=True)]
-        return BatchItem(item, shared), (item.signature, *versions)
+        return item, (item.signature, *versions)
+
+    def stack(self, items: Sequence[BatchItem], size: int) -> Stacked:
+        """Stack items of one group, whose arrays are on the host, to so many rows."""
+        assert self.stacker is not None
+        return self.stacker.stack(items, size)
+
+    def of_batch(self, stacked: Stacked, shared: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the vectorised program: stacked ones, those of all calls, and masks."""
+        args: list[Any] = [None] * len(self.names)
+        for position, argument in zip(self.stacked, stacked.arguments, strict=True):
+            args[position] = argument
+        for position, argument in zip(self.shared, shared, strict=True):
+            args[position] = argument
+        return (*args, *stacked.masks)
 
     def _version(self, position: int, value: Any) -> Any:
-        """Return what calls have in common that can run together, of an argument that they share."""
+        """Return the part of a group that is for a shared argument."""
         if position in self.static:
             return static_part(value, self, position)
         if position in self.parameters:
@@ -158,7 +170,7 @@ class Arguments:
 
 
 def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Return what takes the values at these positions; each item of a batch pays for it."""
+    """Return a function that picks the values at these positions; it is called for each item of a batch."""
     if not positions:
         return lambda values: ()
     if len(positions) == 1:

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from .._public import LateModule
-from .jax_import import require_jax
-from .jax_types import Device
-from .platform.selection import DeviceMesh
+from .jax_import import Device, require_jax
+from .selection import DeviceMesh
 
 if TYPE_CHECKING:
     import jax.sharding
@@ -39,7 +38,7 @@ class DeviceActor:
     """
 
     def __init__(self, device: Any) -> None:
-        from .function_calls import call_function  # once, as every call would pay for it; it needs JAX
+        from .device_pool import call_function  # once, as every call would pay for it; it needs JAX
 
         self._device = device
         self._call = call_function

@@ -11,11 +11,9 @@ from ..engine.engine import default_engine
 from ..engine.graph import Graph
 from ..engine.node import Node, is_async, is_generator
 from ..engine.options import resolve
-from .batches.batch_statistics import BatchStatistics
-from .batches.device_batch import on_device
-from .jax_import import require_jax
-from .jax_types import is_device
-from .programs.compile_statistics import CompileStatistics
+from .device_batch import on_device
+from .jax_import import is_device, require_jax
+from .statistics import BatchStatistics, CompileStatistics
 
 if TYPE_CHECKING:
     from .executor import DeviceExecutor
@@ -84,8 +82,8 @@ def device_node(
             `map_each` takes from outside. They are passed once, and not stacked; calls with other arrays, told apart as
             objects, run in other batches. Arrays that are written in the graph itself need no mention. Without effect
             without `batch=`.
-        donate: the result may take the memory of arguments that are results of device nodes, and that nobody else
-            reads, not even another attempt. Without effect with `batch=`: what is stacked is new.
+        donate: the result may take the memory of arguments that are results of device nodes, and that nothing
+            else reads, not even another attempt. Without effect with `batch=`: what is stacked is new.
         pure: the function does nothing but compute its result: equal calls are merged, a batch that failed is tried
             again in parts, and neighbours become one program.
         in_specs: for a mesh: how each argument is split over it. A tuple with a `PartitionSpec` for each parameter, a
@@ -117,7 +115,9 @@ def device_node(
 
     def decorate(target: Callable[..., Any]) -> Node[..., Any]:
         require_jax()
-        from .executor import DeviceExecutor, DeviceOptions, DevicePrograms
+        from .executor import DeviceExecutor, DeviceOptions
+        from .fusion import fuse_regions
+        from .projection import give_items
 
         check("name", name, optional(NAME))
         label = name or str(getattr(target, "__name__", type(target).__name__))
@@ -132,7 +132,8 @@ def device_node(
             device, on_device(batch), _names(label, "static", static), _names(label, "shared", shared), donate, pure,
             in_specs, out_specs, replicas, prefetch, _samples(label, sample_input),
         )  # fmt: skip
-        return DeviceNode(target, policy, name=label, executor=DeviceExecutor(DevicePrograms(label, target, options)))
+        executor = DeviceExecutor(label, target, options, (fuse_regions, give_items))
+        return DeviceNode(target, policy, name=label, executor=executor)
 
     return decorate if fn is None else decorate(fn)
 
@@ -142,11 +143,11 @@ class DeviceNode(Node[P, R]):
 
     def compile_statistics(self) -> CompileStatistics:
         """Return what its programs have cost, and why there is more than one."""
-        return self._device_executor.programs.statistics()
+        return self._device_executor.statistics()
 
     def batch_statistics(self) -> BatchStatistics:
         """Return what its batches held, and how much of it was padding; all 0 for a node without `batch=`."""
-        return self._device_executor.programs.batches.statistics()
+        return self._device_executor.batch_log.statistics()
 
     async def warmup(
         self, *sample: Any, resources: Mapping[str, Any] | None = None, constants: Mapping[str, Any] | None = None
@@ -168,7 +169,7 @@ class DeviceNode(Node[P, R]):
         given, same = resources or {}, constants or {}
         pools, options = default_engine()._runtime.pools, resolve("Engine", {}, {})
         executor = self._device_executor
-        arguments = executor.programs.arguments(frozenset(given), frozenset(same))
+        arguments = executor.arguments(frozenset(given), frozenset(same))
         await executor.compile(pools, options.device_strategy, arguments, sample, {**given, **same})
 
     @property
@@ -177,7 +178,7 @@ class DeviceNode(Node[P, R]):
 
 
 def _check_place(label: str, device: object, batch: object) -> None:
-    from .platform.selection import is_selectable
+    from .selection import is_selectable
 
     if not is_selectable(device):
         raise TypeError(

@@ -1,5 +1,6 @@
-"""Device executor: where device nodes run, as the engine sees it, and what is compiled for each of them."""
+"""Where device nodes run: what is compiled for each of them, its devices, and the calls of its call sites."""
 
+import asyncio
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -8,11 +9,17 @@ from weakref import WeakSet
 from .._errors import PlanError
 from ..telemetry import spans
 from .arguments import Arguments, holds_array
-from .batches.device_batch import DeviceBatch, batch_sizes
-from .dispatch.device_pool import DevicePool
-from .dispatch.parameters import check_same_shapes
-from .platform.selection import AUTO
-from .programs.compile_statistics import CompileStatistics
+from .batches import BatchCallQueue, BatchLog
+from .compiling import CompileLog, JittedFunction
+from .device_batch import DeviceBatch, batch_sizes
+from .device_pool import DevicePool
+from .engine_device import AHEAD, CallQueue, DeviceCall, EngineDevice, SingleCallQueue, share
+from .parameters import SameParameters, check_same_shapes
+from .selection import AUTO
+from .shardings import Placement, Specs
+from .stacking import on_host, unwrapped
+from .statistics import CompileStatistics
+from .untyped_jax import jax
 
 if TYPE_CHECKING:
     from ..actors.detached import DetachedStep
@@ -22,10 +29,6 @@ if TYPE_CHECKING:
     from ..engine.node import CallSite
     from ..engine.passes import Pass
     from ..engine.pools import Pools
-    from .dispatch.device_queue import DeviceCall
-    from .dispatch.engine_device import PlacedNode
-    from .platform.placement import Placement
-    from .programs.compiling import Program
 
 
 # From the arguments that come from resources, by parameter, to the other arguments of items like those that will come.
@@ -49,23 +52,24 @@ class DeviceOptions:
     sample_input: tuple[tuple[Any, ...], ...]
 
 
-class DevicePrograms:
-    """The programs of one device node, on each device and for each set of parameters that come from resources.
+class DeviceExecutor:
+    """Compiles and runs one device node.
+
+    Its programs are its own for each device, and for each set of parameters that come from resources.
 
     Args:
         name: of the node.
         fn: its function.
         options: how it runs.
+        passes: the planning passes of device nodes.
         samples: gives the arguments of items to compile it for, where these come from resources; those of its options
             unless told otherwise.
         members: names of the nodes of a region; none for a node that is one.
 
     Attributes:
-        samples: as given.
-        log: what its own programs cost.
-        fn: the function.
-        members: as given.
-        giving: programs that give parts of its result, by which.
+        compile_log: what its own programs cost.
+        batch_log: what its batches held.
+        giving: executors whose programs give parts of its result, by which.
 
     Raises:
         TypeError: the function cannot be compiled as asked.
@@ -76,37 +80,35 @@ class DevicePrograms:
         name: str,
         fn: Callable[..., Any],
         options: DeviceOptions,
+        passes: "tuple[Pass, ...]",
         samples: Samples | None = None,
         members: tuple[str, ...] = (),
     ) -> None:
-        from .batches.batch_statistics import BatchLog
-        from .programs.compiling import CompileLog
-        from .specs import Specs
-
         self.name = name
+        self.fn = fn
         self.options = options
+        self.passes = passes
         self.members = members
         self.samples: Samples = samples or (lambda resources: options.sample_input)
-        self.log = CompileLog()
-        self.batches = BatchLog(name)
-        self.fn = fn
-        self.giving: dict[Hashable, DevicePrograms] = {}
+        self.compile_log = CompileLog()
+        self.batch_log = BatchLog(name)
+        self.giving: dict[Hashable, DeviceExecutor] = {}
         # A region belongs to the plans that have it.
-        self._shared: WeakSet[DevicePrograms] = WeakSet()
+        self._regions: WeakSet[DeviceExecutor] = WeakSet()
         self._arguments: dict[tuple[frozenset[str], frozenset[str]], Arguments] = {}
-        self._programs: dict[tuple[Placement, tuple[int, ...], tuple[int, ...]], Program] = {}
+        self._jitted: dict[tuple[Placement, tuple[int, ...], tuple[int, ...]], JittedFunction] = {}
         self._specs = Specs(
             name, options.device, self.arguments(frozenset()).names, options.in_specs, options.out_specs
         )
 
-    def share(self, region: "DevicePrograms") -> None:
-        """Note that the node is a part of a region, which has programs of its own."""
-        self._shared.add(region)
+    def add_region(self, region: "DeviceExecutor") -> None:
+        """Note that the node is a part of a region, whose programs count for it as well."""
+        self._regions.add(region)
 
     def statistics(self) -> CompileStatistics:
-        """Return what the programs cost that the node has, also for parts of its result, or is a part of."""
-        others = (*self._shared, *self.giving.values())
-        return CompileStatistics._total([self.log.statistics(), *[other.statistics() for other in others]])
+        """Return what its programs have cost: its own, those for parts of its result, and those of its regions."""
+        others = (*self._regions, *self.giving.values())
+        return CompileStatistics._total([self.compile_log.statistics(), *[other.statistics() for other in others]])
 
     def constants(self, site: "CallSite") -> frozenset[str]:
         """Return the parameters of a batched node whose arguments at a call site are passed once, and not per row.
@@ -137,27 +139,25 @@ class DevicePrograms:
             )
         return found
 
-    def program(self, placement: "Placement", arguments: Arguments, donated: tuple[int, ...] = ()) -> "Program":
-        """Return the program for a device and arguments of its calls, some of them donated."""
+    def jitted(self, placement: Placement, arguments: Arguments, donated: tuple[int, ...] = ()) -> JittedFunction:
+        """Return the function to compile for a device and arguments of calls, some of them donated."""
         # What is shared is an argument like others, except in a batch, where it has no rows.
         key = placement, arguments.shared if self.options.batch is not None else (), donated
-        if key not in self._programs:
-            self._programs[key] = self._make(placement, arguments, donated)
-        return self._programs[key]
+        if key not in self._jitted:
+            self._jitted[key] = self._make(placement, arguments, donated)
+        return self._jitted[key]
 
     def batch_sizes(self, batch: DeviceBatch, arguments: Arguments) -> tuple[int, ...]:
         """Return the sizes that batches are padded to: their rows are independent, and split over the mesh evenly."""
         return batch_sizes(batch, self._specs.row_multiple(arguments.names[i] for i in arguments.stacked))
 
-    def _make(self, placement: "Placement", arguments: Arguments, donated: tuple[int, ...]) -> "Program":
-        from .programs.compiling import Program
-
+    def _make(self, placement: Placement, arguments: Arguments, donated: tuple[int, ...]) -> JittedFunction:
         options, specs = self.options, self._specs
         specs.check(placement)
         in_specs = [specs.of(name) for name in arguments.names]
         if arguments.stacker is not None:
             in_specs += [specs.of_mask(name) for name in arguments.stacker.padded]
-        return Program(
+        return JittedFunction(
             _vectorised(self.fn, arguments) if options.batch is not None else _in_order(self.fn, arguments),
             self.name,
             (*arguments.names, *arguments.masks),
@@ -169,8 +169,93 @@ class DevicePrograms:
             pure=options.pure,
             bucketed=_bucketed(arguments),
             from_resources=frozenset(arguments.parameters),
-            log=self.log,
+            log=self.compile_log,
         )
+
+    @property
+    def label(self) -> str:
+        """The device and the size of a batch, for drawings."""
+        options = self.options
+        return str(options.device) if options.batch is None else f"{options.device}, up to {options.batch.max_size}"
+
+    @property
+    def takes_unready(self) -> bool:
+        """Whether arguments may still be computed: yes, unless they are stacked, which takes their values."""
+        return self.options.batch is None
+
+    def check_reload(self, old: Any, new: Any) -> None:
+        """Refuse parameters that would need another program.
+
+        Raises:
+            DeviceError: shapes, dtypes or structure differ; the message names what.
+        """
+        check_same_shapes(old, new)
+
+    async def warm_up(
+        self, site: "CallSite", pools: "Pools", device_strategy: str, resources: Mapping[str, Any]
+    ) -> None:
+        """Compile the programs for the samples of the node.
+
+        Raises:
+            PlanError: it has none.
+        """
+        samples = self.samples(resources)
+        if not samples:
+            raise PlanError(
+                f"warmup=True: device node {site.label!r} has no sample_input=, so it is not known what to compile "
+                "it for; give it the arguments of one item, as a tuple"
+            )
+        for sample in samples:
+            await self.compile(pools, device_strategy, self.arguments_at(site), sample, resources, self.donated(site))
+
+    async def compile(
+        self,
+        pools: "Pools",
+        device_strategy: str,
+        arguments: Arguments,
+        sample: tuple[Any, ...],
+        resources: Mapping[str, Any],
+        donated: tuple[int, ...] = (),
+    ) -> None:
+        """Compile the programs that calls like a sample need.
+
+        Args:
+            pools: those of the Engine.
+            device_strategy: where it runs, if that is left open.
+            arguments: how the calls become arguments.
+            sample: those that do not come from resources, in order.
+            resources: the others, by parameter.
+            donated: positions of the arguments whose memory the result may take.
+        """
+        placed = await self.opened(pools, device_strategy, arguments, donated)
+        await placed.compile(arguments.merge(sample, resources))
+
+    def carrier(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "OnDevice":
+        """Return what runs one item on the device."""
+        return OnDevice(self, site, pools, device_strategy)
+
+    def arguments_at(self, site: "CallSite") -> Arguments:
+        """Return how the calls of a site become arguments."""
+        return self.arguments(site.resources, self.constants(site))
+
+    def donated(self, site: "CallSite") -> tuple[int, ...]:
+        """Return the positions of the arguments whose memory the result of a call there may take."""
+        options = self.options
+        if not options.donate or options.batch is not None:
+            return ()
+        return self.arguments(site.resources).positions(site.owned)
+
+    async def opened(
+        self, pools: "Pools", device_strategy: str, arguments: Arguments, donated: tuple[int, ...] = ()
+    ) -> "PlacedNode":
+        """Return the node on its devices; those that are not open yet are opened."""
+        pool, options = pools.other(DevicePool, DevicePool), self.options
+        device = device_strategy if options.device == AUTO else options.device
+        devices = pool.opened(device, options.replicas) or await pool.open(device, options.replicas)
+        key = self, arguments, donated, devices
+        if key not in pool.placed:
+            pool.placed[key] = PlacedNode(devices, self, arguments, donated)
+        return pool.placed[key]
 
 
 def _bucketed(arguments: Arguments) -> tuple[frozenset[int], ...]:
@@ -194,10 +279,7 @@ def _in_order(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any
 
 
 def _vectorised(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
-    """Return the function of one item as one of a batch: rows of what is stacked, the rest as it is."""
-    import jax
-
-    from .batches.stacking import unwrapped
+    """Return the function of one item mapped over a batch: over the rows of what is stacked, with the rest as it is."""
 
     def call(*values: Any) -> Any:
         count = len(arguments.names)
@@ -213,105 +295,105 @@ def _vectorised(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., A
     return call
 
 
-class DeviceExecutor:
-    """Runs the calls of one device node.
+class PlacedNode:
+    """One node on one device, or on several that each have a copy: the next free one takes the next call.
 
     Args:
-        programs: what is compiled for it.
+        devices: where it runs; the first is asked first.
+        executor: of the node.
+        arguments: how its calls become arguments.
+        donated: positions of the arguments whose memory the result may take.
+
+    Attributes:
+        queue: the calls that wait for the first of them.
     """
 
-    def __init__(self, programs: DevicePrograms) -> None:
-        self.programs = programs
-
-    @property
-    def label(self) -> str:
-        """The device, and the batch."""
-        options = self.programs.options
-        return str(options.device) if options.batch is None else f"{options.device}, up to {options.batch.max_size}"
-
-    @property
-    def passes(self) -> "tuple[Pass, ...]":
-        """Those of device nodes."""
-        from .regions.fusion import fuse_regions
-        from .regions.projection import give_items
-
-        return fuse_regions, give_items
-
-    @property
-    def takes_unready(self) -> bool:
-        """Unless they are stacked, for which they have to be there."""
-        return self.programs.options.batch is None
-
-    def check_reload(self, old: Any, new: Any) -> None:
-        """Refuse parameters that would need another program.
-
-        Raises:
-            DeviceError: shapes, dtypes or structure differ; the message names what.
-        """
-        check_same_shapes(old, new)
-
-    async def warm_up(
-        self, site: "CallSite", pools: "Pools", device_strategy: str, resources: Mapping[str, Any]
-    ) -> None:
-        """Compile the programs for the samples of the node.
-
-        Raises:
-            PlanError: it has none.
-        """
-        samples = self.programs.samples(resources)
-        if not samples:
-            raise PlanError(
-                f"warmup=True: device node {site.label!r} has no sample_input=, so nobody knows what to compile it "
-                "for; give it the arguments of one item, as a tuple"
-            )
-        for sample in samples:
-            await self.compile(pools, device_strategy, self.arguments(site), sample, resources, self.donated(site))
-
-    async def compile(
+    def __init__(
         self,
-        pools: "Pools",
-        device_strategy: str,
-        arguments: "Arguments",
-        sample: tuple[Any, ...],
-        resources: Mapping[str, Any],
+        devices: tuple[EngineDevice, ...],
+        executor: DeviceExecutor,
+        arguments: Arguments,
         donated: tuple[int, ...] = (),
     ) -> None:
-        """Compile what calls like a sample need.
+        options = executor.options
+        self._loop = devices[0].loop
+        self._devices = devices
+        self._jitted = [executor.jitted(device.placement, arguments, donated) for device in devices]
+        self._arguments = arguments
+        self._parameters = [(position, SameParameters()) for position in arguments.parameters]
+        self._sizes: tuple[int, ...] = ()  # of batches
+        if options.batch is not None:
+            self._sizes = executor.batch_sizes(options.batch, arguments)
+        queues = [self._queue(device, jitted, executor) for device, jitted in zip(devices, self._jitted, strict=True)]
+        if len(queues) > 1:
+            share(queues)
+        self.queue = queues[0]
 
-        Args:
-            pools: those of the Engine.
-            device_strategy: where it runs, if that is left open.
-            arguments: how the calls become arguments.
-            sample: those that do not come from resources, in order.
-            resources: the others, by parameter.
-            donated: positions of the arguments whose memory the result may take.
+    async def compile(self, values: tuple[Any, ...]) -> None:
+        """Compile the programs that calls with such arguments need; for a batched node, of every size of batch.
+
+        Raises:
+            Exception: what the function raised while it was traced.
         """
-        placed = await self.opened(pools, device_strategy, arguments, donated)
-        await placed.compile(arguments.merge(sample, resources))
+        variants = [values]
+        arguments = self._arguments
+        if arguments.stacker is not None:
+            item = on_host(arguments.item(values)[0])
+            variants = [arguments.of_batch(arguments.stack([item], size), item.shared) for size in self._sizes]
+        compiled = [
+            device.compile(jitted, args)
+            for device, jitted in zip(self._devices, self._jitted, strict=True)
+            for args in variants
+        ]
+        try:
+            await asyncio.wait(compiled)
+        finally:
+            for future in compiled:
+                future.cancel()  # without effect on those that are over
+        for future in compiled:
+            future.result()
 
-    def carrier(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "OnDevice":
-        """Return what runs one item on the device."""
-        return OnDevice(self, site, pools, device_strategy)
+    def call(
+        self,
+        values: tuple[Any, ...],
+        priority: int = 0,
+        deadline: float | None = None,
+        *,
+        hands_on: bool = False,
+        label: str | None = None,
+    ) -> DeviceCall:
+        """Return a call with these arguments, one for each parameter.
 
-    def arguments(self, site: "CallSite") -> "Arguments":
-        """Return how the calls of a site become arguments."""
-        return self.programs.arguments(site.resources, self.programs.constants(site))
+        Raises:
+            TypeError: the node is batched, and an argument cannot be stacked.
+            ValueError: the node is batched, and an argument is too long.
+        """
+        for position, same in self._parameters:
+            value = same.of(values[position])
+            if value is not values[position]:
+                values = (*values[:position], value, *values[position + 1 :])
+        if self._arguments.stacker is None:
+            return DeviceCall(
+                self._loop, self._jitted[0], values, hands_on=hands_on, priority=priority, deadline=deadline,
+                label=label, size_bytes=self._arguments.size_bytes(values),
+            )  # fmt: skip
+        item, group = self._arguments.item(values)
+        size_bytes = sum([array.nbytes for array in item.arrays])
+        return DeviceCall(
+            self._loop, self._jitted[0], (item,), priority=priority, deadline=deadline, group=group,
+            size_bytes=size_bytes,
+        )  # fmt: skip
 
-    def donated(self, site: "CallSite") -> tuple[int, ...]:
-        """Return the positions of the arguments whose memory the result of a call there may take."""
-        options = self.programs.options
-        if not options.donate or options.batch is not None:
-            return ()
-        return self.programs.arguments(site.resources).positions(site.owned)
-
-    async def opened(
-        self, pools: "Pools", device_strategy: str, arguments: "Arguments", donated: tuple[int, ...] = ()
-    ) -> "PlacedNode":
-        """Return the node on its devices, which are opened if they are not."""
-        pool, options = pools.other(DevicePool, DevicePool), self.programs.options
-        device = device_strategy if options.device == AUTO else options.device
-        devices = pool.opened(device, options.replicas) or await pool.open(device, options.replicas)
-        return devices[0].placed(self.programs, arguments, devices, donated)
+    def _queue(self, device: EngineDevice, jitted: JittedFunction, executor: DeviceExecutor) -> CallQueue:
+        arguments, options = self._arguments, executor.options
+        if options.batch is None:
+            # What a device holds ahead, no other one can take when it is free.
+            limit = max(AHEAD, options.prefetch) if options.replicas == 1 else options.prefetch
+            return SingleCallQueue(jitted.name, device, jitted, arguments.parameters, limit)
+        return BatchCallQueue(
+            arguments, device, jitted, options.batch, self._sizes, options.prefetch, executor.batch_log,
+            repeats=options.pure,
+        )  # fmt: skip
 
 
 class OnDevice:
@@ -329,7 +411,7 @@ class OnDevice:
         self._site = site
         self._pools = pools
         self._device_strategy = device_strategy
-        self._arguments = executor.arguments(site)
+        self._arguments = executor.arguments_at(site)
         self._donated = executor.donated(site)
         self._label, self._is_handed_on = site.label, site.is_handed_on
         self._placed: PlacedNode | None = None  # for as long as the Engine is open, and so are its devices
@@ -346,9 +428,9 @@ class OnDevice:
         call = worker.outside_call = self._call(placed, actor, frame, args, kwargs)
         if frame.span is not None:
             call.wait = spans.waiting()
-            if self._executor.programs.members:
-                spans.consists_of(self._executor.programs.members)
-        return await placed.lane.queue.run(placed.lane, call)
+            if self._executor.members:
+                spans.consists_of(self._executor.members)
+        return await placed.queue.run(call)
 
     def begin(
         self,
@@ -357,19 +439,19 @@ class OnDevice:
         frame: "Frame",
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> "DeviceCall | None":
-        """Begin with an item that has no task; not with the first one of all, which opens the device."""
+    ) -> DeviceCall | None:
+        """Begin with an item that no worker waits for; not with the first one of all, which opens the device."""
         placed = self._placed
         if placed is None:
             return None
         call = self._call(placed, actor, frame, args, kwargs)
         call.result = detached
-        placed.lane.queue.submit(placed.lane, call)
+        placed.queue.submit(call)
         return call
 
     def _call(
-        self, placed: "PlacedNode", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> "DeviceCall":
+        self, placed: PlacedNode, actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> DeviceCall:
         call = placed.call(
             self._arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=self._is_handed_on,
             label=self._label,

@@ -1,17 +1,112 @@
-"""The one place that loads JAX, and says what to install where it is missing.
-
-Modules of this folder are imported with `penstock`, which must not load JAX. So they name its types under
-`TYPE_CHECKING`, and a function that needs it says `require_jax()` and then `import jax`.
-"""
+"""JAX as Penstock uses it: loaded and started when it is first needed, and typed where it is not."""
 
 import importlib
 import os
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 from .._errors import DeviceError, MissingExtraError
-from .jax_types import all_devices, asked_platforms
-from .wrong_fusions import StartOfBackends
+from .wrong_fusions import StartOfBackends, compiler_options
+
+if TYPE_CHECKING:
+    import jax
+
+
+class Device(Protocol):
+    """What Penstock uses of a `jax.Device`, which is one of these."""
+
+    @property
+    def id(self) -> int:
+        """Number of the device, unique in its platform over all processes."""
+        ...
+
+    @property
+    def platform(self) -> str:
+        """Name of its platform: "cpu", "gpu", "tpu"."""
+        ...
+
+    @property
+    def device_kind(self) -> str:
+        """Name of its hardware."""
+        ...
+
+    @property
+    def process_index(self) -> int:
+        """Number of the process that it belongs to; 0 unless `jax.distributed` is in use."""
+        ...
+
+    def memory_stats(self) -> dict[str, int] | None:
+        """Return what its allocator counts, in bytes; None where it does not."""
+        ...
+
+
+def all_devices(platform: str | None = None) -> list[Device]:
+    """Return the devices of a platform, those of other processes included; of the default one without a name.
+
+    Raises:
+        RuntimeError: there is no such platform.
+    """
+    import jax
+
+    return cast("list[Device]", jax.devices(platform))  # pyright: ignore[reportUnknownMemberType]
+
+
+def asked_platforms() -> str | None:
+    """Return the platforms that the environment or the configuration asks for; None if it is left to JAX."""
+    import jax
+
+    return cast("str | None", getattr(jax.config, "jax_platforms", None)) or None
+
+
+def put(value: Any, device: Device) -> "jax.Array":
+    """Return a value as an array on a device; the transfer may still be under way."""
+    import jax
+
+    return cast("jax.Array", jax.device_put(value, device))  # pyright: ignore[reportUnknownMemberType]
+
+
+def jit(function: "Callable[..., jax.Array]", platform: str) -> "Callable[..., jax.Array]":
+    """Return a function that compiles at its first call, as device nodes of that platform do."""
+    import jax
+
+    jitted = jax.jit(function, compiler_options=compiler_options(platform))  # pyright: ignore[reportUnknownMemberType]
+    return cast("Callable[..., jax.Array]", jitted)
+
+
+def local_devices(platform: str | None = None) -> list[Device]:
+    """Return the devices of a platform that belong to this process; of the default one without a name.
+
+    Raises:
+        RuntimeError: there is no such platform.
+    """
+    import jax
+
+    return cast("list[Device]", jax.local_devices(backend=platform))  # pyright: ignore[reportUnknownMemberType]
+
+
+def platforms() -> list[str]:
+    """Return the names of the platforms that have started, the default one first."""
+    import jax.extend.backend
+
+    names = list(jax.extend.backend.backends())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    default: str = local_devices()[0].platform
+    return sorted(names, key=lambda name: local_devices(name)[0].platform != default)
+
+
+def is_device(value: object) -> TypeGuard[Device]:
+    """Return whether something is a device of JAX."""
+    import jax
+
+    return isinstance(value, jax.Device)  # pyright: ignore[reportUnknownMemberType]
+
+
+# The one place that loads JAX, and says what to install where it is missing.
+#
+# Modules of this folder are imported with `penstock`, which must not load JAX. So they name its types under
+# `TYPE_CHECKING`, and a function that needs it says `require_jax()` and then `import jax`.
 
 # The environment belongs to the process: one thread at a time changes it and puts it back.
 _starting = threading.Lock()
@@ -91,11 +186,40 @@ def _start_backends() -> None:
 
 
 def _look_what_stayed() -> None:
-    global _stayed_in_parent, _starting  # noqa: PLW0603 - as above
+    global _stayed_in_parent, _starting  # noqa: PLW0603 - one for the process, as JAX is
     _starting = threading.Lock()  # a thread of the parent may have held it
-    # Whoever makes an array starts JAX as well. Its public interface does not tell: asking it for a device starts it.
+    # Code that makes an array starts JAX as well. Its public interface does not tell: asking it for a device starts it.
     bridge = sys.modules.get("jax._src.xla_bridge")
     _stayed_in_parent |= _is_started or (bridge is not None and bridge.backends_are_initialized())
 
 
 os.register_at_fork(after_in_child=_look_what_stayed)
+
+
+def persistent_compile_cache(folder: str | Path, *, min_compile_seconds: float = 0.0, min_bytes: int = 0) -> None:
+    """Keep compiled programs in a folder, for this process and those after it. Changes JAX's configuration.
+
+    A compilation that takes 400 ms takes 14 ms when it is read. A folder may be shared by processes that run the same
+    JAX on the same kind of device; others do not find their programs there, and add their own.
+
+    Args:
+        folder: made if it is not there. JAX never removes anything from it.
+        min_compile_seconds: programs that compile faster are not kept.
+        min_bytes: programs that are smaller are not kept.
+
+    Raises:
+        MissingExtraError: JAX is not installed.
+        OSError: the folder cannot be made.
+    """
+    require_jax()
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax: Any = sys.modules["jax"]  # whose `config` is unknown in part
+    path = Path(folder).expanduser().absolute()
+    path.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", min_compile_seconds)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", min_bytes)
+    # Whether there is a folder is asked once per process, at the first compilation, which may have been.
+    compilation_cache.reset_cache()

@@ -301,7 +301,10 @@ async def test_a_second_reader_is_refused_and_the_first_reads_on(first: str, sec
         return await waiting(x)
 
     async with engine.stream(graph(x) for x in range(3)) as stream:
-        ways: dict[str, Callable[[], Awaitable[object]]] = {"anext": stream.__anext__, "wait_started": stream.wait_started}
+        ways: dict[str, Callable[[], Awaitable[object]]] = {
+            "anext": stream.__anext__,
+            "wait_started": stream.wait_started,
+        }
         reader = asyncio.ensure_future(ways[first]())
         await testing.wait_quiescent()
         with pytest.raises(RuntimeError, match="one reader"):

@@ -8,15 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from penstock.devices.platform.placement import Placement
-from penstock.devices.programs.compile_cache import CompileCache
-from penstock.devices.programs.compiling import Program
-from penstock.devices.programs.executable import Executable
+from penstock.devices.compile_cache import CompileCache
+from penstock.devices.compiling import JittedFunction
+from penstock.devices.executable import Executable
+from penstock.devices.shardings import Placement
 
 
-def program(fn: Callable[..., Any], *parameters: str, device: int = 0, **options: Any) -> Program:
+def program(fn: Callable[..., Any], *parameters: str, device: int = 0, **options: Any) -> JittedFunction:
     options.setdefault("placement", Placement.of_device(jax.devices("cpu")[device]))
-    return Program(fn, options.pop("name", "node"), parameters or ("x",), **options)
+    return JittedFunction(fn, options.pop("name", "node"), parameters or ("x",), **options)
 
 
 def mesh_placement(shape: tuple[int, ...], axes: tuple[str, ...], **options: Any) -> Placement:
@@ -33,7 +33,7 @@ def leased(cache: CompileCache) -> Iterator[CompileCache]:
         cache.release()
 
 
-def compiled(cache: CompileCache, what: Program, *args: Any) -> Executable:
+def compiled(cache: CompileCache, what: JittedFunction, *args: Any) -> Executable:
     """Compiles, or raises what came instead."""
     done: SimpleQueue[Executable | BaseException] = SimpleQueue()
     cache.compile(what, args, done.put)
@@ -43,7 +43,7 @@ def compiled(cache: CompileCache, what: Program, *args: Any) -> Executable:
     return outcome
 
 
-def called(cache: CompileCache, what: Program, *args: Any) -> Any:
+def called(cache: CompileCache, what: JittedFunction, *args: Any) -> Any:
     """Does what a device's thread does."""
     executable = cache.find(what, args)
     if executable is None:

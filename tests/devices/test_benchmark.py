@@ -6,8 +6,8 @@ import pytest
 
 import penstock as ps
 from penstock import devices
-from penstock.devices.platform.benchmarking import Timed, summarise
-from penstock.devices.platform.self_check import SelfCheck
+from penstock.devices.benchmarking import RunTimes, summarise
+from penstock.devices.self_check import SelfCheck
 
 pytest.importorskip("jax")
 
@@ -47,12 +47,12 @@ def test_work_is_counted_as_documented() -> None:
 def test_shares_are_of_the_best_for_the_same_resource() -> None:
     found = summarise(
         [
-            Timed("matmul", (2, 2), 100, "FLOP", [1, 2, 3, 4, 5]),
-            Timed("elementwise", (8,), 100, "B", [5.0]),
-            Timed("elementwise", (16,), 100, "B", [2.0]),
-            Timed("reduction", (8,), 100, "B", [4.0, 4.0]),
-            Timed("host to device", (8,), 100, "B", [8.0]),
-            Timed("device to host", (8,), 100, "B", [10.0]),
+            RunTimes("matmul", (2, 2), 100, "FLOP", [1, 2, 3, 4, 5]),
+            RunTimes("elementwise", (8,), 100, "B", [5.0]),
+            RunTimes("elementwise", (16,), 100, "B", [2.0]),
+            RunTimes("reduction", (8,), 100, "B", [4.0, 4.0]),
+            RunTimes("host to device", (8,), 100, "B", [8.0]),
+            RunTimes("device to host", (8,), 100, "B", [10.0]),
         ]
     )
     assert [one.peak_share for one in found] == [1, 0.4, 1, 0.5, 1, 1]
@@ -68,6 +68,6 @@ def test_the_time_must_be_one(seconds: float) -> None:
 
 def test_a_device_that_computes_wrong_values_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = SelfCheck(lambda device, matrix: matrix[0])
-    monkeypatch.setattr("penstock.devices.platform.benchmarking.self_check", lambda: wrong)
+    monkeypatch.setattr("penstock.devices.benchmarking.self_check", lambda: wrong)
     with pytest.raises(ps.DeviceError, match="computes wrong values"):
         devices.benchmark("cpu")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.devices.batches.gathering import Bisection
+from penstock.devices.batches import Bisection
 
 
 class BadItems(Exception):

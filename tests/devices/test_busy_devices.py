@@ -17,8 +17,8 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.dispatch import device_pool, jobs
-from penstock.devices.programs.executable import Executable
+from penstock.devices import device_pool, jobs
+from penstock.devices.executable import Executable
 
 from .gates import Gate, gated
 
@@ -172,7 +172,7 @@ async def test_a_node_that_had_much_before_is_not_kept_waiting_for_what_is_new()
         await asyncio.gather(*(service.run(old(row(n))) for n in range(50)))
         await service.run(new(row(0)))
         (device,) = _devices()
-        device.queue._window = 1
+        device._window = 1
         gate.close()
         gate.values.clear()
         calls = [asyncio.ensure_future(service.run(new(row(n)))) for n in range(20)]
@@ -571,11 +571,11 @@ async def test_the_device_gets_batches_ahead_and_no_more_than_prefetch() -> None
         calls = [asyncio.ensure_future(service(row(n))) for n in range(8)]
         await gate.entered()
         (device,) = _devices()
-        (lane,) = [placed.lane for placed in device._placed.values()]
-        assert (device.queue.running, lane.free, lane.waiting.count) == (3, 0, 5)
+        (queue,) = device.busy
+        assert (device.running, queue.free, queue.waiting.count) == (3, 0, 5)
         gate.open()
         await asyncio.gather(*calls)
-        assert (device.queue.running, lane.free) == (0, 3)
+        assert (device.running, queue.free) == (0, 3)
 
 
 async def test_what_the_device_holds_ahead_is_bounded_in_bytes() -> None:
@@ -585,14 +585,14 @@ async def test_what_the_device_holds_ahead_is_bounded_in_bytes() -> None:
         calls = [asyncio.ensure_future(service(row(0)))]
         await gate.entered()
         (device,) = _devices()
-        device.queue._window_bytes = 20
+        device._window_bytes = 20
         calls += [asyncio.ensure_future(service(row(n))) for n in range(1, 9)]  # of 8 bytes each
         for _ in range(10):
             await asyncio.sleep(0)
-        assert (device.queue.running, device.queue._held_bytes) == (3, 24)
+        assert (device.running, device._held_bytes) == (3, 24)
         gate.open()
         assert [float(result[0]) for result in await asyncio.gather(*calls)] == list(range(9))
-        assert device.queue._held_bytes == 0
+        assert device._held_bytes == 0
 
 
 async def test_live_bytes_stay_flat_and_idle_threads_hold_no_item(effort: int) -> None:
@@ -658,7 +658,7 @@ async def test_a_failure_on_a_device_leaves_nothing_behind(monkeypatch: pytest.M
     async def of(x: Any) -> Any:
         return after(failing(slow(x)))
 
-    from penstock.devices.dispatch.jobs import ORIGINS
+    from penstock.devices.dispatch_thread import ORIGINS
 
     async with engine.Engine() as own:
         for _ in range(3):
@@ -741,7 +741,7 @@ def chain(**options: Any) -> tuple[Any, Any, Any]:
 @pytest.fixture
 def donated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
     """What was compiled: names, and positions of the arguments that are donated."""
-    from penstock.devices.programs import compile_cache
+    from penstock.devices import compile_cache
 
     found: list[tuple[str, tuple[int, ...]]] = []
     build = compile_cache.build
@@ -824,7 +824,7 @@ def _live_bytes() -> int:
 
 
 def _devices() -> list[Any]:
-    from penstock.devices.dispatch.device_pool import DevicePool
+    from penstock.devices.device_pool import DevicePool
 
     return [
         device

@@ -13,8 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry, testing
-from penstock.devices.batches import batch_job
-from penstock.devices.dispatch import device_queue
+from penstock.devices import engine_device, jobs
 from penstock.testing import faults
 
 from .gates import Gate, gated
@@ -373,9 +372,9 @@ async def test_the_bytes_of_a_call_that_fails_before_its_batch_are_given_back(mo
             raise ValueError("its computation has failed")
         return real(item)
 
-    real = batch_job.on_host
-    monkeypatch.setattr(batch_job, "on_host", on_host)
-    monkeypatch.setattr(device_queue.DeviceQueue.__init__, "__defaults__", (32, 4000))
+    real = jobs.on_host
+    monkeypatch.setattr(jobs, "on_host", on_host)
+    monkeypatch.setattr(engine_device.EngineDevice.__init__, "__defaults__", (32, 4000))
     batched = ps.device_node(device="cpu", batch=ps.Batch(4))(lambda x: x + 1)
 
     @ps.graph

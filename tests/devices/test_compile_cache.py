@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from penstock import DeviceError, EngineClosedError, OptionsError
-from penstock.devices.programs.compile_cache import CompileCache
-from penstock.devices.programs.executable import Executable
+from penstock.devices.compile_cache import CompileCache
+from penstock.devices.executable import Executable
 from tests.devices.compiled import called, compiled, leased, program
 
 X = np.ones(3, np.float32)
@@ -235,9 +235,9 @@ async def test_the_last_lease_waits_off_the_loop_and_fails_who_waits() -> None:
 EXITING = """
 import sys, threading
 import jax
-from penstock.devices.programs.compile_cache import CompileCache
-from penstock.devices.programs.compiling import Program
-from penstock.devices.platform.placement import Placement
+from penstock.devices.compile_cache import CompileCache
+from penstock.devices.compiling import JittedFunction
+from penstock.devices.shardings import Placement
 
 def chain(x):
     began.set()
@@ -249,7 +249,7 @@ began = threading.Event()
 cache = CompileCache()
 cache.acquire()
 for _ in range(3):
-    node = Program(chain, "node", ("x",), Placement.of_device(jax.devices()[0]))
+    node = JittedFunction(chain, "node", ("x",), Placement.of_device(jax.devices()[0]))
     x = jax.ShapeDtypeStruct((8, 8), "float32")
     cache.compile(node, (x,), lambda outcome: print(type(outcome).__name__, flush=True))
 began.wait()

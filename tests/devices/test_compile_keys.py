@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock.devices.programs import configuration as configurations
-from penstock.devices.programs.compile_cache import CompileCache
+from penstock.devices import compile_key as configurations
+from penstock.devices.compile_cache import CompileCache
 from tests.devices.compiled import called, compiled, leased, mesh_placement, program
 
 
@@ -117,9 +117,9 @@ def test_dtypes_are_those_of_a_configuration_whatever_has_been_set_meanwhile(arg
     jax.config.update("jax_enable_x64", True)
     configuration, node = configurations.current(), program(lambda x: x)
     jax.config.update("jax_enable_x64", False)
-    signatures = [node.signature((argument,), configuration)]
+    signatures = [configurations.signature_of((argument,), (), configuration, node)]
     jax.config.update("jax_enable_x64", True)
-    signatures.append(node.signature((argument,), configurations.current()))
+    signatures.append(configurations.signature_of((argument,), (), configurations.current(), node))
     assert "float64" in str(signatures[0])
     assert signatures[0] == signatures[1]
 

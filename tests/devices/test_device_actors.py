@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.dispatch.device_pool import DevicePool
+from penstock.devices.device_pool import DevicePool
 
 from .gates import Gate
 
@@ -125,11 +125,11 @@ async def test_functions_and_nodes_of_an_engine_take_turns() -> None:
         calls = [asyncio.ensure_future(own.run(flood(np.full(1, n, np.float32)))) for n in range(60)]
         await gate.entered()
         (device,) = _open_pools()[0]._devices.values()
-        assert device.queue.running < 60
+        assert device.running < 60
         calls.append(asyncio.ensure_future(own.run(one(np.full(1, -1, np.float32)))))
         for _ in range(20):
             await asyncio.sleep(0)
-        assert device.queue.running == 17  # the flood has what one node may have ahead, and the function is there, too
+        assert device.running == 17  # the flood has what one node may have ahead, and the function is there, too
         gate.open()
         await asyncio.gather(*calls)
 
@@ -147,15 +147,15 @@ async def test_what_functions_take_from_the_host_is_bounded_in_bytes() -> None:
 
     calls = [call(0)]
     await gate.entered()
-    (device,) = _open_pools()[0]._devices.values()
-    device.queue._window_bytes = 20
+    (opened,) = _open_pools()[0]._devices.values()
+    opened._window_bytes = 20
     calls += [call(number) for number in range(1, 9)]  # of 8 bytes each
     for _ in range(10):
         await asyncio.sleep(0)
-    assert (device.queue.running, device.queue._held_bytes) == (3, 24)
+    assert (opened.running, opened._held_bytes) == (3, 24)
     gate.open()
     assert [float(result[0]) for result in await asyncio.gather(*calls)] == list(range(9))
-    assert device.queue._held_bytes == 0
+    assert opened._held_bytes == 0
 
 
 def _open_pools() -> list[DevicePool]:

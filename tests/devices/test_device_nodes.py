@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.dispatch import parameters
+from penstock.devices import parameters
 
 from .gates import Gate
 

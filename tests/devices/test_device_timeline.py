@@ -14,11 +14,11 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine, telemetry
-from penstock.devices.dispatch.jobs import JobTimes
+from penstock.devices.jobs import JobTimes
 from penstock.telemetry.profiling.timeline import DeviceSlice
 
 if TYPE_CHECKING:
-    from penstock.devices.programs.executable import Executable
+    from penstock.devices.executable import Executable
 
 KINDS = ["compile", "to device", "compute", "from device"]
 

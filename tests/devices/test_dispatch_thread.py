@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.devices.dispatch import dispatch_thread
-from penstock.devices.dispatch.dispatch_thread import MAX_DEPTH, MIN_DEPTH, DispatchThread
+from penstock.devices import dispatch_thread
+from penstock.devices.dispatch_thread import MAX_DEPTH, MIN_DEPTH, DispatchThread
 
 TIMEOUT_SECONDS = 20
 

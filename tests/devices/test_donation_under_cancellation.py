@@ -15,7 +15,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.dispatch.device_queue import DeviceQueue
+from penstock.devices.engine_device import CallQueue
 
 from .gates import Gate
 
@@ -211,14 +211,14 @@ async def test_a_task_that_waits_for_nothing_more_ends_with_the_result(held: Hel
 async def test_a_call_that_would_hold_up_a_cancellation_again_does_not_begin(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit = DeviceQueue.submit
+    submit = CallQueue.submit
 
-    def submit_and_begin(self: DeviceQueue, lane: Any, call: Any) -> None:
-        submit(self, lane, call)
+    def submit_and_begin(self: CallQueue, call: Any) -> None:
+        submit(self, call)
         while held.result is not None and not call._turn.locked():  # so that only the result could come
             time.sleep(0.001)
 
-    monkeypatch.setattr(DeviceQueue, "submit", submit_and_begin)
+    monkeypatch.setattr(CallQueue, "submit", submit_and_begin)
 
     async def handler() -> None:
         await held.run()

@@ -1,37 +1,64 @@
 """A batch begins when it is due, whatever else waits, and for which device."""
 
 import asyncio
+from typing import Any
+
+import jax
+import pytest
 
 from penstock.actors.batching import Batch
-from penstock.devices.dispatch.device_queue import DeviceCall, DeviceQueue, Lane, share
+from penstock.actors.threads import LoopMailbox
+from penstock.devices import engine_device
+from penstock.devices.engine_device import CallQueue, DeviceCall, EngineDevice, share
+from penstock.devices.shardings import Placement
 from penstock.testing import run_seeded
 
 
-def test_a_batch_begins_when_it_is_due_although_another_node_waits_for_another_device() -> None:
-    started: list[Lane] = []
+class NoThreads:
+    """Stands for the threads of devices: nothing is run here."""
+
+    def acquire(self, placement: Placement) -> None:
+        """Give no thread."""
+
+
+class Queue(CallQueue):
+    """Notes that it began, and does nothing."""
+
+    def __init__(self, device: EngineDevice, batch: Batch | None, started: list[CallQueue]) -> None:
+        super().__init__("node", device, batch, 8)
+        self.started = started
+
+    def start(self, calls: list[DeviceCall]) -> None:
+        self.started.append(self)
+
+
+def test_a_batch_begins_when_it_is_due_although_another_node_waits_for_another_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_device, "THREADS", NoThreads())
+    started: list[CallQueue] = []
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
+
+        def device(**limits: Any) -> EngineDevice:
+            return EngineDevice(Placement.of_device(jax.devices("cpu")[0]), LoopMailbox(loop), loop, **limits)
 
         def call(size_bytes: int = 0) -> DeviceCall:
             made = DeviceCall(loop, None, (), size_bytes=size_bytes)  # type: ignore[arg-type]
             made.result = loop.create_future()
             return made
 
-        full, other = DeviceQueue("full", loop, window_bytes=1), DeviceQueue("other", loop)
-
-        def lane(queue: DeviceQueue, batch: Batch | None) -> Lane:
-            made = Lane("node", queue, lambda _: started.append(made), batch, 8)
-            return made
-
-        one_full, one_other, single = lane(full, None), lane(other, None), lane(other, Batch(2, max_wait_seconds=0.5))
-        shared = [lane(queue, Batch(2, max_wait_seconds=0)) for queue in (full, other)]
+        full, other = device(window_bytes=1), device()
+        one_full, one_other = Queue(full, None, started), Queue(other, None, started)
+        single = Queue(other, Batch(2, max_wait_seconds=0.5), started)
+        shared = [Queue(one, Batch(2, max_wait_seconds=0), started) for one in (full, other)]
         share(shared)
-        full.submit(one_full, call(size_bytes=1))
+        one_full.submit(call(size_bytes=1))
         for _ in range(2):
-            other.submit(one_other, call())
-        full.submit(shared[0], call())  # nobody takes it: one device is the next, and has no room for more bytes
-        other.submit(single, call())
+            one_other.submit(call())
+        shared[0].submit(call())  # nobody takes it: one device is the next, and has no room for more bytes
+        single.submit(call())
         await asyncio.sleep(2)
         assert single in started
         assert shared[1] in started  # a device that has room

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.platform.placement import Placement
-from penstock.devices.platform.selection import select
-from penstock.devices.programs.compile_cache import CompileCache
-from penstock.devices.programs.compiling import Program
-from penstock.devices.regions import contraction
-from penstock.devices.regions.contraction import Contraction
-from penstock.devices.regions.subscripts import Subscripts
+from penstock.devices import contraction
+from penstock.devices.compile_cache import CompileCache
+from penstock.devices.compiling import JittedFunction
+from penstock.devices.contraction import Contraction, Subscripts
+from penstock.devices.selection import select
+from penstock.devices.shardings import Placement
 from tests.conftest import EFFORT
 
 CPU: Any = select("cpu")
@@ -27,7 +26,7 @@ def flops(fn: Any, *args: Any) -> float:
     """Operations of a compiled function, by XLA's own analysis."""
     import threading
 
-    program = Program(fn, "measured", tuple("abcdef"[: len(args)]), Placement.of_device(CPU))
+    program = JittedFunction(fn, "measured", tuple("abcdef"[: len(args)]), Placement.of_device(CPU))
     cache = CompileCache()
     cache.acquire()
     found: list[Any] = []

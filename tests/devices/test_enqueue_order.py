@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.programs.executable import ENQUEUE_ORDER, holding
+from penstock.devices.executable import ENQUEUE_ORDER, holding
 
 P = jax.P
 MESH = devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")

@@ -13,8 +13,8 @@ from opentelemetry.sdk.metrics.export import Histogram, Sum
 
 import penstock as ps
 from penstock import engine
-from penstock.devices.dispatch import dispatch_thread
-from penstock.devices.programs.compile_cache import CACHE, CompileCache
+from penstock.devices import dispatch_thread
+from penstock.devices.compile_cache import CACHE, CompileCache
 from penstock.telemetry import names
 from tests.devices.compiled import called, leased, program
 from tests.docs.snippets import ROOT

@@ -17,15 +17,15 @@ jax.jit(lambda x: x - 1)(1.0)  # JAX has decided by now that there is no folder
 import warnings
 from queue import SimpleQueue
 from penstock.devices import persistent_compile_cache
-from penstock.devices.programs.compile_cache import CompileCache
-from penstock.devices.programs.compiling import Program
-from penstock.devices.platform.placement import Placement
+from penstock.devices.compile_cache import CompileCache
+from penstock.devices.compiling import JittedFunction
+from penstock.devices.shardings import Placement
 
 persistent_compile_cache(sys.argv[1])
 events.clear()
 cache, done = CompileCache(), SimpleQueue()
 cache.acquire()
-node = Program(lambda x: (x @ x.T).sum(), "node", ("x",), Placement.of_device(jax.devices()[0]))
+node = JittedFunction(lambda x: (x @ x.T).sum(), "node", ("x",), Placement.of_device(jax.devices()[0]))
 cache.compile(node, (np.ones((8, 8), np.float32),), done.put)
 result = float(done.get()(np.ones((8, 8), np.float32)))
 cache.release()

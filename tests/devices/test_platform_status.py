@@ -6,7 +6,7 @@ import os
 import pytest
 
 from penstock import devices
-from penstock.devices.platform.self_check import SelfCheck
+from penstock.devices.self_check import SelfCheck
 from tests.devices.processes import run_program
 
 jax = pytest.importorskip("jax")
@@ -99,7 +99,7 @@ def test_a_platform_that_cannot_start_is_told() -> None:
 
 def test_a_jax_that_computes_wrong_values_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = SelfCheck(lambda device, matrix: matrix[0])
-    monkeypatch.setattr("penstock.devices.platform.platform_status.self_check", lambda: wrong)
+    monkeypatch.setattr("penstock.devices.platform_status.self_check", lambda: wrong)
     found = devices.status()
     assert [check.passed for check in found.self_checks] == [False] * len(found.self_checks)
     assert "wrong-values" in [advice.code for advice in found.recommendations]

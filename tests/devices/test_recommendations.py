@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.devices.platform.machine import CgroupLimits, CpuStatus, read_slurm
-from penstock.devices.platform.platform_status import DeviceStatus, Findings, recommend
-from penstock.devices.platform.self_check import SelfCheckResult
+from penstock.devices.machine import CgroupLimits, CpuStatus, read_slurm
+from penstock.devices.platform_status import DeviceStatus, Findings, recommend
+from penstock.devices.self_check import SelfCheckResult
 
 
 def device(platform: str, index: int = 0, used: int | None = None) -> DeviceStatus:

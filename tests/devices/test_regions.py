@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.regions.fusion import MAX_NODES
+from penstock.devices.fusion import MAX_NODES
 from penstock.engine.tracing.template import reads
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.devices.jax_import import require_jax
-from penstock.devices.platform.self_check import SelfCheck
+from penstock.devices.self_check import SelfCheck
 
 jax = pytest.importorskip("jax")
 

@@ -12,22 +12,17 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
-from penstock.devices.batches.batch_statistics import BatchLog  # noqa: E402
-from penstock.devices.batches.device_batch import DeviceBatch, padded_length  # noqa: E402
-from penstock.devices.batches.stacking import (  # noqa: E402
-    Item,
-    Stacker,
-    on_host,
-    split,
-)
-from penstock.devices.programs.configuration import current  # noqa: E402
+from penstock.devices.batches import BatchLog  # noqa: E402
+from penstock.devices.compile_key import current  # noqa: E402
+from penstock.devices.device_batch import DeviceBatch, padded_length  # noqa: E402
+from penstock.devices.stacking import BatchItem, Stacker, on_host, split  # noqa: E402
 
 
 def stacker_of(*parameters: str, **options: Any) -> Stacker:
     return Stacker("embed", parameters, DeviceBatch(8, **options))
 
 
-def item_of(stacker: Stacker, *arguments: Any) -> Item:
+def item_of(stacker: Stacker, *arguments: Any) -> BatchItem:
     return stacker.item(arguments, current())
 
 
@@ -82,7 +77,7 @@ def test_items_that_differ_in_structure_shape_or_dtype_are_not_stacked_together(
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12))
 def test_ragged_items_are_grouped_by_length_padded_with_zeros_and_masked(lengths: list[int]) -> None:
     stacker = stacker_of("scale", "tokens", pad_axes={"tokens": 0})
-    groups: dict[Any, list[tuple[int, Item]]] = {}
+    groups: dict[Any, list[tuple[int, BatchItem]]] = {}
     for length in lengths:
         tokens = {"ids": np.arange(1, length + 1), "weights": np.ones((length, 2), np.float32)}
         item = item_of(stacker, 1.0, tokens)

@@ -10,8 +10,8 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from penstock.devices.dispatch import dispatch_thread, jobs
-from penstock.devices.programs.executable import Executable
+from penstock.devices import dispatch_thread, jobs
+from penstock.devices.executable import Executable
 
 
 class InFlight:

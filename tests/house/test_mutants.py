@@ -115,17 +115,17 @@ MUTANTS = [
     ),
     Mutant(
         "a batch holds what it may, and more has to wait",
-        "actors/batching.py", "if len(self._waiting) >= batch.max_size + batch.max_queue:\n", "if False:\n",
+        "actors/batching.py", "self.count >= batch.max_size +", "self.count > batch.max_size +",
         "tests/actors/test_batch_queue.py",
     ),
     Mutant(
         "the rows of padding repeat one that is real",
-        "devices/batches/stacking.py", "column[len(rows) :] = rows[-1]", "column[len(rows) :] = 0",
+        "devices/stacking.py", "column[len(rows) :] = rows[-1]", "column[len(rows) :] = 0",
         "tests/devices/test_stacking.py",
     ),
     Mutant(
         "the items that fail a batch are found, and no others blamed",
-        "devices/batches/gathering.py", "if len(batch) == 1:", "if len(batch) <= 2:",
+        "devices/batches.py", "if len(batch) == 1:", "if len(batch) <= 2:",
         "tests/devices/test_bisection.py",
     ),
     Mutant(

@@ -1,9 +1,9 @@
-"""What the programs of a node have cost, and why there is more than one."""
+"""What the programs and the batches of a node have cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...telemetry.tables.characters import printable
+from ..telemetry.tables.characters import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +92,32 @@ class CompileStatistics:
             directions=tuple(one for part in parts for one in part.directions),
             recompilations=tuple(one for part in parts for one in part.recompilations),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """What the batches of a node held.
+
+    Attributes:
+        batches: batches that ran, those too that were tried again in parts.
+        calls: rows that were calls.
+        rows: rows, with those of padding.
+        real_elements: elements of the arrays of the calls.
+        elements: elements of the arrays of the batches, with those of padding.
+    """
+
+    batches: int
+    calls: int
+    rows: int
+    real_elements: int
+    elements: int
+
+    @property
+    def mean_size(self) -> float:
+        """Calls in a batch, on average; 0 without a batch."""
+        return self.calls / self.batches if self.batches else 0.0
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the elements that were padding, of rows or of lengths: 0 to 1."""
+        return 1 - self.real_elements / self.elements if self.elements else 0.0

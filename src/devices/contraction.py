@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,8 +12,81 @@ from typing import Any, TypeAlias
 import opt_einsum  # pyright: ignore[reportMissingTypeStubs]
 from opt_einsum.parser import get_symbol  # pyright: ignore[reportMissingTypeStubs]
 
-from ..untyped_jax import jax
-from .subscripts import Subscripts
+from .untyped_jax import jax
+
+_ELLIPSIS = "..."
+
+
+@dataclass(frozen=True)
+class Subscripts:
+    """What an einsum sums over, as NumPy writes it.
+
+    Attributes:
+        inputs: for each operand its indices, with "..." for axes that have none.
+        output: the indices of the result, in their order.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+
+    @classmethod
+    def parse(cls, text: str, operands: int) -> "Subscripts":
+        """Read subscripts; without "->", the result has the indices that occur once, in alphabetical order.
+
+        Args:
+            text: the subscripts.
+            operands: how many there are.
+
+        Raises:
+            ValueError: they are malformed, or are for another number of operands.
+        """
+        given, arrow, output = text.replace(" ", "").partition("->")
+        inputs = tuple(given.split(","))
+        for term in (*inputs, output):
+            _check_term(term, text)
+        if len(inputs) != operands:
+            raise ValueError(
+                f"einsum({text!r}): it is for {_counted(len(inputs))}, and {_counted(operands)} given"
+            )  # fmt: skip
+        if not arrow:
+            occurrences = Counter("".join(inputs).replace(_ELLIPSIS, ""))
+            once = "".join(sorted(index for index, times in occurrences.items() if times == 1))
+            output = _ELLIPSIS * (_ELLIPSIS in given) + once
+        _check_output(inputs, output, text)
+        return cls(inputs, output)
+
+    @property
+    def has_ellipsis(self) -> bool:
+        """Whether some axes have no index."""
+        return any(_ELLIPSIS in term for term in self.inputs)
+
+    def __str__(self) -> str:
+        return f"{','.join(self.inputs)}->{self.output}"
+
+
+def _check_term(term: str, text: str) -> None:
+    indices = term.replace(_ELLIPSIS, "", 1)
+    if indices and not (indices.isalpha() and indices.isascii()):
+        wrong = next(one for one in indices if not (one.isalpha() and one.isascii()))
+        raise ValueError(
+            f"einsum({text!r}): {wrong!r} in {term!r} is no index: write a letter for each axis, a comma between "
+            'operands, "..." at most once in each for further axes, and "->" before the indices of the result'
+        )
+
+
+def _check_output(inputs: tuple[str, ...], output: str, text: str) -> None:
+    for index, times in Counter(output.replace(_ELLIPSIS, "")).items():
+        if times > 1:
+            raise ValueError(f"einsum({text!r}): the result has the index {index!r} twice")
+        if not any(index in term for term in inputs):
+            raise ValueError(f"einsum({text!r}): the result has the index {index!r}, and no operand has it")
+    if _ELLIPSIS in output and not any(_ELLIPSIS in term for term in inputs):
+        raise ValueError(f'einsum({text!r}): the result has "...", and no operand has it')
+
+
+def _counted(count: int) -> str:
+    return f"{count} operand{'s' * (count != 1)}"
+
 
 _Shape: TypeAlias = tuple[int, ...]
 _Labels: TypeAlias = tuple[int, ...]
@@ -48,7 +122,7 @@ class Contraction:
         return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
     def absorbing(self, inner: "Sequence[Contraction | None]") -> "Contraction":
-        """Return this einsum of other ones; in its arguments, theirs take the place of the operands."""
+        """Return this einsum with others in the place of operands; their operands become its own."""
         return Contraction(self.subscripts, tuple(inner))
 
     def __call__(self, *arrays: Any) -> Any:
@@ -76,7 +150,7 @@ class Contraction:
         return f"{','.join(terms)}->{''.join(map(get_symbol, output))}"
 
     def _terms(self, output: _Labels, fresh: Iterator[int]) -> Iterator[_Labels]:
-        """Yield the indices of all operands that are passed, where the result has these."""
+        """Yield the indices of each operand that is passed, for a result with the indices `output`."""
         labels = dict(zip(self.subscripts.output, output, strict=True))
         for term, inner in zip(self.subscripts.inputs, self.inner, strict=True):
             for index in term:
@@ -93,7 +167,7 @@ class Contraction:
         return jax.numpy.einsum(str(self.subscripts), *own)
 
     def _written(self, shapes: Iterator[_Shape]) -> "_Written":
-        """Return what the result is like, and what it costs to compute the einsums one after the other."""
+        """Return the shape of the result, and the cost of computing the einsums one after the other."""
         own = [_Written(next(shapes)) if inner is None else inner._written(shapes) for inner in self.inner]
         own_shapes = [one.shape for one in own]
         if self.subscripts.has_ellipsis or any(shape is None for shape in own_shapes):

@@ -9,12 +9,12 @@ from dataclasses import is_dataclass, replace
 from itertools import chain
 from typing import Any, Final, TypeAlias, get_origin
 
-from ...engine.node import Node
-from ...engine.passes import Draft, PassReport
-from ...engine.tracing.annotations import hint_inside
-from ...engine.tracing.template import Access, Read, Values, builder, key, reads, with_reads
-from ...engine.tracing.tracer import Step
-from ..executor import DeviceExecutor, DevicePrograms
+from ..engine.node import Node
+from ..engine.passes import Draft, PassReport
+from ..engine.tracing.annotations import hint_inside
+from ..engine.tracing.template import Access, Read, Values, builder, key, reads, with_reads
+from ..engine.tracing.tracer import Step
+from .executor import DeviceExecutor
 from .fusion import as_arrays
 
 # From a value to something in it, as of `Read`.
@@ -23,7 +23,7 @@ _Part: TypeAlias = Callable[[Any], Any]
 
 
 def giving_node(step: Step, paths: Sequence[Path]) -> "Node[..., Any]":
-    """Return the node that a step calls with another result.
+    """Return the node of a step with another result: parts of the present one.
 
     Args:
         step: a call of a device node.
@@ -33,21 +33,19 @@ def giving_node(step: Step, paths: Sequence[Path]) -> "Node[..., Any]":
     node = step.callee
     assert isinstance(node, Node)
     assert isinstance(node.executor, DeviceExecutor)
-    programs, policy = node.executor.programs, node.policy
+    executor, policy = node.executor, node.policy
     part = _part(paths, node.name)
     identity = tuple([key(Read(0, path)) for path in paths])
-    giving = programs.giving.get(identity)
+    giving = executor.giving.get(identity)
     if giving is None:
-        giving = programs.giving[identity] = _giving(programs, part, len(paths))
+        giving = executor.giving[identity] = _giving(executor, part, len(paths))
     if policy.fallback is not None:
         policy = dataclasses.replace(policy, fallback=_fallback(policy.fallback, part))
-    return Node(
-        node.fn, policy, name=node.name, origin=node.origin, bound_to=node.bound_to, executor=DeviceExecutor(giving)
-    )  # fmt: skip
+    return Node(node.fn, policy, name=node.name, origin=node.origin, bound_to=node.bound_to, executor=giving)
 
 
-def _giving(programs: DevicePrograms, part: _Part, count: int) -> DevicePrograms:
-    options, whole = programs.options, programs.fn
+def _giving(executor: DeviceExecutor, part: _Part, count: int) -> DeviceExecutor:
+    options, whole = executor.options, executor.fn
     if options.out_specs is not None:
         options = dataclasses.replace(options, out_specs=(options.out_specs, *[None] * (count - 1)))
 
@@ -55,11 +53,11 @@ def _giving(programs: DevicePrograms, part: _Part, count: int) -> DevicePrograms
     def fn(*args: Any, **kwargs: Any) -> Any:
         return part(as_arrays(whole(*args, **kwargs)))
 
-    return DevicePrograms(programs.name, fn, options, programs.samples, programs.members)
+    return DeviceExecutor(executor.name, fn, options, executor.passes, executor.samples, executor.members)
 
 
 def _part(paths: Sequence[Path], name: str) -> _Part:
-    """Return what takes out of a result what is to be given."""
+    """Return a function that takes the wanted parts out of a result."""
     wanted = [Read(0, path) for path in paths]
     readers: list[tuple[Read, Callable[[Values], Any]]] = [(one, builder(one, {0: 0})) for one in wanted]
 
@@ -78,7 +76,7 @@ def _part(paths: Sequence[Path], name: str) -> _Part:
 
 
 def _fallback(fallback: Callable[[Exception], Any], part: _Part) -> Callable[[Exception], Any]:
-    """Return a fallback whose result is read as that of the program."""
+    """Return a fallback of whose result the same parts are taken."""
 
     async def given(error: Exception) -> Any:
         value = fallback(error)
@@ -87,9 +85,7 @@ def _fallback(fallback: Callable[[Exception], Any], part: _Part) -> Callable[[Ex
     return given
 
 
-# Items: a planning pass that has programs give what is read of their results.
-#
-# The item in `g(f(x)[0])` is there if `f` gives a tuple. Of an array it is a computation, and whoever reads it would
+# The item in `g(f(x)[0])` is there if `f` gives a tuple. Of an array it is a computation, and its reader would
 # dispatch that on the event loop, and the first time also compile it there. So the program of `f` gives the item.
 
 # Attributes of an array that are computed from it; the others tell about it.
@@ -118,7 +114,7 @@ def give_items(draft: Draft) -> tuple[Draft, PassReport]:
 
 
 class _Items:
-    """What is read of the result of a device node.
+    """Which parts of the result of a device node are read.
 
     Args:
         hint: its annotation.
@@ -141,13 +137,13 @@ class _Items:
         self.are_computed = any(self.paths)
 
     def replaced(self, read: Read) -> Read:
-        """Return what reads the same of what the program gives."""
+        """Return a read that finds the same in what the program gives."""
         path = self._computed(read)
         there: Path = () if len(self.paths) == 1 else (("item", self._positions[_key(path)]),)
         return Read(read.source, there + read.path[len(path) :], str(read))
 
     def _computed(self, read: Read) -> Path:
-        """Return the part of a path that ends with what may be a computation."""
+        """Return the beginning of a path, up to the last access that may be a computation."""
         hint, length = self._hint, 0
         for number, access in enumerate(read.path, 1):
             how, what = access
@@ -161,7 +157,7 @@ class _Items:
 
 
 def _find_items(draft: Draft) -> dict[int, _Items]:
-    """Return for the steps whose programs are to give items, by the numbers of their values, which."""
+    """Return the parts that programs are to give, by the number of the value."""
     found: defaultdict[int, list[Read]] = defaultdict(list)
     for read in chain(*[step.reads() for members in draft.steps for step in members], reads(draft.result)):
         found[read.source].append(read)
@@ -171,7 +167,7 @@ def _find_items(draft: Draft) -> dict[int, _Items]:
         executor = callee.runs_in if isinstance(callee, Node) else None
         if not isinstance(executor, DeviceExecutor) or not any(read.path for read in found[source]):
             continue
-        options = executor.programs.options
+        options = executor.options
         if options.batch is not None:
             continue  # rows of NumPy, whose items are views
         with_whole = options.donate or options.out_specs is not None  # both are about the result as it is
@@ -186,6 +182,6 @@ def _key(path: Path) -> Hashable:
 
 
 def _is_container(hint: Any) -> bool:
-    """Return whether an annotation is of what has its items, and does not compute them."""
+    """Return whether an annotation is that of a container, whose items are not computed."""
     kind: object = get_origin(hint) or hint
     return is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, Mapping | Sequence))

@@ -1,4 +1,4 @@
-"""Parameters: pytrees that come from resources, placed on a device once and not with every call."""
+"""Parameters: arguments that come from resources, placed on a device once and not with every call."""
 
 from contextlib import nullcontext
 from time import perf_counter
@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._errors import DeviceError
-from ...telemetry.profiling import registry
-from ...telemetry.profiling.readings import DeviceWork
-from ..programs.executable import reshard
-from ..programs.signature import is_device_array
-from ..untyped_jax import jax
-from .device_queue import owned
+from .._errors import DeviceError
+from ..telemetry.profiling import registry
+from ..telemetry.profiling.readings import DeviceWork
+from .compile_key import is_device_array
+from .executable import reshard
+from .untyped_jax import jax
 
 if TYPE_CHECKING:
-    from ...telemetry.spans import JobSpan
-    from ..programs.compiling import Program
+    from ..telemetry.spans import JobSpan
+    from .compiling import JittedFunction
 
 
 class PlacedParameters:
@@ -27,10 +26,10 @@ class PlacedParameters:
     """
 
     def __init__(self) -> None:
-        self._present: dict[tuple[Program, int], _Placed] = {}
+        self._present: dict[tuple[JittedFunction, int], _Placed] = {}
         self._restarts = 0
 
-    def place(self, user: "tuple[Program, int]", value: Any, span: "JobSpan | None" = None) -> Any:
+    def place(self, user: "tuple[JittedFunction, int]", value: Any, span: "JobSpan | None" = None) -> Any:
         """Return a parameter as it lies on the device; on the dispatch thread, and it may still be on its way.
 
         Args:
@@ -40,21 +39,30 @@ class PlacedParameters:
         """
         present = self._present.get(user)
         if present is None or present.value is not value:
-            program, position = user
-            specs = None if program.in_specs is None else program.in_specs[position]
+            jitted, position = user
+            specs = None if jitted.in_specs is None else jitted.in_specs[position]
             same = (one for one in self._present.values() if one.value is value and one.specs == specs)
             present = next(same, None)
             if present is None:
                 with nullcontext() if span is None else span.transfer(_size_bytes(value)):
-                    present = _Placed(value, specs, _put_there(program, position, value))
+                    present = _Placed(value, specs, _put_there(jitted, position, value))
             self._present[user] = present
         return present.placed
 
     def placed_since(self, restarts: int) -> None:
-        """Let go of what was placed before the thread of the device was restarted for the last time."""
+        """Forget what was placed before the last restart of the device's thread."""
         if restarts != self._restarts:
             self._restarts = restarts
             self._present.clear()
+
+
+def owned(value: Any) -> Any:
+    """Return a pytree with copies of NumPy's arrays: on a CPU, JAX would use in place what the caller may write to."""
+    return jax.tree.map(_copy, value)
+
+
+def _copy(leaf: Any) -> Any:
+    return np.array(leaf) if issubclass(type(leaf), np.ndarray) else leaf
 
 
 def check_same_shapes(old: Any, new: Any) -> None:
@@ -87,10 +95,10 @@ def _size_bytes(value: Any) -> int:
     return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(value))
 
 
-def _put_there(program: "Program", position: int, value: Any) -> Any:
+def _put_there(jitted: "JittedFunction", position: int, value: Any) -> Any:
     began = perf_counter()
-    placed = _put(owned(value), program.shardings(position, value))
-    registry.device_worked(DeviceWork("to device", program.placement.name, program.name, began, perf_counter()))
+    placed = _put(owned(value), jitted.shardings(position, value))
+    registry.device_worked(DeviceWork("to device", jitted.placement.name, jitted.name, began, perf_counter()))
     return placed
 
 
@@ -111,7 +119,7 @@ class _Placed:
 
 
 class SameParameters:
-    """Recognises the parameters of one argument, which are told apart as objects from there on.
+    """Gives equal parameters of one argument as the same object, as parameters are told apart by identity.
 
     `f([weights["a"], weights["b"]], x)` makes a list for each call, and `f(weights[0], x)` a view of an array.
     """
@@ -122,7 +130,7 @@ class SameParameters:
         self._structure: Any = None
 
     def of(self, value: Any) -> Any:
-        """Return the object that was given before for the same arrays in the same structure; else this one."""
+        """Return the last object if it had the same arrays in the same structure; else this one."""
         if value is self._last:
             return value
         leaves, structure = jax.tree.flatten(value)

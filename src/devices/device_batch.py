@@ -6,9 +6,9 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from ..._errors import OptionsError
-from ...actors.accepted import Accepted, check_fields, is_whole
-from ...actors.batching import BATCH_FIELDS, Batch
+from .._errors import OptionsError
+from ..actors.accepted import Accepted, check_fields, is_whole
+from ..actors.batching import BATCH_FIELDS, Batch
 
 Buckets: TypeAlias = Literal["powers_of_two"] | tuple[int, ...]
 
@@ -57,7 +57,7 @@ class DeviceBatch(Batch):
             raise OptionsError(
                 f"DeviceBatch(length_buckets={self.length_buckets!r}): pad_axes= says of which axes, and is missing"
             )
-        object.__setattr__(self, "pad_axes", MappingProxyType(dict(self.pad_axes)))  # nobody changes it later
+        object.__setattr__(self, "pad_axes", MappingProxyType(dict(self.pad_axes)))  # and read-only from here on
 
 
 def _are_buckets(value: object) -> bool:
@@ -110,11 +110,6 @@ def batch_sizes(batch: DeviceBatch, multiple: int = 1) -> tuple[int, ...]:
     else:
         sizes = [*(1 << exponent for exponent in range((batch.max_size - 1).bit_length())), batch.max_size]
     return tuple(sorted({-(-size // multiple) * multiple for size in sizes}))
-
-
-def batch_size(count: int, sizes: tuple[int, ...]) -> int:
-    """Return the smallest of the sizes that holds `count` items; there are no more than the last one holds."""
-    return sizes[bisect_left(sizes, count)]
 
 
 def padded_length(length: int, buckets: Buckets) -> int | None:

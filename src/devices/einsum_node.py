@@ -4,16 +4,17 @@ from collections.abc import Hashable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
-from ..._errors import GraphTraceError
-from ..._public import LateModule
-from ...engine.tracing.ref import PendingRef, Ref, call_location, refuse_leak
-from ...engine.tracing.tracer import active
-from ..device_node import DeviceNode, device_node
-from ..jax_import import require_jax
-from .subscripts import Subscripts
+from .._errors import GraphTraceError
+from .._public import LateModule
+from ..engine.tracing.ref import PendingRef, Ref, call_location, refuse_leak
+from ..engine.tracing.tracer import active
+from .device_node import DeviceNode, device_node
+from .jax_import import require_jax
 
 if TYPE_CHECKING:
     import jax
+
+    from .contraction import Subscripts
 else:
     jax = LateModule("jax")
 
@@ -21,7 +22,7 @@ else:
 def einsum(subscripts: str, *operands: Any, device: Hashable = "auto") -> "jax.Array":
     """Sum products of arrays over indices, as `jax.numpy.einsum` does.
 
-    In a graph, it is a device node. Neighbours of which each reads the one before, and nobody else does, are one sum
+    In a graph, it is a device node. Neighbours of which each reads the one before, and nothing else does, are one sum
     over all of their operands, and are computed in the order that costs least.
 
     Args:
@@ -49,14 +50,14 @@ def einsum(subscripts: str, *operands: Any, device: Hashable = "auto") -> "jax.A
     for operand in operands:
         if isinstance(operand, Ref | PendingRef):
             refuse_leak("node", f"einsum {subscripts}", operand)
-    from ..untyped_jax import jax as untyped
+    from .untyped_jax import jax as untyped
 
     return cast("jax.Array", untyped.numpy.einsum(subscripts, *operands))
 
 
 # As many as a large program has; one that was forgotten is made again, and is not merged with equal calls before.
 @lru_cache(maxsize=1024)
-def _node(subscripts: Subscripts, device: Hashable) -> DeviceNode[..., Any]:
+def _node(subscripts: "Subscripts", device: Hashable) -> DeviceNode[..., Any]:
     from .contraction import Contraction
 
     return device_node(device=device)(Contraction(subscripts, (None,) * len(subscripts.inputs)))

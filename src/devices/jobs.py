@@ -1,38 +1,54 @@
-"""Jobs: one call, or a batch of calls, on its way through the dispatch thread; its times, and its errors."""
+"""Jobs: one call, or a batch of calls, on its way through the dispatch thread; and what its time went into."""
 
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ..._errors import DeviceError
-from ...actors.frame import blame
-from ...telemetry.profiling import registry
-from ...telemetry.profiling.durations import DeviceSeconds
-from ...telemetry.profiling.readings import DeviceWork, DeviceWorkKind
-from ...telemetry.spans import JobSpan
-from .. import jax_profile
-from ..jax_types import are_ready, is_ready, wait_until_ready
-from ..programs.compile_cache import twin_of
-from ..programs.signature import is_device_array, is_random_key
-from ..untyped_jax import jax
-from .device_queue import DeviceCall, owned
+from .._errors import DeviceError
+from ..telemetry.profiling import registry
+from ..telemetry.profiling.durations import DeviceSeconds
+from ..telemetry.profiling.readings import DeviceWork, DeviceWorkKind
+from ..telemetry.spans import JobSpan
+from .compile_cache import CACHE, twin_of
+from .compile_key import is_device_array, is_random_key
+from .compiling import JittedFunction
+from .dispatch_thread import ORIGINS, Origin, are_ready, wait_until_ready
+from .parameters import owned
+from .stacking import BatchItem, Stacked, on_host, split
+from .untyped_jax import jax
 
 if TYPE_CHECKING:
-    from ...actors.threads import LoopMailbox
-    from ..programs.compile_cache import CompileCache
-    from ..programs.compiling import Program
-    from ..programs.executable import Executable
-    from .dispatch_thread import DispatchThread
-    from .parameters import PlacedParameters
+    from .arguments import Arguments
+    from .engine_device import DeviceCall, EngineDevice
+    from .executable import Executable
 
 
-# Items of a batch that a timeline follows: more lines than these nobody can tell apart.
+_ANNOTATION: Final[Any] = jax.profiler.TraceAnnotation
+# Items of a batch that are named in a profile of JAX: a longer list would not be read.
+_NAMED: Final = 64
+
+
+def _jax_profiles() -> bool:
+    """Whether JAX takes a profile; takes less than a tenth of a microsecond."""
+    taken: bool = _ANNOTATION.is_enabled()
+    return taken
+
+
+def _named_in_profile(node: str, calls: "Sequence[DeviceCall]") -> AbstractContextManager[None]:
+    """Return an annotation for a profile of JAX: the node, and its items by index and by number in the timeline."""
+    frames = [call.frame for call in calls[:_NAMED] if call.frame is not None]
+    items = " ".join([str(frame.item) for frame in frames])
+    annotation: AbstractContextManager[None] = _ANNOTATION(
+        node, count=len(calls), items=items, frames=" ".join([str(frame.identity) for frame in frames])
+    )
+    return annotation
+
+
+# Items of a batch that a timeline follows: more lines could not be told apart.
 _FOLLOWED: Final = 64
 
 
@@ -58,11 +74,11 @@ class JobTimes:
         self._put: list[Any] = []
 
     def compile_begins(self) -> None:
-        """It waits for its program."""
+        """Note that it waits for its program."""
         self._compile_began = perf_counter()
 
     def compile_ended(self) -> None:
-        """It has its program, or will never have one."""
+        """Note that its program was compiled, or could not be."""
         if self._compile_began is not None:
             self._compile_seconds += perf_counter() - self._compile_began
             self._compile_began = None
@@ -70,7 +86,7 @@ class JobTimes:
     def place(
         self, executable: "Executable", args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
     ) -> tuple[Any, ...]:
-        """Return what `executable.transferred` does, and note what is on its way from now on."""
+        """Return what `executable.transferred` returns, and note which arrays are on their way."""
         self._placing_began = perf_counter()
         placed = executable.transferred(args, around)
         self._placed_at = perf_counter()
@@ -97,9 +113,9 @@ class JobTimes:
         self._put = []
         if put:
             began = self._placing_began
-            # What is there by now has come while the device was busy with something else, nobody knows when.
+            # Arrays that are there by now came while the device was busy with something else; when is not known.
             if not are_ready(put):
-                with suppress(Exception):  # whoever reads it fails with that, too, if anybody does
+                with suppress(Exception):  # the program that reads it fails with that, too
                     wait_until_ready(filter(is_device_array, inputs))
                     began = max(began, perf_counter() if not are_ready(put) else began)
                     wait_until_ready(put)
@@ -120,7 +136,7 @@ class JobTimes:
         return fetched
 
     def fetched(self, began: float) -> None:
-        """Arrays have come from a device, since this moment."""
+        """Note that arrays were copied from a device, from `began` until now."""
         self._parts.append(_Part("from device", began, perf_counter()))
 
     def tell(self, node: str, device: str, calls: "Sequence[DeviceCall]", rows: int, padding_share: float) -> None:
@@ -129,7 +145,7 @@ class JobTimes:
         Args:
             node: whose program it was.
             device: where it ran.
-            calls: whom it was for.
+            calls: what it ran for.
             rows: of the batch, with those of padding; 0 for no batch.
             padding_share: how much of the elements was padding.
         """
@@ -148,129 +164,13 @@ class JobTimes:
 
 
 def _on_host(leaf: Any) -> Any:
-    """Return an array as one of NumPy; typed random keys have no such, and are fetched where they are taken apart."""
+    """Return an array as one of NumPy; typed random keys stay as they are, and are fetched in `split`."""
     return leaf if is_random_key(leaf) else np.asarray(leaf)
 
 
-# Failed arrays: which computation an asynchronous error comes from.
-#
-# A result that is handed on before it is ready may turn out to be an error later, and then each computation that reads
-# it fails with that error, too: on any device, and perhaps before the first one is known to have failed. The error
-# belongs to the first.
-
-
-class Origin:
-    """A computation whose result is handed on before it is ready.
-
-    Args:
-        label: of the node in its graph; None for what is no node.
-        inputs: the arrays that it reads.
-    """
-
-    __slots__ = ("_error", "_inputs", "_label")
-
-    def __init__(self, label: str | None, inputs: Iterable[Any]) -> None:
-        self._label = label
-        self._inputs = tuple(inputs)
-        self._error: BaseException | None = None
-
-    def over(self, error: BaseException | None) -> None:
-        """It has ended, well or with an error; it lets go of what it has read."""
-        if error is not None:
-            self._error = self._blamed(twin_of(error).with_traceback(None))  # a traceback would hold the arrays
-        self._inputs = ()
-
-    def cause_of(self, error: BaseException) -> BaseException:
-        """Return the error of the first computation that failed, where this one has failed with `error`."""
-        inputs = self._inputs  # before the error: `over` sets that first
-        if self._error is not None:
-            return twin_of(self._error)
-        return self._blamed(ORIGINS.cause_of(error, inputs))
-
-    def taken_over(self, error: BaseException) -> None:
-        """Note with an error that the result of this computation cannot be asked any more whether it is the cause."""
-        error.add_note(f"it computed in the memory of the result of node {self._label!r}, which may be what has failed")
-
-    def _blamed(self, error: BaseException) -> BaseException:
-        if self._label is not None:
-            blame(error, self._label)
-        return error
-
-
-class Origins:
-    """Which computation arrays come from that were handed on, for as long as anybody holds them; for all devices."""
-
-    def __init__(self) -> None:
-        self._origins: dict[int, tuple[weakref.ref[Any], Origin]] = {}  # arrays are not hashable
-
-    def add(self, arrays: Iterable[Any], origin: Origin) -> None:
-        """Note that these are results of a computation."""
-        for array in arrays:
-            self._origins[id(array)] = (weakref.ref(array, self._forget(id(array))), origin)
-
-    def cause_of(self, error: BaseException, inputs: Iterable[Any]) -> BaseException:
-        """Return the error of the first computation that failed; `error` itself if none of the inputs did.
-
-        Args:
-            error: of a computation.
-            inputs: what it read.
-        """
-        for array in inputs if self._origins else ():
-            origin = self._origin_of(array)
-            if origin is None:
-                continue
-            if array.is_deleted():
-                origin.taken_over(error)
-            elif (failure := _failure_of(array)) is not None:
-                return origin.cause_of(failure)
-        return error
-
-    def _origin_of(self, array: Any) -> Origin | None:
-        found = self._origins.get(id(array))
-        return found[1] if found is not None and found[0]() is array else None
-
-    def _forget(self, key: int) -> "Callable[[weakref.ref[Any]], None]":
-        def forget(gone: "weakref.ref[Any]") -> None:
-            if self._origins.get(key, (None,))[0] is gone:  # another array may have its place in memory by now
-                self._origins.pop(key, None)
-
-        return forget
-
-
-def _failure_of(array: Any) -> BaseException | None:
-    if not is_ready(array):
-        return None
-    try:
-        array.block_until_ready()
-    except Exception as error:  # noqa: BLE001 - whatever the computation of it has raised
-        return error.with_traceback(None)
-    return None
-
-
-# One for the process: results go from device to device.
-ORIGINS = Origins()
-
-
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a device had too little memory; JAX has no type of its own for that."""
+    """Return whether a device had too little memory; JAX has no error type for that."""
     return str(error).startswith("RESOURCE_EXHAUSTED")
-
-
-@dataclass(frozen=True)
-class Route:
-    """What the jobs of one device and event loop have in common.
-
-    Attributes:
-        thread: where they are dispatched; one whose program has to be compiled first comes back to it.
-        cache: where executables are.
-        mailbox: brings outcomes to the loop.
-        parameters: what lies on the device for good.
-    """
-
-    thread: "DispatchThread"
-    cache: "CompileCache"
-    mailbox: "LoopMailbox"
-    parameters: "PlacedParameters"
 
 
 class Job:
@@ -279,25 +179,25 @@ class Job:
     Its methods are called on the threads of the device. When it is over, `on_over` is called on the loop with the job.
 
     Attributes:
-        calls: whom it is for.
+        calls: what it runs for.
         results: one for each call, once it has ended well.
         error: why it failed.
         times: what its time went into, if a profile is taken.
-        has_run: whether the device has seen it: it was not skipped, and its program was compiled.
+        has_run: whether it was enqueued: neither skipped, nor failed while its program was compiled.
     """
 
     _is_batch = False
 
     def __init__(
-        self, program: "Program", route: Route, calls: list[DeviceCall], on_over: Callable[[Any], None]
+        self, jitted: JittedFunction, device: "EngineDevice", calls: "list[DeviceCall]", on_over: Callable[[Any], None]
     ) -> None:
-        self.calls = calls
+        self.calls: list[DeviceCall] = calls
         self.results: list[Any] = []
         self.error: BaseException | None = None
         self.has_run = False
         self.times: JobTimes | None = None
-        self._program = program
-        self._route = route
+        self._jitted = jitted
+        self._device = device
         self._on_over = on_over
         self._compiled: Executable | BaseException | None = None  # what came of a compilation that it has waited for
         self._args: tuple[Any, ...] | None = None
@@ -317,19 +217,19 @@ class Job:
                 call.finish(result)
         else:
             for call in self.calls:
-                call.drop()  # it was skipped: nobody waits
+                call.drop()  # it was skipped: its callers have left
 
     def take_error(self) -> BaseException | None:
-        """Return why it failed, and let go of that: its traceback refers to the job."""
+        """Return its error and forget it: the traceback refers to the job."""
         error, self.error = self.error, None
         return error
 
     def submit(self) -> None:
-        """Have it run."""
-        self._route.thread.submit(self)
+        """Hand it to the thread of the device."""
+        self._device.thread.submit(self)
 
     def begin(self) -> bool:
-        """Return whether anybody still wants it."""
+        """Return whether a caller still waits for it."""
         if not self._is_wanted():
             self._over()
             return False
@@ -347,20 +247,20 @@ class Job:
             self._args = self.arguments()
         span = self._span
         if executable is None:
-            executable = self._route.cache.find(self._program, self._args)
+            executable = CACHE.find(self._jitted, self._args)
         if executable is None:
             if self.times is not None:
                 self.times.compile_begins()
             trace = None if span is None else span.context
-            self._route.cache.compile(self._program, self._args, self._goes_on, trace, self._is_wanted)
+            CACHE.compile(self._jitted, self._args, self._goes_on, trace, self._is_wanted)
             return None
         if not self.claim():
             self._over()
             return None
         self.has_run = True
         try:
-            if jax_profile.is_taken():
-                with jax_profile.dispatching(self._program.name, self.calls):
+            if _jax_profiles():
+                with _named_in_profile(self._jitted.name, self.calls):
                     self._given = self._enqueue(executable, self._args)
             else:
                 self._given = self._enqueue(executable, self._args)
@@ -372,15 +272,15 @@ class Job:
         return arrays
 
     def inputs(self) -> Iterable[Any]:
-        """The arrays that it reads."""
+        """Return the arrays that it reads."""
         arrays: list[Any] = jax.tree.leaves(self._args)
         return arrays
 
     def wait(self, arrays: list[Any], busy_until: float) -> None:
-        """Block until these are ready, which it gives.
+        """Block until the arrays that `dispatch` returned are ready.
 
         Args:
-            arrays: what it gives.
+            arrays: what `dispatch` returned.
             busy_until: when what was enqueued before it was ready.
 
         Raises:
@@ -395,7 +295,7 @@ class Job:
         """Give the callers their results."""
         try:
             self.results = self.results_of(self._given)
-        except Exception as error:  # noqa: BLE001 - what the function gives is not what it should: its callers learn it
+        except Exception as error:  # noqa: BLE001 - the result is not as promised: the callers get the error
             self.error = error
         self._over()
 
@@ -405,7 +305,7 @@ class Job:
         self._over()
 
     def claim(self) -> bool:
-        """Return whether it is still to run, immediately before it does."""
+        """Return whether to run it: the last chance to call it off."""
         return True
 
     @property
@@ -418,7 +318,7 @@ class Job:
         raise NotImplementedError
 
     def dispatched(self, given: Any, arrays: list[Any]) -> None:
-        """The program is enqueued, and will give this, which is made of these arrays."""
+        """Take note that the program is enqueued and will give `given`, whose leaves are `arrays`."""
 
     def results_of(self, given: Any) -> list[Any]:
         """Return the result of each call, from what the program gave."""
@@ -440,18 +340,18 @@ class Job:
         """Return arguments with those that are parameters as they lie on the device."""
         if not parameters:
             return args
-        placed = self._route.parameters
-        placed.placed_since(self._route.thread.restarts)
+        placed = self._device.parameters
+        placed.placed_since(self._device.thread.restarts)
         return tuple([
-            placed.place((self._program, index), arg, self._span) if index in parameters else arg
+            placed.place((self._jitted, index), arg, self._span) if index in parameters else arg
             for index, arg in enumerate(args)
         ])  # fmt: skip
 
     def _open_span(self) -> None:
         if waits := [call.wait for call in self.calls if call.wait is not None]:
-            program = self._program
+            jitted = self._jitted
             items = len(self.calls) if self._is_batch else None
-            self._span = JobSpan(program.name, program.placement.name, waits, items)
+            self._span = JobSpan(jitted.name, jitted.placement.name, waits, items)
 
     def padding(self) -> tuple[int, float]:
         """Rows of the batch, with those of padding, and how much of its elements was padding; both 0 for no batch."""
@@ -461,7 +361,7 @@ class Job:
         return not all(call.is_left for call in self.calls)
 
     def _goes_on(self, compiled: "Executable | BaseException") -> None:
-        """Go on with what came of the compilation: to look for it again would count a hit, beside the miss."""
+        """Go on with what the compilation gave: a second `find` would count a hit beside the miss."""
         if self.times is not None:
             self.times.compile_ended()
         if self._span is not None and not isinstance(compiled, BaseException):
@@ -470,13 +370,13 @@ class Job:
         self.submit()
 
     def _explain(self, error: Exception) -> None:
-        """Say more than JAX does about NaNs, and about an argument that an earlier call has donated."""
+        """Raise an error that says more than JAX's, about NaNs and about arguments that were donated."""
         assert self._args is not None
         # JAX's own `jit` turns this private type into the public one.
         if type(error).__name__ == "InternalFloatingPointError":
             kind = "infinity" if "inf" in error.args[1:] else "NaN"
             raise FloatingPointError(
-                f"{self._program.name!r} gave a {kind}, which jax_debug_nans or jax_debug_infs refuses"
+                f"{self._jitted.name!r} gave a {kind}, which jax_debug_nans or jax_debug_infs refuses"
             ) from error
         if "donated in the same call" in str(error):
             self._explain_shared(error)
@@ -485,20 +385,20 @@ class Job:
         for position, arg in enumerate(self._args):
             if any(is_device_array(leaf) and leaf.is_deleted() for leaf in jax.tree.leaves(arg)):
                 raise DeviceError(
-                    f"{self._program.name!r}: the memory of argument {self._program.parameter(position)!r} was donated "
+                    f"{self._jitted.name!r}: the memory of argument {self._jitted.parameter(position)!r} was donated "
                     "to an earlier call, and it cannot be read again: pass what that call returned, or do not donate it"
                 ) from error
 
     def _explain_shared(self, error: Exception) -> None:
-        """Say which argument is the same array as one that is donated."""
+        """Raise an error that names the two arguments that hold the donated array."""
         assert self._args is not None
         leaves = [(position, leaf) for position, arg in enumerate(self._args) for leaf in jax.tree.leaves(arg)]
         for number, (one, array) in enumerate(leaves):
             for other, same in leaves[number + 1 :]:
                 if array is same and is_device_array(array):
                     raise DeviceError(
-                        f"{self._program.name!r}: arguments {self._program.parameter(one)!r} and "
-                        f"{self._program.parameter(other)!r} hold the same array, and its memory is donated: pass a "
+                        f"{self._jitted.name!r}: arguments {self._jitted.parameter(one)!r} and "
+                        f"{self._jitted.parameter(other)!r} hold the same array, and its memory is donated: pass a "
                         "copy as one of them, or do not donate it"
                     ) from error
 
@@ -512,12 +412,12 @@ class Job:
             self._span.end(self.error, has_run=self.has_run)
         self._args = self._given = self._compiled = None
         on_over, self._on_over = self._on_over, _nothing
-        self._route.mailbox.post(self._ended, on_over)
+        self._device.mailbox.post(self._ended, on_over)
 
     def _ended(self, on_over: Callable[[Any], None]) -> None:
-        """Tell the profiles before anybody else; on the loop."""
+        """Tell the profiles, then the queue of the calls; on the loop."""
         if self.times is not None:
-            self.times.tell(self._program.name, self._program.placement.name, self.calls, *self.padding())
+            self.times.tell(self._jitted.name, self._jitted.placement.name, self.calls, *self.padding())
         on_over(self)
 
 
@@ -526,29 +426,29 @@ def _untold(size_bytes: int) -> AbstractContextManager[None]:
 
 
 def _nothing(job: Job) -> None:
-    """Was told already."""
+    """Do nothing: the queue was told already."""
 
 
 class SingleJob(Job):
     """Runs a program for one call.
 
     Args:
-        program: it.
-        route: its way.
+        jitted: what it runs.
+        device: where it runs.
         call: the call.
-        on_over: called on the loop when it is over.
+        on_over: called on the loop with the job when it is over.
         parameters: positions of the arguments that are parameters.
     """
 
     def __init__(
         self,
-        program: "Program",
-        route: Route,
-        call: DeviceCall,
+        jitted: JittedFunction,
+        device: "EngineDevice",
+        call: "DeviceCall",
         on_over: "Callable[[Job], None]",
         parameters: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(program, route, [call], on_over)
+        super().__init__(jitted, device, [call], on_over)
         self._call_args = call.args
         self._parameters = parameters
         self._hands_on = call.hands_on
@@ -567,12 +467,95 @@ class SingleJob(Job):
         return owned(args) if self._hands_on else args
 
     def dispatched(self, given: Any, arrays: list[Any]) -> None:
-        """Hand the result on, if the caller is content with that."""
+        """Hand the result on before it is ready, if the caller takes it so."""
         if self._hands_on:
             self._origin = Origin(self.calls[0].label, self.inputs())
             ORIGINS.add(arrays, self._origin)
-            self._route.mailbox.post(self.calls[0].hand_on, given)
+            self._device.mailbox.post(self.calls[0].hand_on, given)
 
     def results_of(self, given: Any) -> list[Any]:
         """Return what the program gave."""
         return [given]
+
+
+class BatchJob(Job):
+    """Runs a vectorised program for several calls.
+
+    Args:
+        jitted: what it runs.
+        device: where it runs.
+        calls: the calls; the only argument of each is a `BatchItem`, and all are of one group.
+        on_over: called on the loop with the job when it is over.
+        arguments: how they become the arguments of the program.
+        size: rows of the batch, padding included.
+
+    Attributes:
+        stacked: what was stacked, once it was.
+    """
+
+    _is_batch = True
+
+    def __init__(
+        self,
+        jitted: JittedFunction,
+        device: "EngineDevice",
+        calls: "list[DeviceCall]",
+        on_over: "Callable[[BatchJob], None]",
+        arguments: "Arguments",
+        size: int,
+    ) -> None:
+        super().__init__(jitted, device, calls, on_over)
+        self._arguments = arguments
+        self._size = size
+        self.stacked: Stacked | None = None
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of the batch, padding included."""
+        return self._size
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Stack the arguments of the calls."""
+        arguments = self._arguments
+        items = self._items()
+        self.stacked = arguments.stack(items, self._size)
+        return self._place(arguments.of_batch(self.stacked, items[0].shared), arguments.parameters)
+
+    def _items(self) -> list[BatchItem]:
+        """Return what is to be stacked. Where an array of a call is an error, that call fails alone."""
+        calls = self.calls
+        given: list[BatchItem] = [call.args[0] for call in calls]
+        if all(item.is_on_host for item in given):  # nearly always
+            return given
+        items: list[BatchItem] = []
+        self.calls = []
+        failed: BaseException | None = None
+        began = perf_counter()
+        for call, item in zip(calls, given, strict=True):
+            try:
+                items.append(on_host(item))
+                self.calls.append(call)
+            except Exception as error:  # noqa: BLE001 - whatever the computation of an argument has raised
+                failed = ORIGINS.cause_of(error.with_traceback(None), item.arrays)
+                self._device.mailbox.post(call.fail, failed)
+        if self.times is not None:
+            self.times.fetched(began)
+        if not items:
+            assert failed is not None
+            try:
+                raise failed
+            finally:
+                del failed  # it refers to this frame
+        return items
+
+    def padding(self) -> tuple[int, float]:
+        """Rows of the batch, with those of padding, and how much of its elements was padding."""
+        stacked = self.stacked
+        return (0, 0.0) if stacked is None else (stacked.size, stacked.padding_share)
+
+    def results_of(self, given: Any) -> list[Any]:
+        """Split what the program gave into rows."""
+        assert self.stacked is not None
+        if self.times is not None:
+            given = self.times.fetch(given)
+        return split(given, self.stacked, self._arguments.name)

@@ -1,4 +1,4 @@
-"""Programs: the ahead-of-time compilation of a function for one placement and signature, counted and explained."""
+"""Ahead-of-time compilation of a function for one device or mesh and one signature, counted and explained."""
 
 import inspect
 import itertools
@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
-from ..._errors import OptionsError, add_note
-from ...telemetry import logs
-from ..platform.placement import Placement
-from ..untyped_jax import jax
-from ..wrong_fusions import compiler_options
-from .compile_statistics import CompileStatistics, Recompilation, Transfer
-from .configuration import Configuration
+from .._errors import OptionsError, add_note
+from ..telemetry import logs
+from .compile_key import Configuration, Leaf, Signature
 from .executable import ENQUEUE_ORDER, Executable, describe
-from .signature import Leaf, Signature, signature_of
+from .shardings import Placement
+from .statistics import CompileStatistics, Recompilation, Transfer
+from .untyped_jax import jax
+from .wrong_fusions import compiler_options
 
-# Powers of two from 1 to 128 are eight sizes: more than that is not a handful of sizes any more, and each has cost a
+# Powers of two from 1 to 128 are eight sizes: more than that is no longer a handful of sizes, and each has cost a
 # compilation (300 random sizes: 183 programs and 12 s without buckets, 9 and 0.6 s with them).
 MANY_SHAPES: Final = 8
 
@@ -51,23 +50,23 @@ _PASSED_ONCE: Final = {
 class Compiled:
     """What is remembered of a program for explanations: no arrays, and not the function."""
 
-    def __init__(self, program: "Program", configuration: "Configuration", signature: "Signature") -> None:
+    def __init__(self, jitted: "JittedFunction", configuration: "Configuration", signature: "Signature") -> None:
         # Programs of one node that are meant to be several, one per placement or batched and not, are not compared.
         self.family = (
-            program.placement,
-            program.donate_argnums,
-            program.static_argnums,
-            getattr(program.fn, "__code__", type(program.fn)),
-            getattr(inspect.unwrap(program.fn), "__code__", None),
+            jitted.placement,
+            jitted.donate_argnums,
+            jitted.static_argnums,
+            getattr(jitted.fn, "__code__", type(jitted.fn)),
+            getattr(inspect.unwrap(jitted.fn), "__code__", None),
         )
-        self.serial = program.serial
-        self.origin = origin_of(program.fn)
-        self.parameter = program.parameter
-        self.static_argnums = program.static_argnums
+        self.serial = jitted.serial
+        self.origin = origin_of(jitted.fn)
+        self.parameter = jitted.parameter
+        self.static_argnums = jitted.static_argnums
         self.configuration = configuration
         self.signature = signature
-        self.bucketed = program.bucketed
-        self.from_resources = program.from_resources
+        self.bucketed = jitted.bucketed
+        self.from_resources = jitted.from_resources
 
 
 def explain(this: Compiled, earlier: list[Compiled], number: int) -> list[Recompilation]:
@@ -207,7 +206,7 @@ def _leaf_difference(after: Compiled, position: int, path: str, old: "Leaf", new
 
 
 def _remedy_of_shape(after: Compiled, position: int, old: tuple[int, ...], new: tuple[int, ...]) -> str:
-    """Return what bounds the shapes of an argument; nothing if its buckets do already."""
+    """Return how to bound the shapes of an argument; an empty text if its buckets do already."""
     if not after.bucketed:
         return _REMEDIES["shape"]
     padded = after.bucketed[position]
@@ -226,7 +225,7 @@ def _leaf_text(leaf: Any) -> str:
     return f"{'weakly typed ' if weak_type else ''}{dtype}[{', '.join(map(str, shape))}]"
 
 
-# Enough for whoever looks at a table, and bounded where every item has a shape of its own.
+# More than a reader of the table looks at, and bounded where every item has a shape of its own.
 _MAX_REASONS: Final = 100
 _MAX_REMEMBERED: Final = 64
 
@@ -271,7 +270,7 @@ class CompileLog:
             )
 
     def is_first(self, cause: Hashable) -> bool:
-        """Tell whether a cause is told of for the first time, so that each is logged once."""
+        """Return True the first time a cause is asked about, so that each is logged once."""
         with self._lock:
             if cause in self._told:
                 return False
@@ -289,10 +288,10 @@ class CompileLog:
             self._seconds += seconds
 
     def compiled(
-        self, program: "Program", configuration: "Configuration", signature: "Signature", executable: "Executable"
+        self, jitted: "JittedFunction", configuration: "Configuration", signature: "Signature", executable: "Executable"
     ) -> None:
         """Count a program, find out why the node needed another one, and log that once per cause."""
-        this = Compiled(program, configuration, signature)
+        this = Compiled(jitted, configuration, signature)
         with self._lock:
             self._programs += 1
             self._executables.add(executable)
@@ -305,10 +304,10 @@ class CompileLog:
                     self._shapes[reason.argument] = self._shapes.get(reason.argument, 1) + 1
                 counts.append(self._shapes.get(reason.argument, 0))
         for reason, count in zip(reasons, counts, strict=True):
-            report(program.name, reason, count, self.is_first)
+            report(jitted.name, reason, count, self.is_first)
 
     def dropped(self, executable: "Executable") -> None:
-        """Count a program that had to go, and let go of it."""
+        """Count a program that was evicted, and forget it."""
         with self._lock:
             if executable in self._executables:
                 self._executables.discard(executable)
@@ -384,7 +383,7 @@ _HOW_TO_TRACE: Final = (
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class JittedFunction:
     """A JAX function for one placement. Its identity is its key: one object per node or function, and options.
 
     Attributes:
@@ -418,14 +417,6 @@ class Program:
     log: CompileLog = field(default_factory=CompileLog)
     serial: int = field(default_factory=itertools.count().__next__, init=False)
 
-    def signature(self, args: tuple[Any, ...], configuration: Configuration) -> Signature:
-        """Return what it has to be compiled for.
-
-        Raises:
-            TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
-        """
-        return signature_of(args, self.static_argnums, configuration, self)
-
     def parameter(self, position: int) -> str:
         """Return the name of an argument."""
         return self.parameters[position] if position < len(self.parameters) else f"argument {position}"
@@ -440,7 +431,7 @@ class Program:
         return self.placement.shardings(specs, value, f"node {self.name!r}, argument {self.parameter(position)!r}")
 
 
-def build(program: Program, configuration: Configuration, signature: Signature) -> Executable:
+def build(jitted: JittedFunction, configuration: Configuration, signature: Signature) -> Executable:
     """Trace, lower and compile: takes milliseconds to minutes.
 
     Raises:
@@ -448,71 +439,71 @@ def build(program: Program, configuration: Configuration, signature: Signature) 
         BaseException: whatever the function raises while it is traced, or XLA; a note says at which node.
     """
     try:
-        _refuse_coroutines(program)
+        _refuse_coroutines(jitted)
         with configuration.entered():
-            return _build(program, configuration, signature)
+            return _build(jitted, configuration, signature)
     except _NOT_TRACEABLE as error:
-        add_note(error, f"{_place(program, signature)}\n{_HOW_TO_TRACE}")
+        add_note(error, f"{_place(jitted, signature)}\n{_HOW_TO_TRACE}")
         raise
     except BaseException as error:
-        add_note(error, _place(program, signature))
+        add_note(error, _place(jitted, signature))
         raise
 
 
-def _build(program: Program, configuration: Configuration, signature: Signature) -> Executable:
-    placement, fn = program.placement, program.fn
+def _build(jitted: JittedFunction, configuration: Configuration, signature: Signature) -> Executable:
+    placement, fn = jitted.placement, jitted.fn
 
     # JAX's caches are keyed on the function, weakly: one of our own takes all of them along when it goes.
     def call(*args: Any) -> Any:
         result = fn(*args)
-        placement.shardings(program.out_specs, result, f"the result of node {program.name!r}")  # before JAX refuses it
+        placement.shardings(jitted.out_specs, result, f"the result of node {jitted.name!r}")  # before JAX refuses it
         return result
 
-    call.__name__ = call.__qualname__ = program.name
-    arguments = _abstract_arguments(program, signature)
-    names_of_arguments = program.parameters[: len(arguments)]
+    call.__name__ = call.__qualname__ = jitted.name
+    arguments = _abstract_arguments(jitted, signature)
+    names_of_arguments = jitted.parameters[: len(arguments)]
     if len(set(names_of_arguments)) == len(arguments):
         kind = inspect.Parameter.POSITIONAL_ONLY  # JAX's errors name arguments by it
         call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names_of_arguments])  # type: ignore[attr-defined]
-    dynamic = [arg for position, arg in enumerate(arguments) if position not in program.static_argnums]
+    dynamic = [arg for position, arg in enumerate(arguments) if position not in jitted.static_argnums]
     options: dict[str, Any] = {}
-    if placement.mesh is None or program.out_specs is not None or not jax.tree.leaves(dynamic):
-        specs = program.out_specs
+    if placement.mesh is None or jitted.out_specs is not None or not jax.tree.leaves(dynamic):
+        specs = jitted.out_specs
         options["out_shardings"] = jax.tree.map(placement.sharding, specs, is_leaf=_is_none)
-    jitted: Any = jax.jit(call, donate_argnums=program.donate_argnums, static_argnums=program.static_argnums, **options)
+    wrapped: Any = jax.jit(call, donate_argnums=jitted.donate_argnums, static_argnums=jitted.static_argnums, **options)
     if placement.mesh is None:
-        traced = jitted.trace(*arguments)
+        traced = wrapped.trace(*arguments)
     else:
         with jax.set_mesh(placement.mesh):  # so that the function may speak of its axes by PartitionSpec alone
-            traced = jitted.trace(*arguments)
-    _refuse_effects(program, traced.jaxpr)
-    warn_of_constants(program.name, traced, program.log)
+            traced = wrapped.trace(*arguments)
+    _refuse_effects(jitted, traced.jaxpr)
+    warn_of_constants(jitted.name, traced, jitted.log)
     compiled = traced.lower().compile(compiler_options(placement.devices[0].platform))
     names: list[str] = []
     shardings: list[Any] = []
     for position, argument in enumerate(arguments):
-        if position not in program.static_argnums:
+        if position not in jitted.static_argnums:
             for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
-                names.append(program.parameter(position) + jax.tree_util.keystr(path))
+                names.append(jitted.parameter(position) + jax.tree_util.keystr(path))
                 shardings.append(leaf.sharding)
-    is_flat = all(len(part) == 3 for position, part in enumerate(signature) if position not in program.static_argnums)
+    is_flat = all(len(part) == 3 for position, part in enumerate(signature) if position not in jitted.static_argnums)
     return Executable(
-        compiled, tuple(names), tuple(shardings), program.static_argnums, is_flat,
+        compiled, tuple(names), tuple(shardings), jitted.static_argnums, is_flat,
         ENQUEUE_ORDER.locks(placement.devices),
     )  # fmt: skip
 
 
-def _abstract_arguments(program: Program, signature: Signature) -> list[Any]:
-    """Return what stands for the arguments of a signature while it is traced."""
+def _abstract_arguments(jitted: JittedFunction, signature: Signature) -> list[Any]:
+    """Return the abstract arguments of a signature, for tracing."""
     arguments: list[Any] = []
     for position, part in enumerate(signature):
-        if position in program.static_argnums:
+        if position in jitted.static_argnums:
             arguments.append(part[1])
             continue
         is_leaf = len(part) == 3
         tree: Any = part if is_leaf else jax.tree.unflatten(part[0], [_Described(leaf) for leaf in part[1]])
         shaped = _Described(part) if is_leaf else tree
-        shardings = program.shardings(position, shaped)
+        shardings = jitted.shardings(position, shaped)
         arguments.append(jax.tree.map(_Described.shaped, shaped, shardings))
     return arguments
 
@@ -522,7 +513,7 @@ def _is_none(value: object) -> bool:
 
 
 class _Described:
-    """A leaf of a signature as a leaf of a pytree, which a tuple is not."""
+    """Wraps a leaf of a signature, as a tuple is no leaf of a pytree."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
@@ -533,27 +524,27 @@ class _Described:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=weak_type)
 
 
-def _refuse_coroutines(program: Program) -> None:
-    if inspect.iscoroutinefunction(inspect.unwrap(program.fn)):
+def _refuse_coroutines(jitted: JittedFunction) -> None:
+    if inspect.iscoroutinefunction(inspect.unwrap(jitted.fn)):
         raise TypeError(
-            f"node {program.name!r} is an `async def`, and runs on a device: make it a plain function of arrays, and "
+            f"node {jitted.name!r} is an `async def`, and runs on a device: make it a plain function of arrays, and "
             "do what awaits in a @node before or after it"
         )
 
 
-def _refuse_effects(program: Program, jaxpr: Any) -> None:
-    if program.pure and jaxpr.effects:
+def _refuse_effects(jitted: JittedFunction, jaxpr: Any) -> None:
+    if jitted.pure and jaxpr.effects:
         effects = ", ".join(sorted({str(effect) for effect in jaxpr.effects}))
         raise OptionsError(
-            f"node {program.name!r} is pure, and has the effect {effects}: a pure program may run twice, or in a "
+            f"node {jitted.name!r} is pure, and has the effect {effects}: a pure program may run twice, or in a "
             "batch, or as a part of another. Say @device_node(pure=False), or take the effect out."
         )
 
 
-def arguments_of(program: Program, signature: Signature) -> str:
+def arguments_of(jitted: JittedFunction, signature: Signature) -> str:
     """Return the arguments that a signature is for, as text: "x: float32[4]"."""
-    return ", ".join(f"{program.parameter(i)}: {described(part)}" for i, part in enumerate(signature))
+    return ", ".join(f"{jitted.parameter(i)}: {described(part)}" for i, part in enumerate(signature))
 
 
-def _place(program: Program, signature: Signature) -> str:
-    return f"while compiling node {program.name!r} for {program.placement} with ({arguments_of(program, signature)})"
+def _place(jitted: JittedFunction, signature: Signature) -> str:
+    return f"while compiling node {jitted.name!r} for {jitted.placement} with ({arguments_of(jitted, signature)})"

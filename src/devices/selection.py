@@ -4,11 +4,10 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from ..._errors import DeviceError
-from ..._public import LateModule
-from ...actors.accepted import is_whole
-from ..jax_import import require_jax, start_backends
-from ..jax_types import Device, is_device, local_devices, platforms
+from .._errors import DeviceError
+from .._public import LateModule
+from ..actors.accepted import is_whole
+from .jax_import import Device, is_device, local_devices, platforms, require_jax, start_backends
 
 if TYPE_CHECKING:
     import jax.sharding
@@ -60,7 +59,7 @@ class DeviceMesh:
 
     Its axes are of type Auto: a node is plain JAX for one item and knows of no mesh, so the compiler spreads what is
     inside, from what `in_specs` and `out_specs` say about its border. With Explicit axes each product in the node would
-    have to say how its result lies. Whoever wants that passes a mesh of `jax.make_mesh` instead.
+    have to say how its result lies. For that, pass a mesh of `jax.make_mesh` instead.
 
     Args:
         shape: how many devices along each axis.

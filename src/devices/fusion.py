@@ -10,21 +10,20 @@ from itertools import groupby
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
-from ...actors.policy import Policy
-from ...engine.node import Node, is_known
-from ...engine.passes import Draft, PassReport
-from ...engine.tracing.template import Constant, Container, Read, Template, Values, arguments_builder, key, reads
-from ...engine.tracing.tracer import Step
-from ..device_node import DeviceNode
-from ..executor import DeviceExecutor, DevicePrograms, Samples
-from ..untyped_jax import jax
+from ..actors.policy import Policy
+from ..engine.node import Node, is_known
+from ..engine.passes import Draft, PassReport
+from ..engine.tracing.template import Constant, Container, Read, Template, Values, arguments_builder, key, reads
+from ..engine.tracing.tracer import Step
 from .contraction import Contraction
+from .executor import DeviceExecutor, Samples
+from .untyped_jax import jax
 
 _SCALARS: Final[tuple[type[Any], ...]] = (bool, int, float, complex, type(None))
 
 
 @dataclass
-class Member:
+class RegionCall:
     """One call inside of a region.
 
     Attributes:
@@ -33,7 +32,7 @@ class Member:
         location: "file:line" of the call.
         fn: the function.
         call: calls it with one argument for each parameter.
-        programs: of its node.
+        executor: of its node.
         names: of its parameters.
         static: positions of its static arguments.
         templates: of its arguments.
@@ -44,14 +43,14 @@ class Member:
     location: str
     fn: Callable[..., Any]
     call: Callable[[tuple[Any, ...]], Any]
-    programs: DevicePrograms
+    executor: DeviceExecutor
     names: tuple[str, ...]
     static: tuple[int, ...]
     templates: tuple[Template, ...]
 
     @property
     def identity(self) -> Hashable:
-        """What members of equal regions have in common."""
+        """What is equal for members of equal regions."""
         return self.name, self.location, self.fn, tuple(map(key, self.templates))
 
 
@@ -66,7 +65,7 @@ class Inputs:
         static: those that are static.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[RegionCall]) -> None:
         self.templates: list[Template] = []
         self.names: list[str] = []
         self.static: list[str] = []
@@ -76,7 +75,7 @@ class Inputs:
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """Those that are to be the same for all calls of a batch, as all members that take them say."""
+        """Parameters that all members that take them name in `shared=`."""
         return tuple(itertools.compress(self.names, self._is_shared))
 
     def have_rows(self, resource_sources: Set[int]) -> bool:
@@ -86,11 +85,11 @@ class Inputs:
             for name, template in zip(self.names, self.templates, strict=True)
         )
 
-    def localised(self, member: Member) -> tuple[Template, ...]:
+    def localised(self, member: RegionCall) -> tuple[Template, ...]:
         """Return the templates of a member's arguments, with the numbers that the values have inside."""
         return tuple([
             self._whole(
-                template, name, is_static=position in member.static, is_shared=name in member.programs.options.shared
+                template, name, is_static=position in member.static, is_shared=name in member.executor.options.shared
             )
             for position, (template, name) in enumerate(zip(member.templates, member.names, strict=True))
         ])  # fmt: skip
@@ -116,7 +115,7 @@ class Inputs:
         identity = key(template), is_static
         try:
             index = self._found.setdefault(identity, len(self.templates))
-        except TypeError:  # unhashable, so nobody can say whether it is equal to another
+        except TypeError:  # unhashable, so it cannot be compared with others
             index = len(self.templates)
         if index == len(self.templates):
             self.templates.append(template)
@@ -141,18 +140,18 @@ def as_arrays(value: Any) -> Any:
 
 
 # Graphs that are traced again, or have the same part, have the same regions, and their programs need no compiling.
-_known: "WeakValueDictionary[Hashable, DeviceNode[..., Any]]" = WeakValueDictionary()
+_known: "WeakValueDictionary[Hashable, Node[..., Any]]" = WeakValueDictionary()
 
 
 def static_templates(step: Step) -> tuple[Template, ...]:
     """Return the templates of what a call of a device node is compiled for."""
-    if not _programs(step).options.static:
+    if not _executor(step).options.static:
         return ()
     member = _member(step)
     return tuple([member.templates[position] for position in member.static])
 
 
-def region_node(steps: Sequence[Step]) -> "tuple[DeviceNode[..., Any], tuple[Template, ...]]":
+def region_node(steps: Sequence[Step]) -> "tuple[Node[..., Any], tuple[Template, ...]]":
     """Make one node of several.
 
     Args:
@@ -166,24 +165,24 @@ def region_node(steps: Sequence[Step]) -> "tuple[DeviceNode[..., Any], tuple[Tem
     inputs = Inputs(members)
     for member in members:
         member.templates = inputs.localised(member)
-    programs = [_programs(step) for step in steps]
+    executors = [_executor(step) for step in steps]
     name = _joined(step.callee.name for step in steps)
-    identity = (name, *[one.log for one in programs], *[member.identity for member in members])
+    identity = (name, *executors, *[member.identity for member in members])
     try:
         node = _known.get(identity)
         if node is None:
-            node = _known[identity] = _make(steps, name, programs, members, inputs)
+            node = _known[identity] = _make(steps, name, executors, members, inputs)
     except TypeError:  # unhashable, as a pytree's structure can be
-        node = _make(steps, name, programs, members, inputs)
+        node = _make(steps, name, executors, members, inputs)
     return node, tuple(inputs.templates)
 
 
 def _can_be_batched(steps: Sequence[Step], resource_sources: Set[int]) -> bool:
-    """Return whether a region would take anything that has a row for each call, if its nodes have batches.
+    """Return whether a region of batched nodes would have an argument with a row for each call.
 
     Numbers that are written in the graph have rows for a node by itself, and are a part of the program of a region.
     """
-    if _programs(steps[0]).options.batch is None:
+    if _executor(steps[0]).options.batch is None:
         return True
     members = [_member(step) for step in steps]
     inputs = Inputs(members)
@@ -192,29 +191,29 @@ def _can_be_batched(steps: Sequence[Step], resource_sources: Set[int]) -> bool:
     return inputs.have_rows(resource_sources)
 
 
-def _programs(step: Step) -> DevicePrograms:
+def _executor(step: Step) -> DeviceExecutor:
     callee = step.callee
     assert isinstance(callee, Node)
     assert isinstance(callee.executor, DeviceExecutor)
-    return callee.executor.programs
+    return callee.executor
 
 
-def _member(step: Step) -> Member:
-    programs = _programs(step)
-    fn, arguments = programs.fn, programs.arguments(frozenset())
+def _member(step: Step) -> RegionCall:
+    executor = _executor(step)
+    fn, arguments = executor.fn, executor.arguments(frozenset())
     bound = arguments.bind(step.args, dict(step.kwargs))
     # What is not passed has its default.
     templates = tuple([one if isinstance(one, Constant | Read | Container) else Constant(one) for one in bound])
-    return Member(
-        step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values), programs,
+    return RegionCall(
+        step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values), executor,
         arguments.names, arguments.static, templates,
     )  # fmt: skip
 
 
-def _with_contractions(members: list[Member]) -> list[Member]:
-    """Return the members with each einsum that only another one reads as a part of that."""
+def _with_contractions(members: list[RegionCall]) -> list[RegionCall]:
+    """Return the members after merging each einsum that only one other einsum reads into that one."""
     readers = Counter(read.source for member in members for read in reads(*member.templates))
-    open_ones: dict[int, Member] = {}
+    open_ones: dict[int, RegionCall] = {}
     absorbed: set[int] = set()
     for member in members:
         if not isinstance(member.fn, Contraction):
@@ -228,11 +227,11 @@ def _with_contractions(members: list[Member]) -> list[Member]:
     return [member for member in members if member.source not in absorbed]
 
 
-def _whole(template: Template, members: dict[int, Member]) -> Member | None:
+def _whole(template: Template, members: dict[int, RegionCall]) -> RegionCall | None:
     return members.get(template.source) if isinstance(template, Read) and not template.path else None
 
 
-def _absorb(member: Member, contraction: Contraction, inner: Sequence[Member | None]) -> None:
+def _absorb(member: RegionCall, contraction: Contraction, inner: Sequence[RegionCall | None]) -> None:
     names: list[str] = []
     templates: list[Template] = []
     for name, template, one in zip(member.names, member.templates, inner, strict=True):
@@ -247,28 +246,28 @@ def _absorb(member: Member, contraction: Contraction, inner: Sequence[Member | N
 
 
 def _make(
-    steps: Sequence[Step], name: str, programs: Sequence[DevicePrograms], members: Sequence[Member], inputs: Inputs
-) -> "DeviceNode[..., Any]":
+    steps: Sequence[Step], name: str, executors: Sequence[DeviceExecutor], members: Sequence[RegionCall], inputs: Inputs
+) -> "Node[..., Any]":
     options = dataclasses.replace(
-        programs[0].options, static=tuple(inputs.static), shared=inputs.shared, sample_input=()
+        executors[0].options, static=tuple(inputs.static), shared=inputs.shared, sample_input=()
     )
     fn = _composed(members, inputs.names)
     names = tuple([step.callee.name for step in steps])
-    own = DevicePrograms(name, fn, options, _samples(members, inputs), names)
-    for one in programs:
-        one.share(own)
-    return DeviceNode(fn, Policy(pure=True), name=name, executor=DeviceExecutor(own))
+    region = DeviceExecutor(name, fn, options, executors[0].passes, _samples(members, inputs), names)
+    for one in executors:
+        one.add_region(region)
+    return Node(fn, Policy(pure=True), name=name, executor=region)
 
 
-def _samples(members: Sequence[Member], inputs: Inputs) -> Samples:
-    """Return what puts samples of a region together out of those of its members."""
+def _samples(members: Sequence[RegionCall], inputs: Inputs) -> Samples:
+    """Return a function that makes samples of a region from those of its members."""
     constants = {-1 - index: one.value for index, one in enumerate(inputs.templates) if isinstance(one, Constant)}
     passed = {-1 - index: name for index, name in enumerate(inputs.names)}
 
     def samples(resources: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
         known = {source: resources[name] for source, name in passed.items() if name in resources}
         wanted = [source for source in passed if source not in known]
-        most = max([len(member.programs.options.sample_input) for member in members], default=0)
+        most = max([len(member.executor.options.sample_input) for member in members], default=0)
         found: list[tuple[Any, ...]] = []
         for number in range(most):
             values = dict(constants)
@@ -282,9 +281,9 @@ def _samples(members: Sequence[Member], inputs: Inputs) -> Samples:
     return samples
 
 
-def _sample_of(member: Member, number: int, known: Mapping[int, Any]) -> dict[int, Any]:
-    """Return what a sample of a member says of the values from outside that it takes."""
-    given = member.programs.options.sample_input
+def _sample_of(member: RegionCall, number: int, known: Mapping[int, Any]) -> dict[int, Any]:
+    """Return the values from outside that a sample of a member has, by their numbers."""
+    given = member.executor.options.sample_input
     if not given:
         return {}
     outside = {
@@ -293,12 +292,12 @@ def _sample_of(member: Member, number: int, known: Mapping[int, Any]) -> dict[in
         if isinstance(template, Read) and template.source < 0
     }
     own = {name: known[source] for name, source in outside.items() if source in known}
-    merged = member.programs.arguments(frozenset(own)).merge(given[min(number, len(given) - 1)], own)
+    merged = member.executor.arguments(frozenset(own)).merge(given[min(number, len(given) - 1)], own)
     return {outside[name]: value for name, value in zip(member.names, merged, strict=True) if name in outside}
 
 
-def _composed(members: Sequence[Member], names: Sequence[str]) -> Callable[..., Any]:
-    """Return the function that does what the members do one after the other."""
+def _composed(members: Sequence[RegionCall], names: Sequence[str]) -> Callable[..., Any]:
+    """Return a function that calls the members one after the other."""
     count_of_members = len(members)
     slots = {index: index for index in range(count_of_members)}
     slots.update({-1 - index: count_of_members + index for index in range(len(names))})
@@ -336,7 +335,7 @@ _Chain: TypeAlias = tuple[Step, ...]
 
 
 def fuse_regions(draft: Draft) -> tuple[Draft, PassReport]:
-    """Make one device node of adjacent pure ones that run in the same place, where nobody else reads between them.
+    """Make one device node of adjacent pure ones that run in the same place, where nothing else reads between them.
 
     A region has one value that leaves it: that of its last step, and all readers of the others are inside. So it can
     have no path that leaves it and comes back, and fusing makes no cycle. A node is left out of a region that waits for
@@ -399,7 +398,7 @@ class _Survey:
         return tuple(self._alone)
 
     def _kind(self, chain: _Chain) -> Hashable | None:
-        """Return what the steps of a region have in common with this one; None if it is in none."""
+        """Return what is equal for all steps of a region with this one; None if it joins no region."""
         callee = chain[0].callee
         executor = callee.runs_in if isinstance(callee, Node) else None
         if not isinstance(callee, Node) or not isinstance(executor, DeviceExecutor):
@@ -408,7 +407,7 @@ class _Survey:
         if reason is not None:
             self._alone[f"{callee.name} stays a program of its own: {reason}"] = None
             return None
-        options = executor.programs.options
+        options = executor.options
         return options.device, options.batch, options.replicas, options.prefetch
 
     def _find_waits(self) -> list[int]:
@@ -473,7 +472,7 @@ def _reads(chain: _Chain) -> Iterable[int]:
 
 
 def _reason_to_stay_alone(node: Node[..., object], executor: DeviceExecutor) -> str | None:
-    options = executor.programs.options
+    options = executor.options
     if not options.pure:
         return "it is declared pure=False"
     if options.donate:

@@ -10,11 +10,11 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-from ..jax_types import Device
-from ..platform.placement import REPLICATED, mesh_name, spec_text
-from ..untyped_jax import jax
-from ..wrong_fusions import compiler_options
-from .signature import is_device_array
+from .compile_key import is_device_array
+from .jax_import import Device
+from .shardings import REPLICATED, mesh_name, spec_text
+from .untyped_jax import jax
+from .wrong_fusions import compiler_options
 
 # Enqueue order: what spans several devices is enqueued on all of them before anything else is.
 #
@@ -33,7 +33,7 @@ class EnqueueOrder:
         self._locks: dict[tuple[str, int], threading.Lock] = {}
 
     def locks(self, devices: "Iterable[Device]") -> Locks:
-        """Return what to hold while something is enqueued on these devices: nothing for a single one."""
+        """Return the locks to hold while a program is enqueued on these devices; none for a single one."""
         # All take them in one order, or two threads would each have what the other one needs.
         keys = sorted({(device.platform, device.id) for device in devices})
         if len(keys) < 2:
@@ -64,7 +64,7 @@ ENQUEUE_ORDER: Final = EnqueueOrder()
 
 
 def reshard(array: Any, target: Sharding) -> Any:
-    """Return an array as it lies in another place; it may be that neither of them is ready.
+    """Return an array moved to another device or sharding, without waiting until it is computed.
 
     Args:
         array: a `jax.Array`.
@@ -78,7 +78,7 @@ def reshard(array: Any, target: Sharding) -> Any:
 
 
 def _ready_to_copy(array: Any, source: NamedSharding, target: Sharding) -> Any:
-    """Return an array of a mesh so that each part of what `target` says is a part of it, or it is on one device."""
+    """Return an array of a mesh laid out so that each part of `target` is one of its parts, or whole on one device."""
     there = _devices(target)
     if isinstance(target, NamedSharding) and len(there) == len(_devices(source)):
         mesh, wanted = cast("Mesh", source.mesh), cast("Mesh", target.mesh)
@@ -184,7 +184,7 @@ class Executable:
     def transferred(
         self, args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
     ) -> tuple[Any, ...]:
-        """Return all arguments of a call with their arrays on the device, where the call would transfer them itself.
+        """Return the arguments of a call, with the arrays on the device that the call would have to transfer.
 
         Args:
             args: as of a call.

@@ -1,8 +1,9 @@
-"""Dispatch: the one thread from which everything is enqueued on a device or mesh."""
+"""The thread from which everything is enqueued on a device or mesh, and which computation an error comes from."""
 
 import os
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -10,14 +11,148 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
-from ..._errors import ActorRestarted
-from ...actors.threads import before_interpreter_exit
-from ...telemetry import logs, metrics, names
-from ...telemetry.metrics import Reading, series
-from ..jax_types import are_ready
-from ..platform.placement import Placement
-from ..platform.self_check import self_check
-from .jobs import ORIGINS
+from .._errors import ActorRestarted
+from ..actors.frame import blame
+from ..actors.threads import before_interpreter_exit
+from ..telemetry import logs, metrics, names
+from ..telemetry.metrics import Reading, series
+from .compile_cache import twin_of
+from .self_check import self_check
+from .shardings import Placement
+from .untyped_jax import jax
+
+
+def is_ready(array: Any) -> bool:
+    """Return whether the computation of an array has ended, also with an error."""
+    if not hasattr(array, "is_ready"):  # typed random keys have all methods of an array but this one
+        array = jax.random.key_data(array)
+    return bool(array.is_ready())
+
+
+def are_ready(arrays: Iterable[Any]) -> bool:
+    """Return whether the computations of arrays have ended, also with an error; what was donated counts as ended."""
+    for array in arrays:
+        try:
+            if not is_ready(array):
+                return False
+        except (RuntimeError, ValueError):
+            if not array.is_deleted():
+                raise
+    return True
+
+
+def wait_until_ready(arrays: Iterable[Any]) -> None:
+    """Block until the computations of arrays have ended; arrays that were donated meanwhile are skipped.
+
+    Raises:
+        JaxRuntimeError: one failed.
+    """
+    for array in arrays:
+        try:
+            array.block_until_ready()
+        except (RuntimeError, ValueError):
+            if not array.is_deleted():
+                raise
+
+
+# Origins: which computation an asynchronous error comes from.
+#
+# A result that is handed on before it is ready may turn out to be an error later, and then each computation that reads
+# it fails with that error, too: on any device, and perhaps before the first one is known to have failed. The error
+# belongs to the first.
+
+
+class Origin:
+    """A computation whose result is handed on before it is ready.
+
+    Args:
+        label: of the node in its graph; None for what is no node.
+        inputs: the arrays that it reads.
+    """
+
+    __slots__ = ("_error", "_inputs", "_label")
+
+    def __init__(self, label: str | None, inputs: Iterable[Any]) -> None:
+        self._label = label
+        self._inputs = tuple(inputs)
+        self._error: BaseException | None = None
+
+    def over(self, error: BaseException | None) -> None:
+        """Note that the computation has ended, with an error or without one, and forget what it has read."""
+        if error is not None:
+            self._error = self._blamed(twin_of(error).with_traceback(None))  # a traceback would hold the arrays
+        self._inputs = ()
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return the error of the computation that failed first, where this one has failed with `error`."""
+        inputs = self._inputs  # before the error: `over` sets that first
+        if self._error is not None:
+            return twin_of(self._error)
+        return self._blamed(ORIGINS.cause_of(error, inputs))
+
+    def taken_over(self, error: BaseException) -> None:
+        """Add a note to an error: the result was donated, so it cannot be asked whether it is the cause."""
+        error.add_note(f"it computed in the memory of the result of node {self._label!r}, which may be what has failed")
+
+    def _blamed(self, error: BaseException) -> BaseException:
+        if self._label is not None:
+            blame(error, self._label)
+        return error
+
+
+class Origins:
+    """Knows which computation an array comes from that was handed on, for as long as the array exists."""
+
+    def __init__(self) -> None:
+        self._origins: dict[int, tuple[weakref.ref[Any], Origin]] = {}  # arrays are not hashable
+
+    def add(self, arrays: Iterable[Any], origin: Origin) -> None:
+        """Note that arrays are the results of a computation."""
+        for array in arrays:
+            self._origins[id(array)] = (weakref.ref(array, self._forget(id(array))), origin)
+
+    def cause_of(self, error: BaseException, inputs: Iterable[Any]) -> BaseException:
+        """Return the error of the computation that failed first; `error` itself if no input has failed.
+
+        Args:
+            error: of a computation.
+            inputs: what it read.
+        """
+        for array in inputs if self._origins else ():
+            origin = self._origin_of(array)
+            if origin is None:
+                continue
+            if array.is_deleted():
+                origin.taken_over(error)
+            elif (failure := _failure_of(array)) is not None:
+                return origin.cause_of(failure)
+        return error
+
+    def _origin_of(self, array: Any) -> Origin | None:
+        found = self._origins.get(id(array))
+        return found[1] if found is not None and found[0]() is array else None
+
+    def _forget(self, key: int) -> "Callable[[weakref.ref[Any]], None]":
+        def forget(gone: "weakref.ref[Any]") -> None:
+            if self._origins.get(key, (None,))[0] is gone:  # another array may have its place in memory by now
+                self._origins.pop(key, None)
+
+        return forget
+
+
+def _failure_of(array: Any) -> BaseException | None:
+    if not is_ready(array):
+        return None
+    try:
+        array.block_until_ready()
+    except Exception as error:  # noqa: BLE001 - whatever the computation of it has raised
+        return error.with_traceback(None)
+    return None
+
+
+# One for the process: results go from device to device.
+ORIGINS = Origins()
+
 
 # Dispatch: the one thread from which everything is enqueued on a device or mesh.
 #
@@ -32,32 +167,32 @@ from .jobs import ORIGINS
 # Computations in flight. Two overlap the transfer of one with the computation of the other; four leave room for items
 # that come in bursts. More keep the device busy while this thread is kept from enqueueing: for as long as the
 # interpreter lets another one run, which is its switch interval. Not more than that takes: what is in flight cannot be
-# cancelled, and holds results that nobody has seen.
+# cancelled, and holds results that no caller has seen.
 MIN_DEPTH = 4
-MAX_DEPTH = 16  # a CPU blocks who enqueues the 33rd
+MAX_DEPTH = 16  # on a CPU, enqueueing the 33rd blocks
 _RECENT = 8  # computations that say how long one takes
 
 
-class Job(Protocol):
-    """Something to enqueue; its methods are called on the dispatch thread, which must not be held up."""
+class Dispatchable(Protocol):
+    """What a `DispatchThread` enqueues. Its methods are called on that thread, and must not hold it up."""
 
     def begin(self) -> bool:
-        """Return whether anybody still wants it."""
+        """Return whether a caller still waits for it."""
         ...
 
     def dispatch(self) -> "list[Any] | None":
-        """Enqueue it; returns the arrays that it will give. None: not yet, it will be submitted again, or never."""
+        """Enqueue it and return the arrays that it will give; None if it is submitted again later, or never runs."""
         ...
 
     def inputs(self) -> Iterable[Any]:
-        """The arrays that it reads."""
+        """Return the arrays that it reads."""
         ...
 
     def wait(self, arrays: list[Any], busy_until: float) -> None:
-        """Block until these are ready, which `dispatch` gave.
+        """Block until the arrays that `dispatch` returned are ready.
 
         Args:
-            arrays: what it gives.
+            arrays: what `dispatch` returned.
             busy_until: when what was enqueued before it was ready, in seconds of `time.perf_counter`.
 
         Raises:
@@ -66,15 +201,15 @@ class Job(Protocol):
         ...
 
     def ready(self) -> None:
-        """What it gives is ready."""
+        """Take note that its arrays are ready."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """It could not be enqueued, or failed."""
+        """Take note that it could not be enqueued, or has failed."""
         ...
 
 
-_InFlight: TypeAlias = tuple[Job, list[Any], int, float]  # the number of restarts before it, and when it began
+_InFlight: TypeAlias = tuple[Dispatchable, list[Any], int, float]  # the number of restarts before it, and when it began
 
 
 class DispatchThread:
@@ -91,7 +226,7 @@ class DispatchThread:
     def __init__(self, name: str, check: Callable[[], None]) -> None:
         self._name = name
         self._check = check
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Dispatchable | None] = SimpleQueue()
         self._in_flight: deque[_InFlight] = deque()  # of those that the second thread has not
         self._lent: SimpleQueue[_InFlight | None] = SimpleQueue()
         self._returned: SimpleQueue[None] = SimpleQueue()
@@ -122,10 +257,10 @@ class DispatchThread:
         ]
 
     def levels(self) -> Iterable[Reading]:
-        """Return nothing: computations in flight are too short to be seen."""
+        """Return nothing: computations in flight are too short to be sampled."""
         return ()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Dispatchable) -> None:
         """Enqueue a job after those that were submitted before; from any thread."""
         self._jobs.put(job)
 
@@ -145,7 +280,7 @@ class DispatchThread:
             thread.join()
 
     def _dispatch_all(self) -> None:
-        begin: Callable[[Job], None] = self._dispatch
+        begin: Callable[[Dispatchable], None] = self._dispatch
         try:
             self._check()
         except Exception as error:  # noqa: BLE001 - a device that cannot be used is what every caller has to know
@@ -156,7 +291,7 @@ class DispatchThread:
             pass
         self._lent.put(None)
 
-    def _take_jobs(self, begin: "Callable[[Job], None]") -> None:
+    def _take_jobs(self, begin: "Callable[[Dispatchable], None]") -> None:
         jobs, in_flight = self._jobs, self._in_flight
         while True:
             depth, is_idle = self._depth(), jobs.empty()
@@ -179,7 +314,7 @@ class DispatchThread:
                 raise
             del job  # a thread that waits for the next job must not hold the last one
 
-    def _dispatch(self, job: Job) -> None:
+    def _dispatch(self, job: Dispatchable) -> None:
         began = perf_counter()
         try:
             arrays = job.dispatch() if job.begin() else None
@@ -236,7 +371,7 @@ class DispatchThread:
                 self._finish(found)
             finally:
                 self._returned.put(None)
-            del found  # as above
+            del found  # nor the last computation
 
     def _finish(self, found: _InFlight) -> None:
         try:
@@ -245,13 +380,13 @@ class DispatchThread:
             self._answer_for(found[0], error)
             raise
 
-    def _wait(self, job: Job, arrays: list[Any], restarts: int, began: float, *, is_late: bool) -> None:
+    def _wait(self, job: Dispatchable, arrays: list[Any], restarts: int, began: float, *, is_late: bool) -> None:
         try:
             try:
                 job.wait(arrays, self._busy_until)
             finally:
                 self._was_busy(began, is_late=is_late)
-        except BaseException as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller, as in `_dispatch`
             # Its traceback is that of this wait: it would say nothing, and hold the arrays.
             job.failed(ORIGINS.cause_of(error.with_traceback(None), job.inputs()))
             return
@@ -266,11 +401,11 @@ class DispatchThread:
         seconds = now - max(began, self._busy_until)
         self._busy_seconds += seconds
         self._busy_until = now
-        # If it had ended before anybody looked, nobody knows how long it took, and more should have been in flight.
+        # If it had ended before this thread looked, its time is unknown, and more should have been in flight.
         self._usual_seconds += ((0.0 if is_late else seconds) - self._usual_seconds) / _RECENT
 
-    def _answer_for(self, job: Job, error: BaseException) -> None:
-        """Have a job fail in whose course a thread dies: nobody else would tell its callers."""
+    def _answer_for(self, job: Dispatchable, error: BaseException) -> None:
+        """Fail the job during which a thread has died: nothing else would release its callers."""
         with suppress(Exception):  # that may be what has just failed
             job.failed(self._restarted(error))
 
@@ -295,9 +430,9 @@ class DispatchThread:
         return error
 
 
-def _failing(error: Exception) -> "Callable[[Job], None]":
-    def fail(job: Job) -> None:
-        job.failed(type(error)(*error.args))  # one object raised for many callers would collect all of their notes
+def _failing(error: Exception) -> "Callable[[Dispatchable], None]":
+    def fail(job: Dispatchable) -> None:
+        job.failed(twin_of(error).with_traceback(None))
 
     return fail
 
@@ -336,7 +471,7 @@ class DispatchThreads:
 
         Args:
             placement: the device or mesh.
-            on_ended: called on some thread when this lease keeps nothing alive any more.
+            on_ended: called on some thread once nothing lives on because of this lease.
         """
         with self._lock:
             thread, leases = self._threads.pop(placement)

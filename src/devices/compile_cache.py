@@ -1,4 +1,4 @@
-"""The programs that this process has compiled: found in microseconds, compiled once for all who wait, bounded."""
+"""The programs that this process has compiled: found in microseconds, compiled once for all callers, bounded."""
 
 import asyncio
 import os
@@ -12,19 +12,17 @@ from typing import Any, Final, TypeAlias
 
 from opentelemetry.context import Context
 
-from ..._errors import DeviceError, EngineClosedError, NodeError
-from ...actors.cancellation import until
-from ...actors.threads import before_interpreter_exit
-from ...telemetry import logs, metrics, names, spans
-from ...telemetry.metrics import Reading, series
-from ...telemetry.profiling import registry
-from ...telemetry.profiling.readings import DeviceWork
-from .. import jax_profile
-from . import configuration as configurations
-from .compiling import Program, arguments_of, build
-from .configuration import Configuration
+from .._errors import DeviceError, EngineClosedError, NodeError
+from ..actors.cancellation import until
+from ..actors.threads import before_interpreter_exit
+from ..telemetry import logs, metrics, names, spans
+from ..telemetry.metrics import Reading, series
+from ..telemetry.profiling import registry
+from ..telemetry.profiling.readings import DeviceWork
+from .compile_key import Configuration, Signature, current, signature_of
+from .compiling import JittedFunction, arguments_of, build
 from .executable import Executable
-from .signature import Signature
+from .untyped_jax import jax
 
 
 def twin_of(error: BaseException) -> BaseException:
@@ -47,42 +45,42 @@ def twin_of(error: BaseException) -> BaseException:
 
 
 # Called with None to work, or with the error that keeps it from working. Raises nothing.
-Job: TypeAlias = Callable[[BaseException | None], None]
+Compilation: TypeAlias = Callable[[BaseException | None], None]
 
 
 class CompileThread:
-    """Runs compilations one after the other. It starts with the first job, and ends with the last lease."""
+    """Runs compilations one after the other. It starts with the first of them, and ends with the last lease."""
 
     def __init__(self) -> None:
         self.begin_without_thread()
         _compile_threads.add(self)
 
     def begin_without_thread(self) -> None:
-        """Have no thread and no leases; also in a process that was forked, where the thread of its parent is not."""
+        """Start over without a thread and leases; also in a forked process, where its parent's thread is not."""
         self._lock = threading.Lock()
         self._leases = 0
         self._run: _Run | None = None
 
     def acquire(self) -> None:
-        """Keep the thread: until `release`, jobs may be submitted. Callable from any thread."""
+        """Keep the thread: until `release`, compilations may be submitted. Callable from any thread."""
         with self._lock:
             self._leases += 1
 
-    def submit(self, job: Job) -> None:
-        """Run a job on the thread.
+    def submit(self, job: Compilation) -> None:
+        """Run a compilation on the thread.
 
         Raises:
-            EngineClosedError: nobody holds a lease.
+            EngineClosedError: there is no lease.
         """
         with self._lock:
             if self._leases == 0:
-                raise EngineClosedError("nothing is compiled any more: the last one who needed it was closed")
+                raise EngineClosedError("nothing can be compiled: the last Engine that uses devices was closed")
             if self._run is None:
                 self._run = _Run()
-            self._run.jobs.put(job)
+            self._run.compilations.put(job)
 
     def release(self) -> None:
-        """Give a lease back. The last one blocks until the running job has ended; those that wait fail.
+        """Give a lease back. The last one blocks until the running compilation has ended; those that wait fail.
 
         It is not for an event loop: that has `arelease`.
         """
@@ -102,7 +100,7 @@ class CompileThread:
             thread.join()  # it has nothing left to do but return
 
     def end_with_interpreter(self) -> None:
-        """Take all leases back and wait for the running job."""
+        """Take all leases back and wait for the running compilation."""
         with self._lock:
             self._leases = 1
         self.release()
@@ -121,20 +119,20 @@ class _Run:
     """One life of the thread, with its own queue: the next one may start before it has ended."""
 
     def __init__(self) -> None:
-        self.jobs: SimpleQueue[Job | _LastWord] = SimpleQueue()
+        self.compilations: SimpleQueue[Compilation | _LastWord] = SimpleQueue()
         # Not a daemon: a daemon thread inside JAX while the interpreter ends aborts the process.
-        self.thread = threading.Thread(target=_work, args=(self.jobs,), name="penstock-compile", daemon=False)
+        self.thread = threading.Thread(target=_work, args=(self.compilations,), name="penstock-compile", daemon=False)
         self.thread.start()
 
     def end(self, on_ended: Callable[[], object] | None) -> None:
-        """Fail the jobs that wait; the one that runs is the last."""
-        waiting: list[Job] = []
+        """Fail the compilations that wait; the one that runs is the last."""
+        waiting: list[Compilation] = []
         try:
-            while not isinstance(job := self.jobs.get_nowait(), _LastWord):
+            while not isinstance(job := self.compilations.get_nowait(), _LastWord):
                 waiting.append(job)
         except Empty:
             pass
-        self.jobs.put(_LastWord(on_ended))
+        self.compilations.put(_LastWord(on_ended))
         for job in waiting:
             job(EngineClosedError("closed before this was compiled"))
 
@@ -146,14 +144,14 @@ class _LastWord:
         self.on_ended = on_ended
 
 
-def _work(jobs: "SimpleQueue[Job | _LastWord]") -> None:
-    while not isinstance(job := jobs.get(), _LastWord):
+def _work(compilations: "SimpleQueue[Compilation | _LastWord]") -> None:
+    while not isinstance(job := compilations.get(), _LastWord):
         job(None)
         del job  # an idle thread holds no program
     if job.on_ended is not None:
         try:
             job.on_ended()
-        except RuntimeError:  # the loop is closed: nobody waits
+        except RuntimeError:  # the loop is closed, and with it who waited
             pass
 
 
@@ -211,11 +209,11 @@ class CompileCache:
 
     def counters(self) -> Iterator[Reading]:
         """Yield how often what it holds was found, for metrics; the rest is counted where it happens."""
-        for (program, *_), executable in list(self._held.items()):
-            yield _reading(names.METRIC_COMPILE_CACHE_HITS, program, executable.hits)
+        for (jitted, *_), executable in list(self._held.items()):
+            yield _reading(names.METRIC_COMPILE_CACHE_HITS, jitted, executable.hits)
 
     def levels(self) -> Iterable[Reading]:
-        """Return nothing: what it holds is a matter of the process."""
+        """Return nothing: how many programs are held belongs to no node."""
         return ()
 
     def acquire(self) -> None:
@@ -230,18 +228,19 @@ class CompileCache:
         """Do what `release` does, without blocking the event loop."""
         await self._thread.arelease()
 
-    def find(self, program: Program, args: tuple[Any, ...]) -> Executable | None:
-        """Return what a call has been compiled to; None if it has not.
+    def find(self, jitted: JittedFunction, args: tuple[Any, ...]) -> Executable | None:
+        """Return the program for a call; None if it was not compiled, or was evicted.
 
         Args:
-            program: what to call.
+            jitted: what to call.
             args: all of its arguments, static ones included.
 
         Raises:
             TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
         """
-        configuration = configurations.current()
-        executable = self._held.get((program, configuration, program.signature(args, configuration)))
+        configuration = current()
+        signature = signature_of(args, jitted.static_argnums, configuration, jitted)
+        executable = self._held.get((jitted, configuration, signature))
         if executable is not None:
             executable.hits += 1
             executable.used = next(self._uses)
@@ -249,7 +248,7 @@ class CompileCache:
 
     def compile(
         self,
-        program: Program,
+        jitted: JittedFunction,
         args: tuple[Any, ...],
         on_done: OnCompiled,
         trace: Context | None = None,
@@ -260,23 +259,23 @@ class CompileCache:
         Callers of one program and signature share one compilation. What fails is not kept: the next call tries again.
 
         Args:
-            program: what to compile.
+            jitted: what to compile.
             args: as in a call; nothing of the arrays is kept. `jax.ShapeDtypeStruct`s may stand for them.
             on_done: called with the executable, or with an error that no other caller gets. On the compile thread, or
                 at once if it has been compiled meanwhile; it must not raise.
             trace: the context with the sampled span that waits for it; None without one.
-            is_wanted: asked on the compile thread when it is its turn. What nobody wants any more is not compiled, and
-                `on_done` is called with a `DeviceError`.
+            is_wanted: asked on the compile thread when its turn has come. If no caller wants the program, it is not
+                compiled, and `on_done` is called with a `DeviceError`.
 
         Raises:
             TypeError: an argument is neither an array nor static.
-            EngineClosedError: nobody holds a lease.
+            EngineClosedError: there is no lease.
         """
-        configuration = configurations.current()
-        signature = program.signature(args, configuration)
-        key = program, configuration, signature
-        program.log.missed()
-        metrics.add([_reading(names.METRIC_COMPILE_CACHE_MISSES, program, 1)])
+        configuration = current()
+        signature = signature_of(args, jitted.static_argnums, configuration, jitted)
+        key = jitted, configuration, signature
+        jitted.log.missed()
+        metrics.add([_reading(names.METRIC_COMPILE_CACHE_MISSES, jitted, 1)])
         with self._lock:
             executable = self._held.get(key)
             if executable is None:
@@ -284,7 +283,7 @@ class CompileCache:
                 if waiting is not None:
                     waiting.append((on_done, trace, is_wanted))
                     return
-                self._thread.submit(lambda refusal: self._compile(program, configuration, signature, refusal))
+                self._thread.submit(lambda refusal: self._compile(jitted, configuration, signature, refusal))
                 self._waiting[key] = [(on_done, trace, is_wanted)]
                 return
         on_done(executable)
@@ -293,13 +292,13 @@ class CompileCache:
         return len(self._held)
 
     def _compile(
-        self, program: Program, configuration: Configuration, signature: Signature, refusal: BaseException | None
+        self, jitted: JittedFunction, configuration: Configuration, signature: Signature, refusal: BaseException | None
     ) -> None:
         outcome: Executable | BaseException
-        key = program, configuration, signature
+        key = jitted, configuration, signature
         if refusal is None and (left := self._left(key)):
             for on_done, *_ in left:
-                _tell(on_done, DeviceError(f"{program.name!r} was not compiled: nobody waited for it any more"))
+                _tell(on_done, DeviceError(f"{jitted.name!r} was not compiled: its callers had left"))
             return
         if refusal is not None:
             outcome = refusal
@@ -309,19 +308,19 @@ class CompileCache:
                 traces = [trace for _, trace, _ in self._waiting[key] if trace is not None]
             try:
                 with (
-                    jax_profile.compiling(program.name),
+                    jax.profiler.TraceAnnotation(f"compile {jitted.name}"),  # its name in a profile that JAX takes
                     spans.compiling(
-                        program.name, program.placement.name, lambda: arguments_of(program, signature), traces
+                        jitted.name, jitted.placement.name, lambda: arguments_of(jitted, signature), traces
                     ),
                 ):
-                    outcome = build(program, configuration, signature)
+                    outcome = build(jitted, configuration, signature)
             except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the callers, not to this thread
                 outcome = error
             ended = time.perf_counter()
-            program.log.spent(ended - started)
-            metrics.add([_reading(names.METRIC_COMPILE_TIME, program, ended - started)])
-            registry.device_worked(DeviceWork("compile", program.placement.name, program.name, started, ended))
-        evicted: list[tuple[Program, Executable]] = []
+            jitted.log.spent(ended - started)
+            metrics.add([_reading(names.METRIC_COMPILE_TIME, jitted, ended - started)])
+            registry.device_worked(DeviceWork("compile", jitted.placement.name, jitted.name, started, ended))
+        evicted: list[tuple[JittedFunction, Executable]] = []
         with self._lock:
             waiting = self._waiting.pop(key)
             if isinstance(outcome, Executable):
@@ -329,22 +328,22 @@ class CompileCache:
                 self._held[key] = outcome
                 evicted = self._evict()
         if isinstance(outcome, Executable):
-            program.log.compiled(program, configuration, signature, outcome)
-            metrics.add([_reading(names.METRIC_COMPILE_PROGRAMS, program, 1)])
+            jitted.log.compiled(jitted, configuration, signature, outcome)
+            metrics.add([_reading(names.METRIC_COMPILE_PROGRAMS, jitted, 1)])
             _let_go(evicted)
         for number, (on_done, *_) in enumerate(waiting):
             _tell(on_done, twin_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
         del outcome  # an error refers to this frame
 
     def _left(self, key: _Key) -> list[_Waiter]:
-        """Take out those who wait for a program if none of them wants it any more; else return an empty list."""
+        """Take out and return the waiters of a program if all of them have left; else return an empty list."""
         with self._lock:
             if any(is_wanted() for *_, is_wanted in self._waiting[key]):
                 return []
             return self._waiting.pop(key)
 
-    def _evict(self) -> list[tuple[Program, Executable]]:
-        evicted: list[tuple[Program, Executable]] = []
+    def _evict(self) -> list[tuple[JittedFunction, Executable]]:
+        evicted: list[tuple[JittedFunction, Executable]] = []
         while len(self._held) > self._capacity:
             # A scan, once per compilation, so that finding costs no more than a number.
             key = min(self._held, key=lambda key: self._held[key].used)
@@ -352,21 +351,21 @@ class CompileCache:
         return evicted
 
 
-def _let_go(evicted: list[tuple[Program, Executable]]) -> None:
-    """Count what was dropped, and hold it no longer: not even until the callers of the next one were told."""
+def _let_go(evicted: list[tuple[JittedFunction, Executable]]) -> None:
+    """Count the programs that were evicted, and let go of them before the callers of the new one are told."""
     while evicted:
-        program, executable = evicted.pop()
-        program.log.dropped(executable)
+        jitted, executable = evicted.pop()
+        jitted.log.dropped(executable)
         metrics.add(
             [
-                _reading(names.METRIC_COMPILE_CACHE_HITS, program, executable.hits),
-                _reading(names.METRIC_COMPILE_CACHE_EVICTIONS, program, 1),
+                _reading(names.METRIC_COMPILE_CACHE_HITS, jitted, executable.hits),
+                _reading(names.METRIC_COMPILE_CACHE_EVICTIONS, jitted, 1),
             ]
         )
 
 
-def _reading(metric: str, program: Program, value: float) -> Reading:
-    return series(metric, (names.NODE, program.name)), value, None
+def _reading(metric: str, jitted: JittedFunction, value: float) -> Reading:
+    return series(metric, (names.NODE, jitted.name)), value, None
 
 
 def _tell(on_done: OnCompiled, outcome: Executable | BaseException) -> None:

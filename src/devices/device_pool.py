@@ -1,27 +1,40 @@
-"""Device pool: the devices that one Engine uses, each with its queue and its lease on the device's thread."""
+"""The devices that one Engine uses, and the functions that `devices.actor` runs there."""
 
 import asyncio
 import threading
-from collections.abc import Hashable
-from typing import Any, cast
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
 
-from ..._errors import EngineClosedError
-from ...actors.cancellation import uninterrupted
-from ...actors.threads import LoopMailbox
-from ..jax_import import start_backends
-from ..jax_types import is_device
-from ..platform.placement import Placement
-from ..platform.selection import following, select
-from ..programs.compile_cache import CACHE, twin_of
-from .engine_device import EngineDevice
+from .._errors import EngineClosedError
+from ..actors.cancellation import uninterrupted
+from ..actors.threads import LoopMailbox
+from ..engine.engine import default_engine
+from ..engine.nesting import pools_around
+from ..telemetry import spans
+from .arguments import parameter_names, size_on_host
+from .compile_cache import CACHE, twin_of
+from .compiling import CompileLog, JittedFunction
+from .engine_device import DeviceCall, EngineDevice
+from .jax_import import is_device, start_backends
+from .selection import following, select
+from .shardings import Placement
+
+if TYPE_CHECKING:
+    from .executor import PlacedNode
 
 
 class DevicePool:
-    """The devices that one Engine uses; one is opened when it is first used."""
+    """The devices that one Engine uses; one is opened when it is first used.
+
+    Attributes:
+        placed: the nodes that run there, by what tells them apart.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._mailbox = LoopMailbox(self._loop)
+        self.placed: dict[Hashable, PlacedNode] = {}
         self._devices: dict[Placement, EngineDevice] = {}
         self._by_name: dict[tuple[Hashable, int], tuple[EngineDevice, ...]] = {}
         self._opening: dict[tuple[Hashable, int], asyncio.Future[list[Placement]]] = {}
@@ -45,7 +58,7 @@ class DevicePool:
         """
         # The first use of JAX takes seconds: it is loaded, and looks for devices.
         found = self._opening.get((device, replicas)) or self._find(device, replicas)
-        await asyncio.wait([found])  # whoever is cancelled meanwhile leaves it to the others
+        await asyncio.wait([found])  # a caller that is cancelled leaves the search to the others
         if (error := found.exception()) is not None:
             raise twin_of(error)
         if self._closed:
@@ -74,7 +87,7 @@ class DevicePool:
         await CACHE.arelease()
 
     def _find(self, device: Hashable, replicas: int) -> "asyncio.Future[list[Placement]]":
-        """Look for devices on a thread, one for all who ask meanwhile; the pool waits for it."""
+        """Look for devices on a thread, once for all callers that ask meanwhile; closing the pool waits for it."""
         found: asyncio.Future[list[Placement]] = self._loop.create_future()
 
         def work() -> None:
@@ -86,7 +99,7 @@ class DevicePool:
         def is_over(_: "asyncio.Future[list[Placement]]") -> None:
             thread.join()  # it has nothing left to do but return
             del self._opening[device, replicas]
-            found.exception()  # it is retrieved, also if whoever asked has left
+            found.exception()  # so that asyncio does not warn of it if the callers have left
 
         thread = threading.Thread(target=work, name="penstock-device-open", daemon=False)
         thread.start()
@@ -101,3 +114,28 @@ def _placements_of(device: Any, replicas: int) -> list[Placement]:
     if not is_device(found):
         return [Placement.of_mesh(found)]
     return [Placement.of_device(one) for one in following(found, replicas)]
+
+
+# What is made anew for each call is told apart from a new shape because all of them share it.
+_LOG = CompileLog()
+
+
+async def call_function(
+    device: Any, fn: Callable[..., Any], args: tuple[Any, ...], donate_argnums: tuple[int, ...], ready: bool
+) -> Any:
+    """Run a function on a device of the Engine around, or of the default one; see `DeviceActor.run`."""
+    pools = pools_around() or default_engine()._runtime.pools
+    pool = pools.other(DevicePool, DevicePool)
+    (engine_device,) = pool.opened(device) or await pool.open(device)
+    jitted = _jitted(fn, engine_device.placement, donate_argnums)
+    call = DeviceCall(engine_device.loop, jitted, args, hands_on=not ready, size_bytes=size_on_host(args))
+    call.wait = spans.waiting()
+    queue = engine_device.functions
+    return await (queue.run_to_end(call) if donate_argnums else queue.run(call))
+
+
+# Two hundred functions are more than a program has; what is made anew for each call must not pile up.
+@lru_cache(maxsize=256)
+def _jitted(fn: Callable[..., Any], placement: Placement, donate_argnums: tuple[int, ...]) -> JittedFunction:
+    name = str(getattr(fn, "__name__", type(fn).__name__))
+    return JittedFunction(fn, name, parameter_names(fn), placement, donate_argnums, pure=False, log=_LOG)

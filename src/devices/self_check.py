@@ -11,17 +11,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ..._errors import DeviceError
-from ..jax_import import require_jax
-from ..jax_types import Device, jit, put
-from ..wrong_fusions import OPTION, WRONG_JAXLIBS, XLA_FLAG, is_switched_off
+from .._errors import DeviceError
+from .jax_import import Device, jit, put, require_jax
+from .wrong_fusions import OPTION, WRONG_JAXLIBS, XLA_FLAG, is_switched_off
 
 if TYPE_CHECKING:
     import jax
     import numpy as np
     import numpy.typing as npt
 
-    Matrix: TypeAlias = npt.NDArray[np.float32]
+
+# The self-check: a JAX that computes wrong values is refused before it has computed anything for a user.
+#
+# JAX 0.10.2 on CPU does, and others since: a dot that is followed by a reduction, with a constant of equal elements,
+# gives NaN or garbage. Penstock compiles so that those are right (`wrong_fusions`), and this is what finds out.
+
+Matrix: TypeAlias = "npt.NDArray[np.float32]"
 
 # As in pyproject.toml, in the quotes that a shell needs.
 JAX_REQUIREMENT: Final = '"jax>=0.9.2"'

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from ...actors.accepted import POSITIVE, check
-from ...telemetry.tables.rendered import Rendered
-from ...telemetry.tables.table import Column, Table, milliseconds, scaled
-from ..jax_types import Device, jit, put
+from ..actors.accepted import POSITIVE, check
+from ..telemetry.tables.rendered import Rendered
+from ..telemetry.tables.table import Column, Table, milliseconds, scaled
+from .jax_import import Device, jit, put
 from .selection import AUTO, select
 from .self_check import self_check
 
@@ -107,7 +107,7 @@ class Benchmark(Rendered):
 
 
 @dataclass(frozen=True)
-class Timed:
+class RunTimes:
     """The times of one operation at one size."""
 
     operation: Operation
@@ -117,7 +117,7 @@ class Timed:
     seconds: Sequence[float]
 
 
-def summarise(timed: Sequence[Timed]) -> tuple[Measurement, ...]:
+def summarise(timed: Sequence[RunTimes]) -> tuple[Measurement, ...]:
     """Return medians, quartiles, rates and shares of the peak of what was timed."""
     peaks: dict[str, float] = {}
     for one in timed:
@@ -126,7 +126,7 @@ def summarise(timed: Sequence[Timed]) -> tuple[Measurement, ...]:
     return tuple(_measurement(one, peaks[RESOURCES[one.operation]]) for one in timed)
 
 
-def _measurement(timed: Timed, peak: float) -> Measurement:
+def _measurement(timed: RunTimes, peak: float) -> Measurement:
     middle = median(timed.seconds)
     low, _, high = quantiles(timed.seconds, n=4, method="inclusive") if len(timed.seconds) > 1 else [middle] * 3
     return Measurement(
@@ -206,7 +206,7 @@ def benchmark(device: str | Device = AUTO, *, seconds: float = 5.0) -> Benchmark
         kind=chosen.device_kind,
         jax_version=jax.__version__,
         seconds=time.perf_counter() - began,
-        measurements=summarise([Timed(c.operation, c.shape, c.work, c.unit, c.seconds) for c in cases]),
+        measurements=summarise([RunTimes(c.operation, c.shape, c.work, c.unit, c.seconds) for c in cases]),
     )
 
 

@@ -1,1 +1,0 @@
-"""Batches: calls of many requests as one run of a vectorised program."""

@@ -1,0 +1,557 @@
+"""One device or mesh as one Engine uses it: the calls that wait for it, and what it is handed next."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .._errors import DeviceError, EngineClosedError, Overloaded
+from ..actors.batching import Batch, BatchQueue
+from ..actors.cancellation import Condition, postpone, raise_postponed, until
+from ..actors.threads import LoopMailbox
+from ..telemetry import spans
+from .compile_cache import CACHE
+from .compiling import JittedFunction
+from .dispatch_thread import THREADS
+from .jobs import Job, SingleJob, is_out_of_memory
+from .parameters import PlacedParameters
+from .shardings import Placement
+from .untyped_jax import jax
+
+if TYPE_CHECKING:
+    from ..actors.detached import DetachedStep
+    from ..actors.frame import Frame
+    from ..actors.sampler import ExecutionSampler
+    from ..telemetry.spans import DeviceWait
+
+
+class DeviceCall:
+    """One call that waits, runs, and gives its caller a result.
+
+    A call that runs cannot be stopped: its caller is released at once, and the end of the scope waits for the call.
+
+    Attributes:
+        jitted: what it runs.
+        args: the arguments, one for each parameter.
+        result: what the caller waits for; None before, and once it has it, or has left: an error refers to all that
+            was called on its way, and would never be freed if one of those referred to it.
+        hands_on: the caller gets the result before it is ready, to give it to another call.
+        priority: higher first.
+        deadline: when its caller stops waiting, in the loop's time.
+        group: calls of one group may run together.
+        label: of the node in its graph; None for what is no node.
+        size_bytes: of the arguments that may have to be transferred.
+        wait: the sampled span that waits for it; None without one.
+        arrived_at: when it began to wait, in the loop's time.
+        queue: where it waits, or has waited; None before.
+        started: whether it was handed to the device's thread.
+        sampler: times the node that it is for, while a profile is taken.
+        frame: that of its item; None for what is no node.
+        returned: whether the device is done with it.
+    """
+
+    __slots__ = (
+        "_on_returned",
+        "_turn",
+        "args",
+        "arrived_at",
+        "deadline",
+        "frame",
+        "group",
+        "hands_on",
+        "jitted",
+        "label",
+        "priority",
+        "queue",
+        "result",
+        "returned",
+        "sampler",
+        "size_bytes",
+        "started",
+        "wait",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        jitted: JittedFunction,
+        args: tuple[Any, ...],
+        *,
+        hands_on: bool = False,
+        priority: int = 0,
+        deadline: float | None = None,
+        group: Hashable = None,
+        label: str | None = None,
+        size_bytes: int = 0,
+    ) -> None:
+        self.jitted = jitted
+        self.args: tuple[Any, ...] = args
+        self.result: asyncio.Future[Any] | DetachedStep | None = None
+        self.hands_on = hands_on
+        self.priority = priority
+        self.deadline = deadline
+        self.group = group
+        self.label = label
+        self.size_bytes = size_bytes
+        self.wait: DeviceWait | None = None
+        self.arrived_at = loop.time()
+        self.queue: CallQueue | None = None
+        self.started = False
+        self.returned = False
+        self.sampler: ExecutionSampler | None = None
+        self.frame: Frame | None = None
+        self._on_returned: tuple[Callable[[], None], ...] = ()
+        self._turn: threading.Lock | None = None
+
+    def may_be_taken_back(self) -> None:
+        """Prepare for `take_back`, before it is submitted."""
+        self._turn = threading.Lock()  # taken once and never given back: by the device, or by `take_back`
+
+    def begin(self) -> bool:
+        """Note that the device enqueues it now; returns False if it was taken back. On the device's thread."""
+        return self._turn is None or self._turn.acquire(blocking=False)
+
+    def take_back(self) -> bool:
+        """Keep it from running, and return True; False if the device has begun with it."""
+        assert self._turn is not None
+        return self._turn.acquire(blocking=False) and self._cancel()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the caller has left. On any thread."""
+        result = self.result
+        return result is None or result.cancelled()
+
+    def is_wanted(self, now: float) -> bool:
+        """Whether its caller waits for the result, and has time left."""
+        if self.result is None or self.result.done():
+            return False
+        return self.deadline is None or now < self.deadline
+
+    def hand_on(self, value: Any) -> None:
+        """Give the caller a result that is not ready yet, unless it has left."""
+        if self.result is not None and not self.result.done():
+            self.result.set_result(value)
+
+    def finish(self, value: Any) -> None:
+        """Give the caller the result, unless it has it or has left; the device is done with it."""
+        self._return()
+        self.hand_on(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Raise an error in the caller, unless it has left; the device is done with it."""
+        self._return()
+        if self.result is not None and not self.result.done():
+            if isinstance(error, StopIteration):  # a future refuses it
+                substitute = RuntimeError("a device call raised StopIteration, which cannot travel through a future")
+                substitute.__cause__ = error
+                error = substitute
+            self.result.set_exception(error)
+
+    def withdraw(self) -> None:
+        """Note that its caller has left, and free its place at once, unless it runs."""
+        if self.queue is not None and not self.started and not self.returned:
+            self.queue.discard(self)
+            self.drop()
+
+    def drop(self) -> None:
+        """Forget a call that will not run, and cancel its result."""
+        self._cancel()
+        self._return()
+
+    def expire(self) -> None:
+        """Forget a call that will not run. Its caller is released by its own deadline, which says more."""
+        self._return()
+
+    def abandon(self) -> bool:
+        """Note that its caller has left; returns whether the device is still busy with it."""
+        self._cancel()
+        return self.started and not self.returned
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the device is done with it."""
+        self._on_returned += (callback,)
+
+    def _cancel(self) -> bool:
+        return self.result is not None and self.result.cancel()
+
+    def _return(self) -> None:
+        self.returned = True
+        self.args = ()
+        if self._on_returned:
+            callbacks, self._on_returned = self._on_returned, ()
+            for callback in callbacks:
+                callback()
+
+
+class CallQueue:
+    """The calls of one node that wait for a device.
+
+    Args:
+        name: name of the node, for errors.
+        device: that they wait for.
+        batch: how many run together; None for one by one.
+        limit: the most jobs of this node that the device holds.
+    """
+
+    def __init__(self, name: str, device: "EngineDevice", batch: Batch | None, limit: int) -> None:
+        self.name = name
+        self.device = device
+        self.waiting: BatchQueue[DeviceCall] = BatchQueue(batch or _ONE_BY_ONE)
+        self.gathers = batch is not None
+        self.free = limit
+        self.largest: dict[Hashable, int] = {}  # of these groups, more calls together did not fit the device
+        self.served = 0.0
+        self.replicas: tuple[CallQueue, ...] = (self,)
+
+    def start(self, calls: list[DeviceCall]) -> None:
+        """Have the device run some calls together; in the end, `returned` is called."""
+        raise NotImplementedError
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the device would take another job of this node."""
+        return self.free > 0 and self.device.has_room
+
+    @property
+    def is_next(self) -> bool:
+        """Whether this device is the least busy of those that have a copy of the node, and room."""
+        if len(self.replicas) == 1:
+            return True
+        return all(self.device.running <= one.device.running for one in self.replicas if one.has_room)
+
+    async def run(self, call: DeviceCall) -> Any:
+        """Run a call and return its result; raises what `submit` raises, or the error of the call."""
+        result: asyncio.Future[Any] = self.device.loop.create_future()
+        call.result = result
+        self.submit(call)
+        try:
+            return await result
+        finally:
+            call.withdraw()
+            call.result = None
+            del result  # it refers to an error, and that to this frame
+
+    async def run_to_end(self, call: DeviceCall) -> Any:
+        """Run a call whose result must not be lost, because the call destroys its arguments.
+
+        A cancellation takes it back if the device has not begun with it. Otherwise the caller gets the result, or the
+        error, and the cancellation where it waits next.
+        """
+        raise_postponed()
+        task = asyncio.current_task()
+        assert task is not None
+        undisturbed = task.cancelling()
+        call.may_be_taken_back()
+        result: asyncio.Future[Any] = self.device.loop.create_future()
+        call.result = result
+        self.submit(call)
+        try:
+            await asyncio.wait([result])
+        except asyncio.CancelledError as error:
+            if not result.done() and call.take_back():
+                call.withdraw()
+                raise
+            args = error.args
+            try:
+                await until(result.done, partial(asyncio.wait, [result]))
+            except asyncio.CancelledError as another:
+                args = another.args
+            postpone(args, undisturbed)
+        call.result = None
+        try:
+            return result.result()
+        finally:
+            del result  # it refers to an error, and that to this frame
+
+    def submit(self, call: DeviceCall) -> None:
+        """Have a call run; its result comes through its future.
+
+        Raises:
+            EngineClosedError: the Engine was closed.
+            Overloaded: too many calls wait.
+        """
+        device, waiting = self.device, self.waiting
+        if device.is_closed:
+            raise EngineClosedError(f"device {device.name} takes no more calls: its Engine was closed")
+        call.queue = self
+        if not self.gathers and not device.busy and self.free and device.has_room and len(self.replicas) == 1:
+            device.begin(self, [call])  # no other call waits, so it need not either
+            return
+        if waiting.is_full:
+            for unwanted in waiting.drop_unwanted(device.loop.time()):
+                unwanted.expire()
+            if waiting.is_full:
+                raise Overloaded(
+                    f"node {self.name!r} refuses an item: {waiting.count} wait already, as many as one batch and "
+                    "max_queue= of its Batch"
+                )
+        waiting.add(call)
+        if len(self.replicas) == 1:
+            device.offer(self)
+        else:
+            for one in sorted(self.replicas, key=lambda one: one.device.running):
+                one.device.offer(one)
+
+    def discard(self, call: DeviceCall) -> None:
+        """Take out a call, if it still waits."""
+        self.waiting.discard(call)
+        self.forget_if_empty()
+
+    def forget_if_empty(self) -> None:
+        """Have the devices skip this queue while no call waits in it."""
+        if not self.waiting.count:
+            for one in self.replicas:
+                one.device.busy.pop(one, None)
+
+
+def share(queues: Sequence[CallQueue]) -> None:
+    """Have several devices share the calls of one node: the next free one takes the next call."""
+    for queue in queues:
+        queue.waiting = queues[0].waiting
+        queue.replicas = tuple(queues)
+
+
+_ONE_BY_ONE = Batch(1)
+
+# Jobs of one node that the device's thread holds ahead: enough that a burst of tiny kernels does not wait for the loop
+# between two of them, few enough that a node that comes later is served soon.
+AHEAD = 16
+
+
+class SingleCallQueue(CallQueue):
+    """Has a device run the calls of a node one by one.
+
+    Args:
+        name: of the node.
+        device: where they run.
+        jitted: what it runs there; None for what each call brings.
+        parameters: positions of the arguments that are parameters.
+        limit: the most calls that the device's thread holds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        device: "EngineDevice",
+        jitted: JittedFunction | None = None,
+        parameters: tuple[int, ...] = (),
+        limit: int = AHEAD,
+    ) -> None:
+        super().__init__(name, device, None, limit)
+        self._jitted = jitted
+        self._parameters = parameters
+
+    def start(self, calls: list[DeviceCall]) -> None:
+        """Have the device run the one call."""
+        SingleJob(self._jitted or calls[0].jitted, self.device, calls[0], self._ended, self._parameters).submit()
+
+    def _ended(self, job: Job) -> None:
+        if job.error is not None and is_out_of_memory(job.error):
+            job.error = self._too_large(job, job.error)
+        try:
+            job.settle()
+        finally:
+            self.device.returned(self, job.calls)
+
+    def _too_large(self, job: Job, error: BaseException) -> DeviceError:
+        arguments = ", ".join(described(leaf) for leaf in jax.tree.leaves(job.calls[0].args) if hasattr(leaf, "shape"))
+        found = DeviceError(
+            f"a call of {job.calls[0].jitted.name!r} does not fit the memory of {self.device.name}: {arguments}"
+        )
+        found.__cause__ = error
+        return found
+
+
+def described(array: Any) -> str:
+    """Return dtype, shape and size of an array."""
+    return f"{array.dtype}[{','.join(map(str, array.shape))}], {array.nbytes:,} bytes"
+
+
+# Jobs of all nodes that the device's thread holds ahead.
+DEFAULT_WINDOW = 32
+
+# Of arguments that the device's thread holds ahead, of all nodes. A batch that takes long to transfer is as large as
+# this, or smaller: 256 MB are 20 ms and more over PCIe, and a small part of the memory of a device.
+DEFAULT_WINDOW_BYTES = 256 * 1024 * 1024
+
+
+class EngineDevice:
+    """A device or mesh as one Engine uses it: what waits for it, a lease on its thread, and the way back to the loop.
+
+    Nodes take turns by item: the one that had the fewest is next. A batch is made when the device has room for it, so
+    requests gather while it is busy, and no call waits for others beyond `max_wait_seconds`.
+
+    Args:
+        placement: which device or mesh it is.
+        mailbox: brings outcomes to the event loop.
+        loop: the event loop.
+        window: the most jobs that the device holds.
+        window_bytes: of their arguments; once the device holds as much, it gets no more until one has ended.
+
+    Attributes:
+        name: of the placement.
+        thread: where jobs are dispatched.
+        parameters: what lies on the device for good.
+        functions: calls of `devices.actor`, which belong to no node.
+        busy: the queues with calls that wait.
+        running: jobs that the device holds.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        mailbox: LoopMailbox,
+        loop: asyncio.AbstractEventLoop,
+        window: int = DEFAULT_WINDOW,
+        window_bytes: int = DEFAULT_WINDOW_BYTES,
+    ) -> None:
+        self.placement = placement
+        self.name = placement.name
+        self.mailbox = mailbox
+        self.loop = loop
+        self.thread = THREADS.acquire(placement)
+        self.parameters = PlacedParameters()
+        self.functions = SingleCallQueue("devices.actor", self)
+        self.busy: dict[CallQueue, None] = {}
+        self.running = 0
+        self.is_closed = False
+        self._window = window
+        self._window_bytes = window_bytes
+        self._held_bytes = 0
+        self._served = 0.0  # what the queue had had that was served last
+        self._look_armed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle = Condition()
+
+    def returned(self, queue: CallQueue, calls: list[DeviceCall]) -> None:
+        """Note that the device is done with a job, which was for these calls."""
+        self.running -= 1
+        queue.free += 1
+        for call in calls:
+            self._held_bytes -= call.size_bytes
+        if self.busy:
+            self._look()
+        if not self.running:
+            self._idle.notify_all()
+
+    def compile(self, jitted: JittedFunction, args: tuple[Any, ...]) -> "asyncio.Future[None]":
+        """Have a function compiled for such arguments; the future is settled when it is, or with the error.
+
+        It is not compiled if the future is cancelled before its turn has come.
+        """
+        done: asyncio.Future[None] = self.loop.create_future()
+        mailbox, wait = self.mailbox, spans.waiting()
+        trace = None if wait is None else wait.context
+        CACHE.compile(
+            jitted, args, lambda found: mailbox.post(_tell, done, found), trace, lambda: not done.cancelled()
+        )  # fmt: skip
+        return done
+
+    async def close(self) -> None:
+        """Refuse more calls, drop those that wait, wait for those that run, and give the lease back."""
+        self.is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for queue in list(self.busy):
+            for call in queue.waiting.all():
+                queue.waiting.discard(call)
+                call.fail(EngineClosedError("the Engine was closed while this call waited for a device"))
+        self.busy.clear()
+        await self._idle.wait_for(lambda: not self.running)
+        ended = asyncio.Event()
+        THREADS.release(self.placement, lambda: self.mailbox.post(ended.set))
+        await ended.wait()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes another job."""
+        return self.running < self._window and self._held_bytes < self._window_bytes and not self.is_closed
+
+    def offer(self, queue: CallQueue) -> None:
+        """Take from a queue as soon as it is its turn."""
+        if queue not in self.busy:
+            # A queue that was empty does not catch up on what others had meanwhile, nor a new one on all they ever had.
+            queue.served = max(queue.served, self._served)
+            self.busy[queue] = None
+        if queue.gathers:
+            self._look_soon()  # after what else comes in this turn of the loop
+        elif queue.has_room:
+            self._look()
+
+    def _look_soon(self) -> None:
+        if not self._look_armed:
+            self._look_armed = True
+            self.loop.call_soon(self._look)
+
+    def _look(self, due: float = 0.0) -> None:
+        """Hand jobs to the device as long as it takes more."""
+        self._look_armed = False
+        if self.is_closed:
+            return
+        now = max(self.loop.time(), due)  # a timer may run a clock's tick too early
+        before = self.running
+        while self.has_room and (found := self._next(now)) is not None:
+            self.begin(*found)
+        if self.running != before:
+            self._tell_replicas()
+        self._arm_timer(now)
+
+    def begin(self, queue: CallQueue, calls: list[DeviceCall]) -> None:
+        """Have the device run some calls of a queue together."""
+        queue.free -= 1
+        self._served = max(queue.served, self._served)
+        queue.served += len(calls)
+        self.running += 1
+        for call in calls:
+            call.started = True
+            self._held_bytes += call.size_bytes
+        queue.start(calls)
+
+    def _tell_replicas(self) -> None:
+        """Have the devices with copies of waiting nodes look: one of them may be the next free one now."""
+        for queue in self.busy:
+            for one in queue.replicas:
+                if one is not queue and one.has_room:
+                    one.device._look_soon()
+
+    def _next(self, now: float) -> tuple[CallQueue, list[DeviceCall]] | None:
+        for queue in sorted(self.busy, key=lambda queue: queue.served) if len(self.busy) > 1 else tuple(self.busy):
+            while queue.free and queue.is_next and (taken := queue.waiting.take(now, largest=queue.largest)):
+                queue.forget_if_empty()
+                wanted = [call for call in taken if self._is_wanted(call, now)]
+                if wanted:
+                    return queue, wanted
+        return None
+
+    def _is_wanted(self, call: DeviceCall, now: float) -> bool:
+        if call.is_wanted(now):
+            return True
+        call.expire()
+        return False
+
+    def _arm_timer(self, now: float) -> None:
+        """Look again when the next batch is due, if only time keeps it from running."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self.has_room:
+            return
+        due_at: float | None = None
+        for queue in self.busy:
+            if not queue.gathers or not queue.free or (due := queue.waiting.due_at) is None:
+                continue
+            if due > now and (due_at is None or due < due_at):  # what is due already waits for something else
+                due_at = due
+        if due_at is not None:
+            self._timer = self.loop.call_at(due_at, self._look, due_at)
+
+
+def _tell(done: "asyncio.Future[None]", found: object) -> None:
+    if done.done():
+        return
+    if isinstance(found, BaseException):
+        done.set_exception(found)
+    else:
+        done.set_result(None)

@@ -1,1 +1,0 @@
-"""Platform: which devices there are, and which one is meant."""

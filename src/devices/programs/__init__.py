@@ -1,1 +1,0 @@
-"""Programs: JAX functions compiled ahead of time, kept, counted and explained."""

@@ -1,1 +1,0 @@
-"""Regions: neighbouring device nodes that become one program."""

@@ -1,0 +1,254 @@
+"""Where programs run, one device or a mesh, and how arrays are split over it."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from .jax_import import Device
+from .selection import DeviceMesh
+from .untyped_jax import jax
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One device, or a mesh; two of them are equal if the same programs can run there.
+
+    Attributes:
+        devices: the devices in the order of the mesh.
+        name: "cpu:0", or "mesh(data=4, model=2)".
+        mesh: None for a single device.
+    """
+
+    devices: tuple[Device, ...]
+    name: str
+    mesh: Mesh | None = None
+
+    @classmethod
+    def of_device(cls, device: Device) -> "Placement":
+        """Return the placement on a `jax.Device`."""
+        return cls((device,), f"{device.platform}:{device.id}")
+
+    @classmethod
+    def of_mesh(cls, mesh: Mesh) -> "Placement":
+        """Return the placement on a whole mesh."""
+        return cls(tuple(cast("Any", mesh.devices).flat), mesh_name(mesh), mesh)
+
+    def sharding(self, spec: PartitionSpec | None = None) -> Sharding:
+        """Return the sharding of an array here: whole on the device, or split over the mesh by `spec`.
+
+        Args:
+            spec: axes of the mesh per axis of the array; None is a copy on every device.
+
+        Raises:
+            ValueError: `spec` splits an array, and this is a single device.
+        """
+        if self.mesh is not None:
+            return NamedSharding(self.mesh, REPLICATED if spec is None else spec)
+        if spec is not None and any(part is not None for part in cast("Any", spec)):
+            raise ValueError(f"{spec} splits an array over a mesh, and {self.name} is one device: give device= a mesh")
+        return SingleDeviceSharding(cast("Any", self.devices[0]))
+
+    def shardings(self, specs: Any, value: Any, name: str = "the array") -> Any:
+        """Return `value` with the sharding of each leaf in its place.
+
+        Args:
+            specs: a prefix of its structure.
+            value: a pytree of arrays, or of what has a shape.
+            name: what to call it in an error.
+
+        Raises:
+            ValueError: `specs` is no prefix of the structure, or splits an axis into parts of different sizes.
+        """
+
+        def shardings_of(path: Any, spec: PartitionSpec | None, part: Any) -> Any:
+            leaves, tree = jax.tree_util.tree_flatten_with_path(part)
+            sharding = self.sharding(spec)
+            if self.mesh is not None and spec is not None:
+                for inner, leaf in leaves:
+                    place = name + jax.tree_util.keystr((*path, *inner))
+                    _check_parts(np.shape(leaf), spec, dict(self.mesh.shape), place)
+            return jax.tree.unflatten(tree, [sharding] * len(leaves))
+
+        return jax.tree_util.tree_map_with_path(shardings_of, specs, value, is_leaf=_is_spec)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+REPLICATED: Final[PartitionSpec] = cast("Any", PartitionSpec)()
+
+
+def mesh_name(mesh: Mesh) -> str:
+    """Return "mesh(data=4, model=2)"; with the devices, if they are not the first ones."""
+    shape = ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    devices: list[Device] = list(cast("Any", mesh.devices).flat)
+    numbers = [device.id for device in devices]
+    if numbers == list(range(len(devices))):
+        return f"mesh({shape})"
+    return f"mesh({shape}) of {devices[0].platform}:{','.join(map(str, numbers))}"
+
+
+def spec_text(spec: PartitionSpec) -> str:
+    """Return a spec as one writes it."""
+    return f"P({', '.join(map(repr, cast('Any', spec)))})"
+
+
+def parts_of(entry: Any, axes: Mapping[str, int]) -> int:
+    """Return into how many parts an entry of a spec splits its axis: 1 for None, else the devices along its axes."""
+    return math.prod([axes[axis] for axis in axes_of(entry)])
+
+
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """Return the axes of the mesh that an entry of a spec names."""
+    if entry is None:
+        return ()
+    return cast("tuple[str, ...]", entry) if isinstance(entry, tuple) else (entry,)
+
+
+def _check_parts(shape: tuple[int, ...], spec: PartitionSpec, axes: Mapping[str, int], place: str) -> None:
+    entries: list[Any] = list(cast("Any", spec))
+    if len(entries) > len(shape):
+        raise ValueError(
+            f"{place} has {len(shape)} axes, shape {shape}, and its spec {spec_text(spec)} has {len(entries)}: give it "
+            "one entry for each axis, or fewer"
+        )
+    for axis, (size, entry) in enumerate(zip(shape, entries, strict=False)):
+        parts = parts_of(entry, axes)
+        if size % parts:
+            padded = -(-size // parts) * parts
+            raise ValueError(
+                f"{place} has {size} elements along axis {axis}, shape {shape}, and its spec {spec_text(spec)} splits "
+                f"them over {parts} devices, {entry!r} of the mesh: {size} is no multiple of {parts}. Pad them to "
+                f"{padded} where the function can tell padding from elements, or put None in the place of {entry!r}"
+            )
+
+
+def _is_spec(node: object) -> bool:
+    return node is None or isinstance(node, PartitionSpec)
+
+
+class Specs:
+    """The specs of one node; each is a `PartitionSpec` or a prefix of a pytree of them, and None is a copy everywhere.
+
+    Args:
+        node: its name, for errors.
+        device: where it runs.
+        names: its parameters.
+        in_specs: one spec for each parameter, in a tuple or by name; or one for all.
+        out_specs: of the result.
+
+    Raises:
+        TypeError: they do not fit the parameters or the mesh.
+    """
+
+    def __init__(self, node: str, device: Any, names: tuple[str, ...], in_specs: Any, out_specs: Any) -> None:
+        self._node = node
+        self._axes = _axes(device)
+        self._meshes: list[Mesh] = []
+        if self._axes is None and (in_specs is not None or out_specs is not None):
+            raise TypeError(
+                f"device node {node!r} has in_specs= or out_specs=, which split arrays over a mesh, and "
+                f"device={device!r} is one device: make it a DeviceMesh, or leave the specs out"
+            )
+        self._by_name = {name: self._specs(spec, name) for name, spec in self._named(names, in_specs).items()}
+        self.result = self._specs(out_specs, "the result")
+
+    def of(self, name: str) -> Any:
+        """Return the specs of a parameter."""
+        return self._by_name.get(name)
+
+    def of_mask(self, name: str) -> PartitionSpec | None:
+        """Return the spec of the mask of a parameter: its rows lie with those of the parameter."""
+        leaves: list[Any] = jax.tree.leaves(self.of(name), is_leaf=_is_spec_or_sharding)
+        first = next((entry for spec in leaves for entry in _entries(spec)[:1]), None)
+        return None if first is None else cast("Any", PartitionSpec)(first)
+
+    def row_multiple(self, stacked: Iterable[str]) -> int:
+        """Return what the rows of a batch have to be a multiple of, so that they can be split.
+
+        Args:
+            stacked: the parameters that have a row for each item.
+        """
+        trees = [*(self.of(name) for name in stacked), self.result]
+        leaves: list[Any] = jax.tree.leaves(trees, is_leaf=_is_spec_or_sharding)
+        return math.lcm(*(parts_of(entry, self._axes or {}) for spec in leaves for entry in _entries(spec)[:1]))
+
+    def check(self, placement: Placement) -> None:
+        """Refuse shardings over other devices than those of the node.
+
+        Raises:
+            TypeError: there is one.
+        """
+        for mesh in self._meshes:
+            if mesh != placement.mesh:
+                raise TypeError(
+                    f"device node {self._node!r} runs on {placement}, and its specs have a NamedSharding over "
+                    f"{Placement.of_mesh(mesh)}: give device= that mesh, or a PartitionSpec"
+                )
+
+    def _named(self, names: tuple[str, ...], in_specs: Any) -> dict[str, Any]:
+        what = f"device node {self._node!r}: in_specs="
+        if in_specs is None:
+            return {}
+        if isinstance(in_specs, Mapping):
+            by_name = dict(cast("Mapping[str, Any]", in_specs))
+            for name in by_name:
+                if name not in names:
+                    raise TypeError(f"{what} has {name!r}, which is no parameter of it; it has {', '.join(names)}")
+            return by_name
+        if isinstance(in_specs, tuple | list):
+            specs = list(cast("Iterable[Any]", in_specs))
+            if len(specs) != len(names):
+                raise TypeError(
+                    f"{what} has {len(specs)} specs, and there are {len(names)} parameters: {', '.join(names)}. Give "
+                    "one for each, None for a copy on every device; or name those that are split: {'"
+                    f"{names[0] if names else 'x'}': P(...)}}"
+                )
+            return dict(zip(names, specs, strict=True))
+        return dict.fromkeys(names, in_specs)
+
+    def _specs(self, specs: Any, what: str) -> Any:
+        def checked(spec: Any) -> PartitionSpec | None:
+            return self._spec(spec, what)
+
+        return jax.tree.map(checked, specs, is_leaf=_is_spec_or_sharding)
+
+    def _spec(self, spec: Any, what: str) -> PartitionSpec | None:
+        place = f"device node {self._node!r}, the spec of {what}"
+        if spec is None:
+            return None
+        if isinstance(spec, NamedSharding):
+            if spec.memory_kind != NamedSharding(spec.mesh, spec.spec).memory_kind:
+                raise TypeError(f"{place} asks for memory of the kind {spec.memory_kind!r}: take the default one")
+            self._meshes.append(cast("Mesh", spec.mesh))
+            spec = spec.spec
+        if not isinstance(spec, PartitionSpec):
+            raise TypeError(f"{place} is {spec!r}: write jax.P(...) with names of axes of the mesh, or None for a copy")
+        used: set[str] = set()
+        there = self._axes or {}
+        for axis in (axis for entry in _entries(spec) for axis in axes_of(entry)):
+            if axis not in there:
+                raise TypeError(f"{place} is {spec}, and the mesh has no axis {axis!r}; it has {', '.join(there)}")
+            if axis in used:
+                raise TypeError(f"{place} is {spec}, which splits two axes over {axis!r}: a mesh axis splits one")
+            used.add(axis)
+        return spec
+
+
+def _axes(device: Any) -> dict[str, int] | None:
+    """Return the axes of a mesh with their sizes; None for a single device."""
+    if isinstance(device, DeviceMesh):
+        return dict(zip(device.axis_names, device.shape, strict=True))
+    return dict(device.shape) if isinstance(device, Mesh) else None
+
+
+def _entries(spec: PartitionSpec | None) -> list[Any]:
+    return [] if spec is None else list(cast("Any", spec))
+
+
+def _is_spec_or_sharding(node: object) -> bool:
+    return node is None or isinstance(node, PartitionSpec | NamedSharding)
