@@ -231,23 +231,18 @@ class Batcher(Actor[T, U]):
         self._timer: asyncio.TimerHandle | None = None
         self._ending = False  # nothing more will come: no batch waits for others
         self._aborted = False
+        self._inbox: Inbox[Work[T, U]] | None = None  # while it is open
 
     async def loop(self, inbox: Inbox[Work[T, U]], /) -> None:
         """Collect batches and start them."""
-        clock, queue = asyncio.get_running_loop().time, self._queue
+        queue, self._inbox = self._queue, inbox
         try:
             async with asyncio.TaskGroup() as batches:
                 try:
                     while True:
                         if queue.room <= 0:
                             await self._room.wait_for(lambda: queue.room > 0)
-                        works = [await inbox.get(), *inbox.take_nowait(queue.room - 1)]
-                        now = clock()
-                        for work in works:
-                            if self._may_refuse and queue.is_full and not self._make_room(now, batches):
-                                work.fail(self._overloaded())
-                            else:
-                                queue.add(_WaitingWork(work, now))
+                        self._came([await inbox.get(), *inbox.take_nowait(queue.room - 1)], batches)
                         self._start(batches)
                 except InboxClosed:
                     self._ending = True
@@ -256,7 +251,17 @@ class Batcher(Actor[T, U]):
                     self._aborted = True
                     raise
         finally:
+            self._inbox = None
             self._stop_timer()
+
+    def _came(self, works: list[Work[T, U]], batches: asyncio.TaskGroup) -> None:
+        """Have works wait for a batch; those are refused for which there is no room."""
+        now, queue = asyncio.get_running_loop().time(), self._queue
+        for work in works:
+            if self._may_refuse and queue.is_full and not self._make_room(now, batches):
+                work.fail(self._overloaded())
+            else:
+                queue.add(_WaitingWork(work, now))
 
     def _make_room(self, now: float, batches: asyncio.TaskGroup) -> bool:
         """Return whether another work may wait, in a full queue once what is not wanted has left."""
@@ -297,13 +302,16 @@ class Batcher(Actor[T, U]):
             results = [_foreign_cancel(self._name, error)] * len(batch)
         except Exception as error:  # noqa: BLE001 - whatever the function raises is the outcome of all of its items
             results = [error] * len(batch)
+        # The next batch begins before the callers of this one are resumed: each would make the function wait for it.
+        self._free += 1
+        if self._inbox is not None and (room := self._queue.room) > 0:
+            self._came(self._inbox.take_nowait(room), batches)
+        self._start(batches)
         for work, result in zip(batch, results, strict=True):
             if isinstance(result, BaseException):
                 work.fail(result)
             else:
                 work.finish(result)
-        self._free += 1
-        self._start(batches)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
