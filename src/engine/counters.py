@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import TYPE_CHECKING
 
-from ..actors.node_actor import UNLIMITED, NodeActor
+from ..actors.node_actor import NodeActor
 from ..telemetry import names
 from ..telemetry.metrics import Reading, series
 from .node import Node
@@ -16,74 +15,48 @@ if TYPE_CHECKING:
     from .source import ReorderWindow
 
 
-class _NodeSeries:
-    """The series of one node of one graph."""
-
-    def __init__(self, graph: str, node: str) -> None:
-        of = (names.GRAPH, graph), (names.NODE, node)
-        self.done = series(names.METRIC_NODE_EXECUTIONS, *of, (names.OUTCOME, "done"))
-        self.failed = series(names.METRIC_NODE_EXECUTIONS, *of, (names.OUTCOME, "failed"))
-        self.busy_time = series(names.METRIC_NODE_BUSY_TIME, *of)
-        self.retries = series(names.METRIC_NODE_RETRIES, *of)
-        self.restarts = series(names.METRIC_NODE_RESTARTS, *of)
-        self.put_wait_time = series(names.METRIC_QUEUE_PUT_WAIT_TIME, *of)
-        self.in_flight = series(names.METRIC_NODE_IN_FLIGHT, *of)
-        self.max_in_flight = series(names.METRIC_NODE_MAX_IN_FLIGHT, *of)
-        self.depth = series(names.METRIC_QUEUE_DEPTH, *of)
-        self.capacity = series(names.METRIC_QUEUE_CAPACITY, *of)
-        self.size = series(names.METRIC_QUEUE_SIZE, *of)
-
-
-_series_of = cache(_NodeSeries)
-
-
 def node_counters(wired: "Iterable[Wired]") -> Iterator[Reading]:
     """Yield what nodes have done; control flow is none, what is in its bodies is.
 
     Args:
         wired: all actors of a scope, also those of bodies.
     """
-    for actor, is_timed in _nodes(wired):
-        of = _series_of(actor.graph, actor.name)
-        yield of.done, actor.completed, None
-        yield of.failed, actor.failed, None
-        if is_timed and not actor.is_untimed:
-            yield of.busy_time, actor.busy_seconds, None
+    for actor in _nodes(wired):
+        now = actor.statistics()
+        of = (names.GRAPH, now.graph), (names.NODE, now.node)
+        yield series(names.METRIC_NODE_EXECUTIONS, *of, (names.OUTCOME, "done")), now.completed, None
+        yield series(names.METRIC_NODE_EXECUTIONS, *of, (names.OUTCOME, "failed")), now.failed, None
+        if now.busy_seconds is not None:
+            yield series(names.METRIC_NODE_BUSY_TIME, *of), now.busy_seconds, None
         if actor.policy.retry is not None:
-            yield of.retries, actor.retried, None
-        instance = actor.instance
-        if instance is not None:
-            yield of.restarts, instance.restarts, id(instance)
+            yield series(names.METRIC_NODE_RETRIES, *of), now.retried, None
+        if actor.instance is not None:
+            yield series(names.METRIC_NODE_RESTARTS, *of), now.restarts, id(actor.instance)
         # Call sites of one node that owns its loop put their items into the same inbox.
-        inbox = actor.intake
-        if inbox.capacity is not None:
-            yield of.put_wait_time, inbox.put_wait_seconds, actor.work
+        if now.inbox.capacity is not None:
+            yield series(names.METRIC_QUEUE_PUT_WAIT_TIME, *of), now.inbox.put_wait_seconds, actor.work
 
 
 def node_levels(wired: "Iterable[Wired]") -> Iterator[Reading]:
     """Yield what is in nodes now; as above."""
-    for actor, _ in _nodes(wired):
-        of = _series_of(actor.graph, actor.name)
-        limiter = actor.limiter
-        yield of.in_flight, limiter.in_flight, limiter
-        if limiter.limit < UNLIMITED:
-            yield of.max_in_flight, limiter.limit, limiter
-        inbox = actor.intake.statistics()
-        yield of.depth, inbox.depth, actor.work
-        if inbox.capacity is not None:
-            yield of.capacity, inbox.capacity, actor.work
+    for actor in _nodes(wired):
+        now = actor.statistics()
+        of = (names.GRAPH, now.graph), (names.NODE, now.node)
+        yield series(names.METRIC_NODE_IN_FLIGHT, *of), now.in_flight, actor.limiter
+        if now.concurrency is not None:
+            yield series(names.METRIC_NODE_MAX_IN_FLIGHT, *of), now.concurrency, actor.limiter
+        yield series(names.METRIC_QUEUE_DEPTH, *of), now.inbox.depth, actor.work
+        if now.inbox.capacity is not None:
+            yield series(names.METRIC_QUEUE_CAPACITY, *of), now.inbox.capacity, actor.work
         if actor.policy.max_bytes is not None:
-            yield of.size, inbox.bytes_held, actor.work
+            yield series(names.METRIC_QUEUE_SIZE, *of), now.inbox.bytes_held, actor.work
 
 
-def _nodes(wired: "Iterable[Wired]") -> Iterator[tuple[NodeActor, bool]]:
-    """Yield the actors of nodes, each with whether its time is its own."""
+def _nodes(wired: "Iterable[Wired]") -> Iterator[NodeActor]:
     for one in wired:
         for actor, unit in zip(one.actors, one.program.units, strict=True):
-            node = None if unit.step is None else unit.step.head.callee
-            if isinstance(node, Node):
-                # The first value of a stream, and a node that reads one, take the time of the nodes before it as well.
-                yield actor, not (node.gives_stream or unit.streams)
+            if unit.step is not None and isinstance(unit.step.head.callee, Node):
+                yield actor
 
 
 def run_levels(in_flight: "Counter[str]") -> Iterator[Reading]:

@@ -15,10 +15,11 @@ from ..actors.accepted import check, optional, whole
 from ..actors.cancellation import Condition, uninterrupted
 from ..actors.current import EagerStarts
 from ..actors.frame import Frame
-from ..actors.node_actor import ActorStatistics, NodeActor
+from ..actors.node_actor import NodeActor
 from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry import metrics
+from ..telemetry.counters import ActorStatistics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import registry
 from ..telemetry.tables.rendered import Rendered

@@ -1,6 +1,7 @@
 """What a profile reads of the nodes of a scope."""
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..actors.node_actor import UNLIMITED, NodeActor
@@ -12,7 +13,6 @@ from .planning import Plan
 
 if TYPE_CHECKING:
     from .pools import Pools
-    from .program import Unit
     from .scope import Wired
     from .source import ReorderWindow
 
@@ -35,13 +35,13 @@ def node_readings(
     rooms = _rooms([one.program.plan for one in wired], room)
     for one in wired:
         room_of_plan = rooms.get(one.program.plan)
-        nodes: dict[NodeActor, tuple[Unit, Node[..., object]]] = {}
+        nodes: dict[NodeActor, Node[..., object]] = {}
         for actor, unit in zip(one.actors, one.program.units, strict=True):
             node = None if unit.step is None else unit.step.head.callee
             if isinstance(node, Node):
-                nodes[actor] = unit, node
-        for actor, (unit, node) in nodes.items():
-            yield _reading(actor, unit, node, room_of_plan, pools, threads, _readers(actor, nodes))
+                nodes[actor] = node
+        for actor, node in nodes.items():
+            yield _reading(actor, node, room_of_plan, pools, threads, _readers(actor, nodes))
 
 
 def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...]:
@@ -86,7 +86,6 @@ def _rooms(plans: list[Plan], room: Room) -> dict[Plan, Room]:
 
 def _reading(
     actor: NodeActor,
-    unit: "Unit",
     node: Node[..., object],
     room: Room,
     pools: "Pools",
@@ -94,35 +93,21 @@ def _reading(
     readers: tuple[str, ...],
 ) -> NodeReading:
     runs_on = _runs_on(node)
-    is_stream = node.gives_stream or bool(unit.streams)
-    inbox = actor.intake.statistics()
-    sampler = actor.sampler
+    is_stream, sampler = actor.spans_others, actor.sampler
     timed = None if sampler is None else sampler.reading()  # it also brings `busy_seconds` up to date
+    counters = actor.statistics()
+    if sampler is not None and actor.is_untimed and not is_stream:
+        counters = replace(counters, busy_seconds=sampler.busy_seconds)
     return NodeReading(
+        counters,
         key=id(actor),  # whoever keeps a reading keeps nothing alive
-        graph=actor.graph,
-        node=actor.name,
         runs_on=runs_on,
         holds_loop=runs_on == "loop" and not node.is_async and not is_stream,
         gathers=node.runs_loop or node.runs_in is not None,
-        completed=actor.completed,
-        failed=actor.failed,
-        # The first value of a stream, and a node that reads one, take the time of the nodes before it as well.
-        busy_seconds=None if is_stream else _busy_seconds(actor),
-        put_wait_seconds=inbox.put_wait_seconds,
-        inbox_depth=inbox.depth,
-        inbox_capacity=inbox.capacity,
-        in_flight=actor.limiter.in_flight,
         places=() if is_stream else tuple(_places(actor, node, runs_on, room, pools, threads)),
         consumers=readers,
         timed=timed,
     )
-
-
-def _busy_seconds(actor: NodeActor) -> float | None:
-    if not actor.is_untimed:
-        return actor.busy_seconds
-    return None if actor.sampler is None else actor.sampler.busy_seconds
 
 
 def _runs_on(node: Node[..., object]) -> str:

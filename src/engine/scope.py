@@ -209,6 +209,7 @@ class Wiring:
         fake = node.origin.replacement is not None
         inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
         actor = NodeActor(step.label, program.name, unit.index, policy, self._limiter(node), inbox)
+        actor.spans_others = node.gives_stream or bool(unit.streams)
         if node.runs_loop:
             self._own_loop(actor, unit, node)
             return actor

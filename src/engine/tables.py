@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..actors.node_actor import ActorStatistics
+from ..telemetry.counters import ActorStatistics
 from ..telemetry.tables.table import UNKNOWN, Column, Table, count, duration, milliseconds, of, rate, seconds
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from time import perf_counter
 from typing import Any, Self, get_type_hints
 from xml.etree import ElementTree
@@ -220,6 +221,29 @@ def test_the_node_that_limits_is_named_in_a_sentence() -> None:
 
 
 # --- Live ---
+
+
+async def test_the_time_of_a_node_that_reads_a_stream_is_not_taken_for_its_own() -> None:
+    async def numbers() -> AsyncIterator[int]:
+        yield 1
+
+    @ps.node(timeout_seconds=100)
+    async def read(items: AsyncIterator[int]) -> list[int]:
+        return [item async for item in items]
+
+    @ps.node(timeout_seconds=100)
+    async def count(items: list[int]) -> int:
+        return len(items)
+
+    @ps.graph
+    async def both(items: AsyncIterator[int]) -> int:
+        return await count(await read(items))
+
+    async with engine.deploy(both) as service:
+        await service(numbers())
+        busy = {actor.node: actor.busy_seconds for actor in service.statistics().actors}
+    assert busy["read"] is None
+    assert busy["count"] is not None
 
 
 @ps.node(concurrency=1, capacity=2)

@@ -153,12 +153,25 @@ def test_a_reader_that_holds_the_loop_limits_although_nodes_look_busy_meanwhile(
 @pytest.mark.parametrize(("waited_seconds", "node"), [(0.5, None), (2.0, "busy")])
 def test_a_reader_that_never_waits_limits_whatever_nodes_show(waited_seconds: float, node: str | None) -> None:
     sums = Sums()
-    busy = NodeReading(
-        "key", "graph", "busy", "loop", False, False, 10, 0, 10.0, 0.0, 0, 16, 1, (Places("key", 1, "state"),)
-    )
+    inbox = engine.ChannelStatistics(0, 16, 0, 0, 0, 0, 0, 0.0, 0.0)
+    counters = engine.ActorStatistics("graph", "busy", 10, 0, 0, 0, 1, 1, 10.0, inbox)
+    busy = NodeReading(counters, "key", "loop", False, False, (Places("key", 1, "state"),))
     sums.add({}, [busy], 0.0, 10.0)
     evidence = Evidence(sums, 10.0, None, (ReaderSum("graph", 10.0, waited_seconds),))
     assert find_verdict(evidence).node == node
+
+
+def test_a_node_that_nobody_times_limits_if_items_wait_for_it_as_in_statistics() -> None:
+    inbox = engine.ChannelStatistics(16, 16, 16, 0, 40, 0, 0, 30.0, 0.0)
+    reads_a_stream = engine.ActorStatistics("graph", "reads", 10, 0, 0, 0, 8, 8, None, inbox)
+    sums = Sums()
+    sums.add({}, [NodeReading(reads_a_stream, "key", "loop", False, False, ())], 0.0, 10.0)
+    verdict = find_verdict(Evidence(sums, 10.0))
+    assert (verdict.graph, verdict.node) == ("graph", "reads")
+    assert verdict.reason == "on average 3.00 items waited for room in its inbox"
+    statistics = engine.StreamStatistics(0, 0, 0, 0, 0, 0, (reads_a_stream,), 10.0, 10.0)
+    assert statistics.bottleneck is not None
+    assert statistics.bottleneck.node == "reads"
 
 
 def test_max_in_flight_limits_nodes_that_have_no_limit() -> None:

@@ -147,7 +147,7 @@ def _texts(row: Row) -> tuple[str, list[str]]:
     """Return the label of a box, and the lines under it."""
     times = f" ×{row.count:,}" if row.count > 1 else ""
     detail = clip(printable(row.node.detail), _MAX_DETAIL_COLUMNS)
-    load = "" if row.load is None else clip(", ".join(filter(None, row.load.words())), _MAX_LOAD_COLUMNS)
+    load = clip(", ".join(filter(None, row.load)), _MAX_LOAD_COLUMNS)
     return clip(printable(row.node.label), _MAX_LABEL_COLUMNS) + times, [line for line in (detail, load) if line]
 
 

@@ -1,10 +1,12 @@
 """Limits: everything of which there is only so much, how much of it was used, and what to say if it is the reason."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from ..counters import ActorStatistics
 from ..tables.characters import printable
+from ..tables.table import significant
 from .evidence import Evidence, ReaderSum, critical_paths
 from .loop_watch import WindowSum
 from .readings import Bound
@@ -114,6 +116,54 @@ def _most(node: NodeSum) -> tuple[Kind, float]:
     return kind, seconds[kind] / (sum(seconds.values()) or 1.0)
 
 
+# Items that waited for room, on average: with fewer, the inbox was full now and then, which limits nothing.
+_LEAST_WAITING: Final = 0.5
+
+
+class FullInbox(NamedTuple):
+    """An inbox for which items had to wait, because its node limits.
+
+    Args:
+        node: the node, and what was counted of it.
+        waiting: how many items waited for room, on average.
+        busy_share: how much of the time its places were busy, from 0 to 1; None if nobody knows.
+    """
+
+    node: ActorStatistics
+    waiting: float
+    busy_share: float | None
+
+
+def full_inboxes(nodes: Iterable[tuple[ActorStatistics, float]]) -> list[FullInbox]:
+    """Return the node of each graph that limits it, as far as counters tell that are always kept.
+
+    Backpressure fills every inbox up to the slowest node, so in each graph it is the last one for whose inbox items
+    had to wait. One that is known to be idle meanwhile met a burst.
+
+    Args:
+        nodes: what was counted of each, and the seconds of that; those of one graph in topological order.
+    """
+    found: dict[str, FullInbox] = {}
+    for node, seconds in nodes:
+        if not seconds:
+            continue
+        is_known = node.busy_seconds is not None and node.concurrency is not None
+        share = (node.busy_seconds or 0.0) / seconds / (node.concurrency or 1) if is_known else None
+        waiting = node.inbox.put_wait_seconds / seconds
+        if waiting >= _LEAST_WAITING and (share is None or share >= LEAST_USED):
+            found[node.graph] = FullInbox(node, waiting, share)
+    return list(found.values())
+
+
+def untimed(evidence: Evidence) -> Iterator[Limit]:
+    """Yield the nodes behind full inboxes of which nobody knows how busy they were, such as readers of streams."""
+    nodes = evidence.sums.nodes.values()
+    for node, waiting, share in full_inboxes((node.counters, node.open_seconds) for node in nodes):
+        if share is None and node.busy_seconds is None:
+            reason = f"on average {significant(waiting)} items waited for room in its inbox"
+            yield Limit(min(waiting, 1.0), 0, Verdict(node.node, reason, "make it faster", node.graph, "places"))
+
+
 # Behind a node that is busy, a full inbox is what it should be.
 _LEAST_FREE: Final = 0.1
 # Who never stands still for long is not held up.
@@ -153,7 +203,7 @@ def _shares(sums: Sums, name: Name) -> tuple[float, float]:
 
 def _verdict_of_inbox(sums: Sums, before: Name, name: Name, blocked: float) -> Verdict:
     node = sums.nodes[name]
-    capacity = node.reading.inbox_capacity or 0
+    capacity = node.reading.counters.inbox.capacity or 0
     reason = (
         f'its inbox holds {capacity:,} item{"s" * (capacity != 1)}, so that "{before[1]}" stands still for '
         f"{blocked:.0%} of the time, although it is busy for only {_shares(sums, name)[0]:.0%} itself"
@@ -354,6 +404,7 @@ def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iter
 
 def limits(evidence: Evidence) -> Iterator[Limit]:
     """Yield everything of which there is only so much: none can be used for more than all of the time."""
+    yield from untimed(evidence)
     yield from places(evidence)
     yield from loop(evidence)
     yield from devices(evidence)

@@ -102,7 +102,7 @@ class Model:
             group.place_seconds /= factor
         for node in sums.nodes.values():
             # Nobody knows how full inboxes would have been.
-            node.queue, node.queue_seconds, node.blocked_seconds = NO_DEPTH, 0.0, 0.0
+            node.timed, node.queue_seconds = replace(node.timed, queue=NO_DEPTH, blocked_seconds=0.0), 0.0
         readers = tuple(
             replace(
                 reader,
@@ -153,7 +153,7 @@ def _callers(evidence: Evidence) -> Callers | None:
         if not items:
             continue
         nodes = (evidence.sums.nodes[graph, node] for node in path.nodes)
-        waited = sum((node.put_wait_seconds + node.queue.waited_seconds) / items for node in nodes)
+        waited = sum((node.put_wait_seconds + node.timed.queue.waited_seconds) / items for node in nodes)
         stay = path.seconds + waited
         at_a_time = stay * items / evidence.elapsed_seconds
         count = max(1, math.ceil(at_a_time - 0.05))  # what is measured is never exact
@@ -185,7 +185,7 @@ def _without_turns(evidence: Evidence) -> Evidence:
 
 def _without_turn(node: NodeSum, delay_seconds: float) -> float:
     """Return how much of the time of a handler is left without one wait for its turn on the loop."""
-    least_seconds = min(node.durations.quantile(0.0) or 0.0, node.mean_seconds)
+    least_seconds = min(node.timed.durations.quantile(0.0) or 0.0, node.mean_seconds)
     return max(node.mean_seconds - delay_seconds, least_seconds) / node.mean_seconds
 
 
@@ -195,7 +195,7 @@ def _scaled(sums: Sums, factors: Mapping[Name, float]) -> Sums:
     for name, factor in factors.items():
         node = scaled.nodes[name]
         if node.busy_seconds is not None:
-            node.busy_seconds *= factor
+            node.counters = replace(node.counters, busy_seconds=node.busy_seconds * factor)
         for key in node.places:
             group = scaled.groups[key]
             if name in group.busy:

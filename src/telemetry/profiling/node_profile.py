@@ -70,13 +70,13 @@ class NodeProfile:
 
 def node_profile_of(sums: Sums, node: NodeSum) -> NodeProfile:
     """Return what one of the nodes of `sums` did."""
-    reading, queue, durations = node.reading, node.queue, node.durations
+    counters, queue, durations = node.counters, node.timed.queue, node.timed.durations
     place_seconds = sum(group.place_seconds for group in sums.own_places(node)) or node.open_seconds
     return NodeProfile(
-        graph=reading.graph,
-        node=reading.node,
-        count=node.completed,
-        errors=node.failed,
+        graph=counters.graph,
+        node=counters.node,
+        count=counters.completed,
+        errors=counters.failed,
         busy_seconds=node.busy_seconds,
         busy_share=None if node.busy_seconds is None or not place_seconds else node.busy_seconds / place_seconds,
         p50_seconds=durations.quantile(0.5),

@@ -244,7 +244,7 @@ class Profile(Rendered):
         readers = tuple(ReaderSum(name, *times, windows.get(name)) for name, times in read.items())
         looked = max(watches, key=lambda watch: watch.seconds, default=None)
         late, delay_seconds = (0.0, 0.0) if looked is None else (looked.late_share, looked.delay_seconds)
-        on_devices = {name for name, node in sums.nodes.items() if any(node.device)}
+        on_devices = {name for name, node in sums.nodes.items() if any(node.timed.device)}
         covered = self.timeline.covered_seconds(on_devices)
         evidence = Evidence(sums, now - self._began, cpu_seconds, readers, late, delay_seconds, covered_seconds=covered)
         # To look through the timeline takes a while, and only tells who does not hold the loop.

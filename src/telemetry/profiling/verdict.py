@@ -17,13 +17,13 @@ from .sums import Name
 # whoever calls does: one call after the other, or hardly any. Then of a call the longest path through its graph counts,
 # for nodes that run side by side take the time of the slowest.
 #
-# What statistics call the bottleneck is found without times of handlers: see `engine/statistics.py`.
+# What statistics call the bottleneck is one part of it: `full_inboxes`, which needs no times of handlers.
 
 
 def find_verdict(evidence: Evidence) -> Verdict:
     """Return what limits."""
     nodes = evidence.sums.nodes
-    if evidence.elapsed_seconds <= 0 or not any(node.completed or node.failed for node in nodes.values()):
+    if evidence.elapsed_seconds <= 0 or not any(node.ended for node in nodes.values()):
         return Verdict(None, "nothing ran while the profile was taken", "put the calls inside of its `with` block")
     # What a handler waits for its turn on the loop is part of why its places are taken, and no reason to spare them.
     plain = without_pool_waits(evidence)
@@ -132,7 +132,7 @@ def predict(
 
 
 def _found(evidence: Evidence, node: str, graph: str | None) -> Name:
-    names = [name for name, total in evidence.sums.nodes.items() if total.completed or total.failed]
+    names = [name for name, total in evidence.sums.nodes.items() if total.ended]
     found = [name for name in names if name[1] == node and graph in (None, name[0])]
     if len(found) == 1:
         return found[0]
