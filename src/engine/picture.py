@@ -46,7 +46,11 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
         for step in trace.steps
     ]
     result = DrawnNode("result", "result", kind="output", inputs=tuple(_edges("", trace.result, trace.streams)))
-    bodies = tuple((str(step.source), drawing_of(body, body.name)) for step in trace.steps for body in step.bodies)
+    bodies = tuple(
+        (str(step.source), drawing_of(body, body.name.removeprefix(f"{trace.name}/")))
+        for step in trace.steps
+        for body in step.bodies
+    )
     return Drawing(title or trace.name, (*inputs, *steps, result), bodies)
 
 

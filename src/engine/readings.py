@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..actors.node_actor import UNLIMITED, NodeActor
 from ..actors.threads import ThreadShare
-from ..telemetry.profiling.readings import Bound, NodeReading, Places, WindowLook
+from ..telemetry.profiling.readings import Around, Bound, NodeReading, Places, WindowLook
 from .control import Control
 from .node import Node
 from .planning import Plan
@@ -32,6 +32,7 @@ def node_readings(
         threads: those that the scope may have busy; None for as many as there are.
     """
     wired = list(wired)
+    around = _around(wired)
     rooms = _rooms([one.program.plan for one in wired], room)
     for one in wired:
         room_of_plan = rooms.get(one.program.plan)
@@ -41,7 +42,12 @@ def node_readings(
             if isinstance(node, Node):
                 nodes[actor] = node
         for actor, node in nodes.items():
-            yield _reading(actor, node, room_of_plan, pools, threads, _readers(actor, nodes))
+            yield replace(
+                _reading(actor, node, room_of_plan, pools, threads),
+                consumers=(readers := _readers(actor, nodes)),
+                behind=tuple(set(readers) - {consumer.name for consumer in actor.consumers}),
+                around=around.get(one.program.plan),
+            )
 
 
 def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...]:
@@ -53,6 +59,25 @@ def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...
             found[consumer] = None
             left += () if consumer in nodes else consumer.consumers
     return tuple([consumer.name for consumer in found if consumer in nodes])
+
+
+def _around(wired: "Iterable[Wired]") -> dict[Plan, Around]:
+    """Return where each body of control flow stands in the graph around it."""
+    found: dict[Plan, Around] = {}
+    for one in wired:
+        steps = {
+            actor: unit.step for actor, unit in zip(one.actors, one.program.units, strict=True) if unit.step is not None
+        }
+        names = {
+            actor: [body.name for body in step.bodies] if step.bodies else [actor.name] for actor, step in steps.items()
+        }
+        for actor, step in steps.items():
+            if step.bodies:
+                sources = [name for other in steps if actor in other.consumers for name in names[other]]
+                consumers = [name for other in actor.consumers for name in names.get(other, ())]
+                around = Around(one.program.name, tuple(sources), tuple(consumers))
+                found |= dict.fromkeys(step.bodies, around)
+    return found
 
 
 def window_look(window: "ReorderWindow") -> WindowLook:
@@ -90,7 +115,6 @@ def _reading(
     room: Room,
     pools: "Pools",
     threads: ThreadShare | None,
-    readers: tuple[str, ...],
 ) -> NodeReading:
     runs_on = _runs_on(node)
     is_stream, sampler = actor.spans_others, actor.sampler
@@ -105,7 +129,6 @@ def _reading(
         holds_loop=runs_on == "loop" and not node.is_async and not is_stream,
         gathers=node.runs_loop or node.runs_in is not None,
         places=() if is_stream else tuple(_places(actor, node, runs_on, room, pools, threads)),
-        consumers=readers,
         timed=timed,
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter
 
-from ..telemetry.counters import ActorStatistics, Record, counted, less
+from ..telemetry.counters import ActorStatistics, Record, counted, less, name_of
 from ..telemetry.tables.characters import printable
 
 
@@ -88,7 +88,7 @@ class Bottleneck:
         from ..telemetry.tables.table import significant
 
         waiting = f"on average {significant(self.waiting)} items waited for room in its inbox"
-        sentence = f"{printable(self.node)} limits it: {waiting}"
+        sentence = f"{printable(name_of(self.graph, self.node))} limits it: {waiting}"
         if self.busy_share is None:
             return sentence
         places = "its only place was" if self.concurrency == 1 else f"its {self.concurrency:,} places were"

@@ -79,6 +79,16 @@ class ActorStatistics:
     places: int | None = field(default=None, repr=False, compare=False)
 
 
+def name_of(graph: str, node: str) -> str:
+    """Return what to call a node in a sentence: one in a body of control flow has the name of the body before its own.
+
+    Args:
+        graph: name of its graph; of a body "graph/body".
+        node: its name, as drawn.
+    """
+    return "/".join([*graph.split("/")[1:], node])
+
+
 class _Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 

@@ -84,7 +84,7 @@ each
 
 ○  numbers
 ◆  map_each  inbox 0/16  in flight 0  0 done ~/s
-│  each:
+│  twice:
 │  ○  number
 │  ●  twice  inbox 0  in flight 0  0 done ~/s  pure
 │  ◎  result
@@ -137,7 +137,7 @@ async def test_a_graph_that_gives_a_stream_is_drawn_with_its_loads() -> None:
             assert [number async for number in stream] == [0, 2, 4]
             now = stream.statistics()
         drawn = lines_of(service)
-    assert [line for line in drawn if "twice" in line] == ["│  ●  twice  inbox 0  in flight 0  3 done ~/s  pure"]
+    assert [line for line in drawn if "●  twice" in line] == ["│  ●  twice  inbox 0  in flight 0  3 done ~/s  pure"]
     assert all(" 1 done ~/s " in line for line in drawn if "count_to" in line)
     assert now.elapsed_seconds is not None
     assert now.actors_elapsed_seconds is not None

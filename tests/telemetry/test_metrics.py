@@ -98,6 +98,17 @@ async def test_a_run_counts_by_its_outcome(collected: Collected) -> None:
     assert collected.total(executions, graph="line", node="twice", outcome="done") == 2
 
 
+async def test_the_body_of_a_map_each_counts_under_its_name(collected: Collected) -> None:
+    @ps.graph
+    async def maps(numbers: list[int]) -> list[int]:
+        return await ps.map_each(twice, await ps.map_each(twice, numbers, name="once more"))
+
+    assert await engine.run(maps([1, 2])) == [4, 8]
+    executions = names.METRIC_NODE_EXECUTIONS
+    assert collected.total(executions, graph="maps/twice", node="twice", outcome="done") == 2
+    assert collected.total(executions, graph="maps/once more", node="twice", outcome="done") == 2
+
+
 async def test_a_run_that_is_cancelled_or_expires_says_so(collected: Collected) -> None:
     gate = Gate()
     holding = held_by(gate)

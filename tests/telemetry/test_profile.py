@@ -203,6 +203,50 @@ def test_of_a_stream_as_value_the_places_of_a_map_each_limit() -> None:
     assert profile.verdict.remedy == "raise map_each(concurrency=)"
 
 
+@ps.node
+async def seconds(number: float) -> float:
+    await asyncio.sleep(number)
+    return number
+
+
+async def short(number: int) -> float:
+    return await seconds(0.01)
+
+
+async def long(number: int) -> float:
+    return await seconds(0.1)
+
+
+@ps.node
+async def both(one: list[float], other: list[float]) -> list[float]:
+    return [*one, *other]
+
+
+@ps.graph
+async def maps(numbers: list[int]) -> list[float]:
+    first = await both(
+        await ps.map_each(short, numbers, concurrency=1), await ps.map_each(long, numbers, concurrency=1)
+    )
+    return await both(first, await ps.map_each(lambda number: seconds(0.01), numbers, name="third"))
+
+
+def test_bodies_of_several_map_each_are_told_apart() -> None:
+    async def call() -> tuple[telemetry.Profile, engine.ServiceStatistics]:
+        with telemetry.profile() as profile:
+            async with engine.deploy(maps) as service:
+                for _ in range(5):
+                    await service([1, 2, 3])
+                return profile, service.statistics()
+
+    profile, statistics = testing.run_virtual(call)
+    counts = {(node.graph, node.node): node.count for node in profile.nodes if node.node == "seconds"}
+    assert counts == {("maps/short", "seconds"): 15, ("maps/long", "seconds"): 15, ("maps/third", "seconds"): 15}
+    assert {(one.graph, one.node): one.completed for one in statistics.actors if one.node == "seconds"} == counts
+    assert (profile.verdict.graph, profile.verdict.node) == ("maps/long", "seconds")
+    assert str(profile.verdict).startswith('"long/seconds" limits the pipeline: ')
+    assert [line.strip("│ ") for line in str(maps).splitlines() if line.endswith(":")] == ["short:", "long:", "third:"]
+
+
 def test_a_stateful_node_limits() -> None:
     @ps.node
     class Counter:

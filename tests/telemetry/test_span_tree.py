@@ -262,6 +262,7 @@ async def test_nodes_of_control_flow_are_inside_of_their_step(tracing: Tracing) 
     assert {parent_of(span) for span in tracing.named("fetch")} == {id_of(step)}
     assert names.FUNCTION not in attributes_of(step)
     assert sorted(attributes_of(span)[names.ITEM] for span in tracing.named("fetch")) == [0, 1, 2]
+    assert {attributes_of(span)[names.GRAPH] for span in tracing.named("fetch")} == {"mapped/body"}
 
 
 async def test_a_fallback_is_an_event_and_the_execution_has_gone_well(tracing: Tracing) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from ..counters import ActorStatistics
+from ..counters import ActorStatistics, name_of
 from ..tables.characters import printable
 from ..tables.table import significant
 from .evidence import Evidence, ReaderSum, critical_paths
@@ -46,7 +46,7 @@ class Verdict:
     headroom: float | None = None
 
     def __str__(self) -> str:
-        subject = "" if self.node is None else f'"{self.node}" limits the pipeline: '
+        subject = "" if self.node is None else f'"{name_of(self.graph or "", self.node)}" limits the pipeline: '
         return printable("; ".join(filter(None, (f"{subject}{self.reason}", self.remedy, self.gain))))
 
     @property

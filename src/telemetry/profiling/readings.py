@@ -79,6 +79,21 @@ _NOTHING_TIMED: Final = TimedReading()
 
 
 @dataclass(frozen=True, slots=True)
+class Around:
+    """Where a body of control flow stands in the graph around it.
+
+    Attributes:
+        graph: name of that graph.
+        sources: what its step reads: names of nodes, and of the bodies of other control flow.
+        consumers: what reads the value of its step; likewise.
+    """
+
+    graph: str
+    sources: tuple[str, ...]
+    consumers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReading:
     """The counters of one node in one scope, with what a profile has to know of the node to judge them.
 
@@ -91,6 +106,8 @@ class NodeReading:
         gathers: whether it holds items that wait for their turn: then it is busy with all of them.
         places: the places that an item in it takes; the first is its own, further ones are those of a pool.
         consumers: the nodes of the same graph that wait for its value, behind control flow as well.
+        behind: those of them that only wait for it behind control flow.
+        around: where its graph stands, if that is a body of control flow.
         timed: what is only known while a profile is taken; None otherwise.
     """
 
@@ -101,6 +118,8 @@ class NodeReading:
     gathers: bool
     places: tuple[Places, ...]
     consumers: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
+    around: Around | None = None
     timed: TimedReading | None = None
 
     @property

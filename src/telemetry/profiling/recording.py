@@ -148,8 +148,7 @@ class Profile(Rendered):
         sums = evidence.sums
         nodes = [
             DrawnNode(
-                node_profile_of(sums, node), node.reading.consumers, f"node-{number}",
-                (verdict.graph, verdict.node) == name,
+                node_profile_of(sums, node), node.reading, f"node-{number}", (verdict.graph, verdict.node) == name
             )
             for number, (name, node) in enumerate(sums.nodes.items(), start=1)
         ]  # fmt: skip

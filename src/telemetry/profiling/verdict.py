@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from math import inf
 
+from ..counters import name_of
 from ..tables.characters import printable
 from ..tables.table import milliseconds, rate, significant
 from .evidence import Evidence, critical_paths
@@ -100,10 +101,11 @@ class Prediction:
     verdict: Verdict
 
     def __str__(self) -> str:
+        name = name_of(self.graph, self.node)
         changes = [f"{significant(self.speedup)} times as fast"] if self.speedup != 1 else []
         changes += [f"with {self.concurrency:,} places"] if self.concurrency is not None else []
         return printable(
-            f'"{self.node}" {" and ".join(changes) or "as it is"}: {rate(self.predicted_items_per_second, "items")} '
+            f'"{name}" {" and ".join(changes) or "as it is"}: {rate(self.predicted_items_per_second, "items")} '
             f"instead of {rate(self.items_per_second, 'items')} ({significant(self.factor)} times as many); then "
             f"{self.verdict}"
         )

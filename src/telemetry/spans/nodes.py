@@ -82,6 +82,8 @@ class NodeSpan:
         waited_seconds: float | None = None,
     ) -> None:
         attributes: dict[str, Value] = {names.NODE: name, names.ITEM: item}
+        if parent.body is not None:
+            attributes[names.GRAPH] = parent.body
         qualname = getattr(function, "__qualname__", None)
         if qualname is not None:  # an instance has none
             attributes[names.FUNCTION] = f"{function.__module__}.{qualname}"

@@ -19,16 +19,18 @@ class FrameSpan:
 
     Args:
         parent: the span.
+        body: name of the body of control flow that the item is in; None if it is in none.
 
     Attributes:
-        parent: the same.
+        parent, body: the same.
         context: what their spans get as their parent.
     """
 
-    __slots__ = ("_begun_at", "_ready_at", "context", "parent")
+    __slots__ = ("_begun_at", "_ready_at", "body", "context", "parent")
 
-    def __init__(self, parent: Span) -> None:
+    def __init__(self, parent: Span, body: str | None = None) -> None:
         self.parent = parent
+        self.body = body
         self.context = trace.set_span_in_context(parent)
         self._begun_at = perf_counter()
         self._ready_at: dict[int, float] = {}
