@@ -277,8 +277,7 @@ def test_the_node_that_limits_is_that_of_a_profile(monkeypatch: pytest.MonkeyPat
     assert node_of(look, "slow").busy_share == pytest.approx(1.0, abs=0.01)
     assert look.seconds == pytest.approx(1.0)
     shown = look_table(look).rows[1]
-    assert shown[:6] == ("slow", "limited", "20.0", "2/2", "16/16", "100%")
-    assert shown[-1] == "◀ limits"
+    assert shown[:6] == ("slow", "◀ limits", "20.0", "2/2", "16/16", "100%")
 
 
 def test_of_many_nodes_those_that_do_most_are_shown() -> None:

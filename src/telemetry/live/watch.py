@@ -16,7 +16,7 @@ from ..profiling.open_scopes import OpenScopes, settled
 from ..profiling.readings import DeviceWork, Execution, Host, NodeReading, Reader, Scope
 from ..profiling.sums import Name, NodeSum, Sums
 from ..profiling.verdict import find_verdict
-from ..tables.table import UNKNOWN, Column, Table, count, duration, of, significant
+from ..tables.table import UNKNOWN, Column, Table, by_graph, count, duration, of, significant
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +120,13 @@ def _in_its_places(reading: NodeReading) -> ActorStatistics:
 
 _COLUMNS: Final = (
     Column("node", is_number=False),
-    Column("graph", is_number=False),
+    Column("", is_number=False),
     Column("items/s"),
     Column("in flight"),
     Column("inbox"),
     Column("busy"),
     Column("done"),
     Column("failed"),
-    Column("", is_number=False),
 )
 
 
@@ -144,7 +143,9 @@ def look_table(look: Look, max_rows: int | None = None) -> Table:
     remark = "" if look.nodes else "no nodes yet"
     if len(shown) < len(look.nodes):
         remark = f"and {count(len(look.nodes) - len(shown))} nodes that do less; --json has all of them"
-    return Table(facts, _COLUMNS, tuple(_row(look, node) for node in shown), remark)
+    ordered = [shown[at] for at in by_graph([node.graph for node in shown])]
+    headings = tuple(node.graph for node in ordered)
+    return Table(facts, _COLUMNS, tuple(_row(look, node) for node in ordered), remark, headings)
 
 
 def _limits(look: Look) -> str:
@@ -157,14 +158,13 @@ def _row(look: Look, node: NodeLook) -> tuple[str, ...]:
     ended = node.completed + node.failed
     return (
         node.node,
-        node.graph,
+        "◀ limits" if _is_limit(look, node) else "",
         UNKNOWN if not look.seconds else significant(ended / look.seconds),
         of(node.in_flight, node.limit),
         of(node.inbox_depth, node.inbox_capacity),
         UNKNOWN if not look.seconds or node.busy_share is None else _share(node),
         count(node.total_completed),
         count(node.total_failed) + (f" (+{node.failed:,})" if look.seconds and node.failed else ""),
-        "◀ limits" if _is_limit(look, node) else "",
     )
 
 

@@ -10,7 +10,7 @@ from time import perf_counter, thread_time
 from typing import NamedTuple
 
 from ..tables.rendered import Rendered
-from ..tables.table import UNKNOWN, Column, Table, count, duration, milliseconds, seconds
+from ..tables.table import UNKNOWN, Column, Table, by_graph, count, duration, milliseconds, seconds
 from . import registry
 from .evidence import CriticalPath, Evidence, ReaderSum, critical_paths
 from .limits import Verdict, is_held
@@ -24,17 +24,16 @@ from .verdict import Prediction, find_verdict, predict
 
 _COLUMNS = (
     Column("node", is_number=False),
-    Column("graph", is_number=False),
     Column("done"),
     Column("failed"),
+    Column("busy"),
     Column("mean"),
     Column("p50"),
-    Column("p90"),
     Column("p99"),
-    Column("busy"),
     Column("queue wait"),
-    Column("blocked"),
     Column("occupancy"),
+    Column("blocked"),
+    Column("p90"),
 )
 
 
@@ -285,7 +284,8 @@ class Profile(Rendered):
     def _table(self) -> Table:
         nodes = self.nodes
         facts = (("profile", f"over {duration(self.elapsed_seconds)}"), ("verdict", str(self.verdict)))
-        return Table(facts, _COLUMNS, tuple(map(_row, nodes)))
+        ordered = [nodes[at] for at in by_graph([node.graph for node in nodes])]
+        return Table(facts, _COLUMNS, tuple(map(_row, ordered)), headings=tuple(node.graph for node in ordered))
 
 
 @contextmanager
@@ -320,15 +320,14 @@ def _add_reader(read: dict[str, tuple[float, float]], reader: Reader, look: _Rea
 def _row(node: NodeProfile) -> tuple[str, ...]:
     return (
         node.node,
-        node.graph,
         count(node.count),
         count(node.errors),
+        UNKNOWN if node.busy_share is None else f"{node.busy_share:.0%}",
         milliseconds(node.mean_seconds),
         milliseconds(node.p50_seconds),
-        milliseconds(node.p90_seconds),
         milliseconds(node.p99_seconds),
-        UNKNOWN if node.busy_share is None else f"{node.busy_share:.0%}",
         milliseconds(node.mean_queue_wait_seconds),
-        seconds(node.blocked_seconds),
         f"{node.occupancy:.0%}",
+        seconds(node.blocked_seconds),
+        milliseconds(node.p90_seconds),
     )

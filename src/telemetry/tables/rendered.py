@@ -22,7 +22,7 @@ class Rendered(ABC):
         return to_text(self._table())
 
     def __rich__(self) -> "RenderableType":
-        from .as_rich import to_rich
+        from .table import to_rich
 
         return to_rich(self._table())
 

@@ -1,10 +1,16 @@
 """Tables: a few facts, columns, cells, quantities as people read them; as text and as HTML."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from html import escape
+from shutil import get_terminal_size
+from textwrap import wrap
+from typing import TYPE_CHECKING, Final
 
-from .characters import clip, pad, printable, width
+from .characters import pad, printable, shorten, width
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 UNKNOWN = "-"
 
@@ -85,47 +91,168 @@ class Table:
 
     Args:
         facts: a label and a value for each line above the table.
-        columns: the columns.
+        columns: the columns, the most telling first: where there is no room, the last ones are left out.
         rows: a cell for each column.
         remark: what is said below the table; empty if nothing.
+        headings: what each row stands under, such as its graph; empty if rows have no headings.
     """
 
     facts: tuple[tuple[str, str], ...]
     columns: tuple[Column, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     remark: str = ""
+    headings: tuple[str, ...] = ()
 
 
-# Ten columns of numbers beside two names of this length fit into 140 columns; names are rarely so long.
-MAX_CELL_COLUMNS = 32
-_GAP = "  "
+def by_graph(graphs: Sequence[str]) -> list[int]:
+    """Return an order of rows in which those of a graph stand together, and bodies of control flow behind their graph.
+
+    Args:
+        graphs: the graph of each row; of a body "graph/body".
+    """
+    first = {graph: number for number, graph in reversed([*enumerate(graphs)])}
+    roots = {root: number for number, root in reversed([*enumerate(graph.partition("/")[0] for graph in graphs)])}
+    return sorted(
+        range(len(graphs)),
+        key=lambda row: (roots[graphs[row].partition("/")[0]], "/" in graphs[row], first[graphs[row]]),
+    )
+
+
+# A name that takes more is shortened in the middle, also where there is room for it.
+_MAX_CELL_COLUMNS: Final = 40
+# Columns of numbers are left out before a name gets less than this.
+_LEAST_NAME_COLUMNS: Final = 20
+_LEAST_COLUMNS: Final = 40
+_GAP, _INDENT = "  ", "  "
+
+
+def _fitted(table: Table, room: int | None) -> Table:
+    """Return a table without the columns that say nothing, and without those for which there is no room.
+
+    The first column and the first one of numbers stay.
+    """
+    if not table.rows:
+        return table
+    cells = [*zip(*[[printable(cell) for cell in row] for row in table.rows], strict=True)]
+    stays = {0, next((at for at, column in enumerate(table.columns) if column.is_number), 0)}
+    same = [
+        at for at in range(len(cells)) if at not in stays and len(table.rows) > 1 and len({*cells[at]}) == 1
+    ]  # fmt: skip
+    kept = [at for at in range(len(cells)) if at not in same]
+    indent = len(_INDENT) if table.headings else 0
+    natural = [_columns_of(column, cells[at]) for at, column in enumerate(table.columns)]
+    least = [
+        size if column.is_number else min(size, _LEAST_NAME_COLUMNS)
+        for size, column in zip(natural, table.columns, strict=True)
+    ]
+    left_out: list[int] = []
+    while room is not None and indent + _wide([least[at] for at in kept]) > room:
+        last = next((at for at in reversed(kept) if at not in stays), None)
+        if last is None:
+            break
+        kept.remove(last)
+        left_out.insert(0, last)
+    sizes = dict.fromkeys(range(len(cells)), _MAX_CELL_COLUMNS)
+    spare = 0 if room is None else room - indent - _wide([least[at] for at in kept])
+    for at in kept:
+        if room is not None and not table.columns[at].is_number:
+            more = max(min(spare, min(natural[at], _MAX_CELL_COLUMNS) - least[at]), 4 - least[at])
+            sizes[at] = least[at] + more
+            spare -= more
+    rows = [
+        tuple(cells[at][row] if table.columns[at].is_number else shorten(cells[at][row], sizes[at]) for at in kept)
+        for row in range(len(table.rows))
+    ]
+    alike = [f"{table.columns[at].title} {cells[at][0]}" for at in same if cells[at][0]]
+    without = [table.columns[at].title for at in left_out]
+    remarks = [
+        table.remark,
+        f"the same in all rows: {', '.join(alike)}" if alike else "",
+        f"no room for: {', '.join(without)}" if without else "",
+    ]
+    columns = tuple(table.columns[at] for at in kept)
+    return replace(table, columns=columns, rows=tuple(rows), remark="; ".join(filter(None, remarks)))
+
+
+def _columns_of(column: Column, cells: Sequence[str]) -> int:
+    """Return what a column takes: its cells, and its heading, of which each word has a line."""
+    words = column.title.split() if column.is_number else [column.title]
+    return max(map(width, (*words, *cells)), default=0)
+
+
+def _wide(sizes: Sequence[int]) -> int:
+    return sum(sizes) + len(_GAP) * (len(sizes) - 1)
+
+
+def lines(table: Table, room: int) -> Iterator[tuple[str, int]]:
+    """Yield the lines of a table that fits into so many columns, each with how much of it is bold.
+
+    Args:
+        table: the table.
+        room: columns of the terminal; where it is very narrow, lines are longer.
+    """
+    room = max(room, _LEAST_COLUMNS)
+    table = _fitted(table, room)
+    labels = max((width(label) for label, _ in table.facts), default=0)
+    for label, value in table.facts:
+        first, *others = _wrapped(value, room - labels - len(_GAP))
+        yield f"{pad(label, labels)}{_GAP}{first}".rstrip(), len(label)
+        yield from (((" " * labels) + _GAP + line, 0) for line in others)
+    if table.rows:
+        yield "", 0
+        yield from _grid(table, room)
+    if table.remark:
+        yield "", 0
+        yield from ((line, 0) for part in table.remark.splitlines() for line in _wrapped(part, room))
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    return wrap(printable(text), room, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _grid(table: Table, room: int) -> Iterator[tuple[str, int]]:
+    indent = _INDENT if table.headings else ""
+    sizes = [_columns_of(column, [row[at] for row in table.rows]) for at, column in enumerate(table.columns)]
+    words = [column.title.split() if column.is_number else [column.title] for column in table.columns]
+    height = max(map(len, words))
+    for number in range(height):
+        head = [["", *title][max(0, number - height + len(title) + 1)] for title in words]
+        yield (line := indent + _line(table, head, sizes)), len(line)
+    yield "─" * (len(indent) + _wide(sizes)), 0
+    heading = ""
+    for number, row in enumerate(table.rows):
+        if table.headings and table.headings[number] != heading:
+            heading = table.headings[number]
+            yield (line := shorten(printable(heading), room)), len(line)
+        yield indent + _line(table, row, sizes), 0
+
+
+def _line(table: Table, cells: Sequence[str], sizes: Sequence[int]) -> str:
+    padded = [
+        " " * (size - width(cell)) + cell if column.is_number else pad(cell, size)
+        for cell, size, column in zip(cells, sizes, table.columns, strict=True)
+    ]
+    return _GAP.join(padded).rstrip()
 
 
 def to_text(table: Table) -> str:
-    """Return lines without trailing white space, joined by newlines."""
-    labels = max((width(label) for label, _ in table.facts), default=0)
-    blocks = ["\n".join(f"{pad(label, labels)}{_GAP}{printable(value)}" for label, value in table.facts)]
-    if table.rows:
-        blocks.append("\n".join(_lines(table)))
-    if table.remark:
-        blocks.append(table.remark)
-    return "\n\n".join(blocks)
+    """Return lines that fit into the terminal, or into 80 columns where there is none."""
+    room = get_terminal_size((80, 24)).columns
+    return "\n".join([line.rstrip() for line, _ in lines(table, room)])
 
 
-def _lines(table: Table) -> list[str]:
-    cells = [[column.title for column in table.columns]]
-    cells += [[clip(printable(cell), MAX_CELL_COLUMNS) for cell in row] for row in table.rows]
-    columns = [max(map(width, column)) for column in zip(*cells, strict=True)]
-    head, *rows = [_line(table, row, columns) for row in cells]
-    return [head, "─" * (sum(columns) + len(_GAP) * (len(columns) - 1)), *rows]
+def to_rich(table: Table) -> "RenderableType":
+    """Return what `rich.print` shows. Names are text, whatever they look like, and no markup."""
+    from rich.text import Text
 
+    class Lines:
+        def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+            for line, bold in lines(table, options.max_width):
+                text = Text(line, no_wrap=True, overflow="ignore")
+                text.stylize("bold", 0, bold)
+                yield text
 
-def _line(table: Table, cells: Sequence[str], columns: Sequence[int]) -> str:
-    padded = [
-        " " * (room - width(cell)) + cell if column.is_number else pad(cell, room)
-        for cell, room, column in zip(cells, columns, table.columns, strict=True)
-    ]
-    return _GAP.join(padded).rstrip()
+    return Lines()
 
 
 _LEFT, _RIGHT = 'style="text-align:left"', 'style="text-align:right"'
@@ -133,26 +260,28 @@ _LEFT, _RIGHT = 'style="text-align:left"', 'style="text-align:right"'
 
 def to_html(table: Table) -> str:
     """Return one element that needs no script or style from elsewhere; the page's own style of tables applies."""
-    lines = ['<div class="penstock-statistics">', "<table>"]
-    lines += [
+    table = _fitted(table, None)
+    found = ['<div class="penstock-statistics">', "<table>"]
+    found += [
         f"<tr><th {_LEFT}>{_safe(label)}</th><td {_LEFT}>{_safe(value)}</td></tr>" for label, value in table.facts
     ]
-    lines.append("</table>")
+    found.append("</table>")
     if table.rows:
         sides = [_RIGHT if column.is_number else _LEFT for column in table.columns]
-        lines += [
-            "<table>",
-            f"<thead>{_row('th', [column.title for column in table.columns], sides)}</thead>",
-            "<tbody>",
-        ]
-        lines += [_row("td", row, sides) for row in table.rows]
-        lines += ["</tbody>", "</table>"]
+        found += ["<table>", f"<thead>{_row('th', [column.title for column in table.columns], sides)}</thead>"]
+        heading = None
+        for number, row in enumerate(table.rows):
+            if table.headings and table.headings[number] != heading:
+                heading = table.headings[number]
+                found.append(f'<tr><th colspan="{len(sides)}" {_LEFT}>{_safe(heading)}</th></tr>')
+            found.append(_row("td", row, sides))
+        found.append("</table>")
     if table.remark:
-        lines.append(f"<p>{_safe(table.remark)}</p>")
-    return "\n".join([*lines, "</div>"])
+        found.append(f"<p>{_safe(table.remark)}</p>")
+    return "\n".join([*found, "</div>"])
 
 
-def _row(tag: str, cells: "list[str] | tuple[str, ...]", sides: list[str]) -> str:
+def _row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
     inside = "".join(f"<{tag} {side}>{_safe(cell)}</{tag}>" for cell, side in zip(cells, sides, strict=True))
     return f"<tr>{inside}</tr>"
 
