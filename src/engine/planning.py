@@ -146,6 +146,18 @@ class Plan:
         lines.append(f"  {self.scheduler_reason}")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        from ..telemetry.tables.table import Table, to_html
+        from .drawing import to_svg
+        from .picture import drawing_of
+
+        facts = [("plan", f"{self.name}: {len(self.steps)} actors")]
+        for report in self.reports:
+            facts.append((report.name, f"{report.before} → {report.after}" if report.changes else "nothing to change"))
+            facts += [("", line) for line in (*report.changes[:20], *report.notes[:20])]
+        facts.append(("scheduler", self.scheduler_reason))
+        return to_svg(drawing_of(self.trace)) + to_html(Table(tuple(facts)))
+
 
 def make_plan(
     trace: Trace,

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import penstock as ps
-from penstock import engine
+from penstock import engine, telemetry
 from penstock.engine import ActorStatistics, AdmissionStatistics, ChannelStatistics, ServiceStatistics, StreamStatistics
 from penstock.telemetry.tables.table import duration, milliseconds, rate, significant
 from penstock.testing import wait_quiescent
@@ -147,6 +147,25 @@ def test_a_notebook_shows_the_same_cells() -> None:
     rows = [" ".join("".join(cell.itertext()) for cell in row) for row in page.iter("tr")]
     assert rows[:3] == squeezed(str(BUSY))[:3]
     assert rows[-5:] == squeezed(str(BUSY))[-5:]
+
+
+async def test_a_notebook_shows_plans_verdicts_and_predictions_and_no_raw_records() -> None:
+    plan = engine.plan(waiting)._repr_html_()
+    assert plan.startswith("<svg")
+    table = ElementTree.fromstring(plan[plan.index("</svg>") + 6 :])
+    rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
+    assert rows[0] == ["plan", "waiting: 1 actors"]
+    assert rows[-1] == ["scheduler", engine.plan(waiting).scheduler_reason]
+    event = asyncio.Event()
+    event.set()
+    with telemetry.profile() as profile:
+        await engine.run(waiting(event))
+    verdict, prediction = profile.verdict, profile.what_if("wait_for", speedup=2)
+    for shown, label, value in ((verdict, "because", verdict.reason), (prediction, "then", str(prediction.verdict))):
+        page = ElementTree.fromstring(shown._repr_html_())
+        assert [label, value] in [["".join(cell.itertext()) for cell in row] for row in page.iter("tr")]
+        assert "(" not in str(shown).split(" ")[0]  # `str()` still says a sentence
+        assert "\n" not in str(shown)
 
 
 def test_names_are_never_taken_for_markup_or_control() -> None:

@@ -6,7 +6,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..counters import ActorStatistics, name_of
 from ..tables.characters import printable
-from ..tables.table import significant
+from ..tables.rendered import Rendered
+from ..tables.table import Table, significant
 from .evidence import Evidence, ReaderSum, critical_paths
 from .loop_watch import WindowSum
 from .readings import Bound
@@ -25,8 +26,8 @@ LEAST_USED: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What limits. `str()` says it in one sentence.
+class Verdict(Rendered):
+    """What limits. `str()` says it in one sentence, rich and notebooks show it as a table.
 
     Attributes:
         node: name of the node that limits, as drawn; None if none does.
@@ -48,6 +49,11 @@ class Verdict:
     def __str__(self) -> str:
         subject = "" if self.node is None else f'"{name_of(self.graph or "", self.node)}" limits the pipeline: '
         return printable("; ".join(filter(None, (f"{subject}{self.reason}", self.remedy, self.gain))))
+
+    def _table(self) -> Table:
+        name = "" if self.node is None else name_of(self.graph or "", self.node)
+        facts = ("limits", name), ("because", self.reason), ("try", self.remedy), ("gain", self.gain)
+        return Table(tuple((label, value) for label, value in facts if value))
 
     @property
     def gain(self) -> str:

@@ -5,7 +5,8 @@ from math import inf
 
 from ..counters import name_of
 from ..tables.characters import printable
-from ..tables.table import milliseconds, rate, significant
+from ..tables.rendered import Rendered
+from ..tables.table import Table, milliseconds, rate, significant
 from .evidence import Evidence, critical_paths
 from .limits import LEAST_USED, MOST_HEADROOM, SOONER, Limit, Verdict, limits, obstacles
 from .model import Change, Model, without_pool_waits
@@ -77,8 +78,8 @@ def _longest_path(model: Model) -> Verdict | None:
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What would have been if a node had been another. `str()` says it in one sentence.
+class Prediction(Rendered):
+    """What would have been if a node had been another. `str()` says it in one sentence, notebooks show it as a table.
 
     Attributes:
         node: name of the node.
@@ -101,14 +102,19 @@ class Prediction:
     verdict: Verdict
 
     def __str__(self) -> str:
-        name = name_of(self.graph, self.node)
+        return printable(f"{self._change()}: {self._effect()}; then {self.verdict}")
+
+    def _change(self) -> str:
         changes = [f"{significant(self.speedup)} times as fast"] if self.speedup != 1 else []
         changes += [f"with {self.concurrency:,} places"] if self.concurrency is not None else []
-        return printable(
-            f'"{name}" {" and ".join(changes) or "as it is"}: {rate(self.predicted_items_per_second, "items")} '
-            f"instead of {rate(self.items_per_second, 'items')} ({significant(self.factor)} times as many); then "
-            f"{self.verdict}"
-        )
+        return f'"{name_of(self.graph, self.node)}" {" and ".join(changes) or "as it is"}'
+
+    def _effect(self) -> str:
+        predicted, measured = rate(self.predicted_items_per_second, "items"), rate(self.items_per_second, "items")
+        return f"{predicted} instead of {measured} ({significant(self.factor)} times as many)"
+
+    def _table(self) -> Table:
+        return Table((("what if", self._change()), ("throughput", self._effect()), ("then", str(self.verdict))))
 
 
 def predict(

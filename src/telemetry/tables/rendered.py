@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 class Rendered(ABC):
-    """A record that is shown as a table; its `repr` stays that of a record."""
+    """A record that is shown as a table; its `repr` stays that of a record.
+
+    One that `str()` says in a sentence has a `__str__` of its own.
+    """
 
     @abstractmethod
     def _table(self) -> "Table":
