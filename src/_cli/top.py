@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from .._errors import MissingExtraError
-from ..telemetry.live.client import Client
+from ..telemetry.live.protocol import Client
 from ..telemetry.live.watch import Look, look_table
-from ..telemetry.tables.table import to_rich, to_text
+from ..telemetry.tables import to_rich, to_text
 from .arguments import program, seconds
 
 SUMMARY: Final = "show what a running process does, and which node limits it"

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from .._errors import PlanError
 from ..telemetry import logs
-from ..telemetry.tables.characters import printable
+from ..telemetry.text import printable
 from . import passes
 from .node import Node
 from .passes import Draft, PassReport, check_stream_limits
@@ -147,7 +147,7 @@ class Plan:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from ..telemetry.tables.table import Table, to_html
+        from ..telemetry.tables import Table, to_html
         from .drawing import to_svg
         from .picture import drawing_of
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..actors.node_actor import UNLIMITED, NodeActor
 from ..actors.threads import ThreadShare
-from ..telemetry.profiling.readings import Around, Bound, NodeReading, Places, WindowLook
+from ..telemetry.profiling.records import Around, Bound, NodeReading, Places, WindowLook
 from .control import Control
 from .node import Node
 from .planning import Plan

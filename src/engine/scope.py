@@ -24,7 +24,7 @@ from ..actors.threads import ThreadShare
 from ..actors.worker import WorkerGroup
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
-from ..telemetry.profiling import registry
+from ..telemetry.profiling import collectors
 from .control import Control, body_of
 from .counters import node_counters, node_levels
 from .instances import InstanceRegistry, instance_key
@@ -38,7 +38,7 @@ from .statistics import Uptime
 from .tracing.template import Read
 
 if TYPE_CHECKING:
-    from ..telemetry.profiling.readings import NodeReading
+    from ..telemetry.profiling.records import NodeReading
     from .engine import Runtime
     from .readings import Room
 
@@ -375,7 +375,7 @@ class SharedWirings:
             wiring = self._wirings[key] = Wiring(
                 pools, None, None, device_strategy=device_strategy, has_places_in_threads=has_all_threads
             )
-            registry.scope_opened(wiring)
+            collectors.scope_opened(wiring)
             if is_counted:
                 metrics.opened(wiring)
         return wiring
@@ -385,7 +385,7 @@ class SharedWirings:
 
     def __del__(self) -> None:
         for (_, _, is_counted, _), wiring in self._wirings.items():
-            registry.scope_vanished(wiring)
+            collectors.scope_vanished(wiring)
             if is_counted:
                 metrics.vanished(wiring)
 
@@ -473,7 +473,7 @@ class Scope:
         self.is_open = True
         engine.scope_opened()
         engine.wirings.add(self.wiring)
-        registry.scope_opened(self.wiring)
+        collectors.scope_opened(self.wiring)
         if options.collect_metrics:
             metrics.opened(self.wiring)
 
@@ -517,7 +517,7 @@ class Scope:
             await self.wiring.returned()  # a thread may still be in an instance
         finally:
             self.engine.wirings.discard(self.wiring)
-            registry.scope_closed(self.wiring)
+            collectors.scope_closed(self.wiring)
             metrics.closed(self.wiring)
 
     def _failed(self, make_error: "Callable[[str], DeploymentFailed]") -> None:

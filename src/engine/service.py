@@ -12,9 +12,9 @@ from ..actors.accepted import SWITCH, TIMEOUT, check
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import metrics, spans
 from ..telemetry.counters import ActorStatistics
-from ..telemetry.tables.rendered import Rendered
-from ..telemetry.tables.table import to_html as table_to_html
-from ..telemetry.tables.table import to_text as table_to_text
+from ..telemetry.rendered import Rendered
+from ..telemetry.tables import to_html as table_to_html
+from ..telemetry.tables import to_text as table_to_text
 from . import drawing
 from .admission import AdmissionStatistics
 from .deployment import Deployment, ServiceCall, ServiceState
@@ -33,7 +33,7 @@ from .tables import service_summary
 from .values import DeploymentScope, StreamingCall, ValuesStream
 
 if TYPE_CHECKING:
-    from ..telemetry.tables.table import Table
+    from ..telemetry.tables import Table
     from .engine import Runtime
 
 

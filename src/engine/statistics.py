@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from ..telemetry.counters import ActorStatistics, Record, counted, less, name_of
-from ..telemetry.tables.characters import printable
+from ..telemetry.text import printable
 
 
 class Uptime:
@@ -85,7 +85,7 @@ class Bottleneck:
     concurrency: int | None
 
     def __str__(self) -> str:
-        from ..telemetry.tables.table import significant
+        from ..telemetry.tables import significant
 
         waiting = f"on average {significant(self.waiting)} items waited for room in its inbox"
         sentence = f"{printable(name_of(self.graph, self.node))} limits it: {waiting}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from .._errors import EngineClosedError
 from ..actors.frame import Frame
 from ..telemetry.counters import ActorStatistics
-from ..telemetry.tables.rendered import Rendered
+from ..telemetry.rendered import Rendered
 from .options import ExecutionOptions
 from .pipeline import Pipeline, StreamProgress, length_of
 from .planning import one_value
@@ -19,7 +19,7 @@ from .source import Calls, ReorderWindow
 from .statistics import Bottleneck, actors_less, find_bottleneck, since
 
 if TYPE_CHECKING:
-    from ..telemetry.tables.table import Table
+    from ..telemetry.tables import Table
     from .engine import Runtime
 
 T_co = TypeVar("T_co", covariant=True)

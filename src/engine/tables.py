@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..telemetry.counters import ActorStatistics
-from ..telemetry.tables.table import UNKNOWN, Column, Table, by_graph, count, duration, milliseconds, of, rate, seconds
+from ..telemetry.tables import UNKNOWN, Column, Table, by_graph, count, duration, milliseconds, of, rate, seconds
 
 if TYPE_CHECKING:
     from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics

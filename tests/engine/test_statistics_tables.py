@@ -16,7 +16,7 @@ from rich.console import Console
 import penstock as ps
 from penstock import engine, telemetry
 from penstock.engine import ActorStatistics, AdmissionStatistics, ChannelStatistics, ServiceStatistics, StreamStatistics
-from penstock.telemetry.tables.table import duration, milliseconds, rate, significant
+from penstock.telemetry.tables import duration, milliseconds, rate, significant
 from penstock.testing import wait_quiescent
 
 IDLE = AdmissionStatistics(0, 64, 0, None, 0, 0, None)

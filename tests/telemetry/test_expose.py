@@ -20,9 +20,9 @@ import pytest
 import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.telemetry.live import server
-from penstock.telemetry.live.client import Client
+from penstock.telemetry.live.protocol import Client
 from penstock.telemetry.live.watch import Look, NodeLook, Watch, look_table
-from penstock.telemetry.profiling import registry
+from penstock.telemetry.profiling import collectors
 from penstock.testing import wait_quiescent
 from tests.telemetry.test_profile import CLOCKED, Clock
 
@@ -203,7 +203,7 @@ async def test_engines_in_other_threads_are_seen(path: Path) -> None:
 def is_timed() -> bool:
     return any(
         reading.timed is not None
-        for host in registry.hosts
+        for host in collectors.hosts
         for scope in host.open_scopes()
         for reading in scope.node_readings()
     )
@@ -460,8 +460,8 @@ import asyncio, os, sys
 from pathlib import Path
 
 from penstock import engine, telemetry
-from penstock.telemetry.live.client import Client
-from penstock.telemetry.profiling import registry
+from penstock.telemetry.live.protocol import Client
+from penstock.telemetry.profiling import collectors
 from tests.telemetry.test_expose import fetched
 
 
@@ -481,7 +481,7 @@ with telemetry.expose(path):
         client.look()
     else:
         os.close(parent_has_ended[1])
-        assert not registry.is_taken()
+        assert not collectors.is_taken()
         asyncio.run(main())
 if not child:
     os.write(child_has_left[1], b"!")

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock import engine, telemetry
 from penstock.telemetry.profiling.page import graph_picture
 from penstock.telemetry.profiling.page import page as page_module
-from penstock.telemetry.profiling.readings import DeviceWork
+from penstock.telemetry.profiling.records import DeviceWork
 
 NASTY = "</script><script>alert(\"1\")</script><b a='x'>&amp;"
 VOID = {"meta", "link", "br", "hr", "img", "input"}

@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.actors import invocation
-from penstock.telemetry.profiling import registry
+from penstock.telemetry.profiling import collectors
 from penstock.telemetry.profiling.durations import Durations
-from penstock.telemetry.profiling.evidence import Evidence, ReaderSum
-from penstock.telemetry.profiling.readings import NodeReading, Places
-from penstock.telemetry.profiling.sums import Sums
+from penstock.telemetry.profiling.records import NodeReading, Places
+from penstock.telemetry.profiling.sums import Evidence, ReaderSum, Sums
 from penstock.telemetry.profiling.timeline import Timeline
 from penstock.telemetry.profiling.verdict import find_verdict
 
 CLOCKED = (
     "actors.channel", "actors.invocation", "actors.worker", "engine.pipeline", "engine.statistics",
-    "telemetry.profiling.durations", "telemetry.profiling.open_scopes", "telemetry.profiling.recording",
+    "telemetry.profiling.durations", "telemetry.profiling.watching", "telemetry.profiling.recording",
 )  # fmt: skip
 
 
@@ -704,13 +703,13 @@ async def test_without_a_profile_nothing_is_registered_and_nothing_more_is_timed
         scope_closed = reader_opened = reader_closed = scope_opened
 
     watching = Watching()
-    registry.begin(watching)
+    collectors.begin(watching)
     async with engine.stream([quick(1)]):
         assert len(told) == 2  # the nodes, and who reads
     assert len(told) == 4
-    registry.end(watching)
+    collectors.end(watching)
     async with engine.stream([quick(1)]) as results:
-        assert registry._collectors == []
+        assert collectors._collectors == []
         assert [each async for each in results] == [0.5]
         assert results.statistics().actors[0].busy_seconds is None
     assert len(told) == 4

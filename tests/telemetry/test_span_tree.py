@@ -72,7 +72,7 @@ async def test_a_node_says_how_long_its_item_waited_since_its_inputs_were_comple
         return await narrow(await fetch(x))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.telemetry.spans.runs.perf_counter", lambda: clock[0])
+        patch.setattr("penstock.telemetry.spans.perf_counter", lambda: clock[0])
         async with engine.deploy(narrowed) as service:
             calls = [asyncio.create_task(service(x)) for x in range(2)]
             await testing.wait_quiescent()
@@ -105,7 +105,7 @@ async def test_a_join_waits_from_the_last_of_its_inputs_on_and_a_stream_is_there
         return await total(numbers(await add(await slow(x), await fetch(x))), x)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.telemetry.spans.runs.perf_counter", lambda: clock[0])
+        patch.setattr("penstock.telemetry.spans.perf_counter", lambda: clock[0])
         assert await engine.run(joined(1), scheduler="sequential") == 3
     assert attributes_of(tracing.one("add"))[names.QUEUE_WAIT] == 0.0
     assert attributes_of(tracing.one("total"))[names.QUEUE_WAIT] == 0.0

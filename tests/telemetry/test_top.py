@@ -105,7 +105,7 @@ def test_a_process_that_goes_away_is_told_of(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_stopped_is_told_of(tmp_path: Path) -> None:
-    program = "import sys; from penstock.telemetry.live import client; client._ANSWER_SECONDS = 0.2\n"
+    program = "import sys; from penstock.telemetry.live import protocol; protocol._ANSWER_SECONDS = 0.2\n"
     program += "from penstock.__main__ import main; sys.exit(main(sys.argv[1:]))"
     with exposed(tmp_path / "socket") as process:
         process.send_signal(signal.SIGSTOP)

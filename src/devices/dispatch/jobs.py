@@ -12,9 +12,9 @@ import numpy as np
 
 from ..._errors import DeviceError
 from ...actors.frame import blame
-from ...telemetry.profiling import registry
+from ...telemetry.profiling import collectors
 from ...telemetry.profiling.durations import DeviceSeconds
-from ...telemetry.profiling.readings import DeviceWork, DeviceWorkKind
+from ...telemetry.profiling.records import DeviceWork, DeviceWorkKind
 from ...telemetry.spans import JobSpan
 from .. import jax_profile
 from ..jax_types import are_ready, is_ready, wait_until_ready
@@ -136,7 +136,7 @@ class JobTimes:
         self.compile_ended()
         frames = tuple([call.frame.identity for call in calls[:_FOLLOWED] if call.frame is not None])
         for kind, began, ended in self._parts:
-            registry.device_worked(
+            collectors.device_worked(
                 DeviceWork(kind, device, node, began, ended, len(calls), rows, padding_share, frames)
             )  # fmt: skip
         compute = sum([part.ended - part.began for part in self._parts if part.kind == "compute"])
@@ -343,7 +343,7 @@ class Job:
             raise self._compiled  # not from a local variable, which its traceback would refer to
         executable, self._compiled = self._compiled, None
         if self._args is None:
-            self.times = JobTimes() if registry.is_taken() else None
+            self.times = JobTimes() if collectors.is_taken() else None
             self._args = self.arguments()
         span = self._span
         if executable is None:

@@ -17,8 +17,8 @@ from ...actors.cancellation import until
 from ...actors.threads import before_interpreter_exit
 from ...telemetry import logs, metrics, names, spans
 from ...telemetry.metrics import Reading, series
-from ...telemetry.profiling import registry
-from ...telemetry.profiling.readings import DeviceWork
+from ...telemetry.profiling import collectors
+from ...telemetry.profiling.records import DeviceWork
 from .. import jax_profile
 from . import configuration as configurations
 from .compiling import Program, arguments_of, build
@@ -320,7 +320,7 @@ class CompileCache:
             ended = time.perf_counter()
             program.log.spent(ended - started)
             metrics.add([_reading(names.METRIC_COMPILE_TIME, program, ended - started)])
-            registry.device_worked(DeviceWork("compile", program.placement.name, program.name, started, ended))
+            collectors.device_worked(DeviceWork("compile", program.placement.name, program.name, started, ended))
         evicted: list[tuple[Program, Executable]] = []
         with self._lock:
             waiting = self._waiting.pop(key)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ...telemetry.counters import ActorStatistics, total
-from ...telemetry.tables.table import count, of, rate
+from ...telemetry.tables import count, of, rate
 
 
 def load_words(actors: Sequence[ActorStatistics], elapsed_seconds: float | None) -> tuple[str, ...]:

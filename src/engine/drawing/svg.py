@@ -5,7 +5,7 @@ from html import escape
 from typing import Literal
 
 from ...telemetry.layered import Layers, Route, place
-from ...telemetry.tables.characters import clip, printable, width
+from ...telemetry.text import clip, printable, width
 from .layout import Row, rows
 from .model import Drawing, innermost_first
 from .text import summary

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from ...telemetry.tables.characters import clip, pad, printable, width
+from ...telemetry.text import clip, pad, printable, width
 from .layout import Row, rows
 from .model import Drawing, innermost_first
 

@@ -17,7 +17,7 @@ from typing import Final
 from weakref import WeakSet
 
 from .. import logs
-from ..profiling import registry
+from ..profiling import collectors
 from .protocol import MAX_REQUEST_BYTES, ProtocolError, answer, check_request, refusal
 from .watch import Watch
 
@@ -212,7 +212,7 @@ class Connection:
     def leave_to_parent(self) -> None:
         """In a process that was forked: keep nothing open, and look at nothing."""
         if self._watch is not None:
-            registry.end(self._watch)  # not `Watch.end`: its lock may be held by a thread that is not here
+            collectors.end(self._watch)  # not `Watch.end`: its lock may be held by a thread that is not here
         self.socket.close()
 
     def _receive(self) -> None:

@@ -7,16 +7,13 @@ from time import perf_counter
 from typing import Final, NamedTuple
 
 from ..counters import ActorStatistics, total
-from ..profiling import registry
-from ..profiling.evidence import Evidence, ReaderSum
+from ..profiling import collectors
 from ..profiling.limits import Verdict
-from ..profiling.loop_watch import thread_seconds
-from ..profiling.node_profile import node_profile_of
-from ..profiling.open_scopes import OpenScopes, settled
-from ..profiling.readings import DeviceWork, Execution, Host, NodeReading, Reader, Scope
-from ..profiling.sums import Name, NodeSum, Sums
+from ..profiling.records import DeviceWork, Execution, Host, NodeReading, Reader, Scope
+from ..profiling.sums import Evidence, Name, NodeSum, ReaderSum, Sums, node_profile_of
 from ..profiling.verdict import find_verdict
-from ..tables.table import UNKNOWN, Column, Table, by_graph, count, duration, of, significant
+from ..profiling.watching import OpenScopes, settled, thread_seconds
+from ..tables import UNKNOWN, Column, Table, by_graph, count, duration, of, significant
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +208,12 @@ class Watch:
         self._read: dict[str, tuple[float, float]] = {}
         self._threads: dict[int, float] = {}
         self._looked: float | None = None
-        registry.begin(self)
+        collectors.begin(self)
 
     def look(self) -> Look:
         """Return what has happened since the last look, and what goes on."""
         now, before = perf_counter(), self._looked
-        hosts = settled(lambda: registry.hosts)
+        hosts = settled(lambda: collectors.hosts)
         nodes = [reading for host in hosts for _, readings in self._scopes.look(host) for reading in readings]
         self._look_at_readers(hosts)
         with self._lock:
@@ -231,7 +228,7 @@ class Watch:
 
     def end(self) -> None:
         """Look no more."""
-        registry.end(self)
+        collectors.end(self)
         self._scopes.end()
         with self._lock:
             self._readers.clear()

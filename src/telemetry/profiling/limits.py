@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..counters import ActorStatistics, name_of
-from ..tables.characters import printable
-from ..tables.rendered import Rendered
-from ..tables.table import Table, significant
-from .evidence import Evidence, ReaderSum, critical_paths
-from .loop_watch import WindowSum
-from .readings import Bound
-from .sums import Group, Name, NodeSum, Sums
+from ..rendered import Rendered
+from ..tables import Table, significant
+from ..text import printable
+from .records import Bound
+from .sums import Evidence, Group, Name, NodeSum, ReaderSum, Sums, WindowSum, critical_paths
 
 # Places of a node; a pool of threads or processes; `max_in_flight`; what the order of a stream holds up; the inbox
 # after a node; the event loop; a device: what it computes, compiles or copies; who reads a stream; its source; the

@@ -9,18 +9,16 @@ from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import NamedTuple
 
-from ..tables.rendered import Rendered
-from ..tables.table import UNKNOWN, Column, Table, by_graph, count, duration, milliseconds, seconds
-from . import registry
-from .evidence import CriticalPath, Evidence, ReaderSum, critical_paths
+from ..rendered import Rendered
+from ..tables import UNKNOWN, Column, Table, by_graph, count, duration, milliseconds, seconds
+from . import collectors
 from .limits import Verdict, is_held
-from .loop_watch import LoopWatch, thread_seconds
-from .node_profile import NodeProfile, node_profile_of
-from .open_scopes import OpenScopes, running_loop, settled
 from .perfetto import trace
-from .readings import DeviceWork, Execution, Reader, Scope
+from .records import DeviceWork, Execution, Reader, Scope
+from .sums import CriticalPath, Evidence, NodeProfile, ReaderSum, critical_paths, node_profile_of
 from .timeline import Timeline, write_whole
 from .verdict import Prediction, find_verdict, predict
+from .watching import LoopWatch, OpenScopes, running_loop, settled, thread_seconds
 
 _COLUMNS = (
     Column("node", is_number=False),
@@ -197,8 +195,8 @@ class Profile(Rendered):
         self.timeline.add_device_work(work)
 
     def _begin(self) -> None:
-        registry.begin(self)
-        for host in settled(lambda: registry.hosts):
+        collectors.begin(self)
+        for host in settled(lambda: collectors.hosts):
             if host.loop is None or host.loop_thread is None:
                 continue  # nothing has run there yet
             ran = thread_seconds(host.loop_thread)
@@ -219,7 +217,7 @@ class Profile(Rendered):
             try:
                 self._evidence = self._now()  # it still brings executions for the timeline
             finally:
-                registry.end(self)
+                collectors.end(self)
                 self._scopes.end()
             # What is kept of a profile keeps nothing alive of what it has seen.
             self._scopes.taken()

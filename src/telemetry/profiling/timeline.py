@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-from .readings import DeviceWork, DeviceWorkKind, Execution
+from .records import DeviceWork, DeviceWorkKind, Execution
 
 
 class Timed(Protocol):

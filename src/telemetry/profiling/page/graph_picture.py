@@ -7,10 +7,10 @@ from math import sqrt
 from typing import Final
 
 from ...layered import Layers, Placement, place
-from ...tables.characters import clip, printable, width
-from ...tables.table import milliseconds
-from ..node_profile import NodeProfile
-from ..readings import Around, NodeReading
+from ...tables import milliseconds
+from ...text import clip, printable, width
+from ..records import Around, NodeReading
+from ..sums import NodeProfile
 
 # Larger graphs are not drawn: nobody follows their edges.
 MAX_NODES: Final = 150

@@ -9,10 +9,10 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
 from ...counters import name_of
-from ...tables.characters import printable
-from ...tables.table import count, duration, milliseconds, rate, seconds
+from ...tables import count, duration, milliseconds, rate, seconds
+from ...text import printable
 from ..limits import Verdict
-from ..node_profile import NodeProfile
+from ..sums import NodeProfile
 from ..timeline import DepthPoint, DeviceSlice, Slice, Timeline, tracks
 from .graph_picture import COLOURS, DrawnNode, graph_picture, whole_graphs
 

@@ -1,4 +1,4 @@
-"""Tables: a few facts, columns, cells, quantities as people read them; as text and as HTML."""
+"""Tables: a few facts, columns, cells, quantities as people read them; as text, with rich and as HTML."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -7,10 +7,11 @@ from shutil import get_terminal_size
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
-from .characters import pad, printable, shorten, width
+from .text import pad, printable, shorten, width
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
 
 UNKNOWN = "-"
 
