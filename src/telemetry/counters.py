@@ -127,6 +127,7 @@ def total(records: Iterable[ActorStatistics]) -> ActorStatistics:
     if not others:
         return first
     every = first, *others
+    stopped: list[ActorState] = [one.state for one in every if one.state is not None and one.state != "running"]
     places = {one.places if one.places is not None else -number: one for number, one in enumerate(every, 1)}
     inboxes = [one.inbox for one in every]
     return ActorStatistics(
@@ -150,7 +151,7 @@ def total(records: Iterable[ActorStatistics]) -> ActorStatistics:
             put_wait_seconds=sum(inbox.put_wait_seconds for inbox in inboxes),
             get_wait_seconds=sum(inbox.get_wait_seconds for inbox in inboxes),
         ),
-        next((one.state for one in every if one.state not in (None, "running")), first.state),
+        stopped[0] if stopped else first.state,
     )
 
 
