@@ -124,7 +124,7 @@ def _reading(
         counters = replace(counters, busy_seconds=sampler.busy_seconds)
     return NodeReading(
         counters,
-        key=id(actor),  # whoever keeps a reading keeps nothing alive
+        key=id(actor),  # a number, so that a reading keeps no actor alive
         runs_on=runs_on,
         holds_loop=runs_on == "loop" and not node.is_async and not is_stream,
         gathers=node.runs_loop or node.runs_in is not None,

@@ -98,7 +98,7 @@ class Bottleneck:
 def find_bottleneck(actors: Iterable[ActorStatistics], elapsed_seconds: float | None) -> Bottleneck | None:
     """Return the node that limits, on average over the time that the counters cover; None if they do not say.
 
-    It is what a verdict says as well, as far as counters tell that are kept although nobody takes a profile.
+    A verdict uses the same rule, and others that need the times of a profile.
 
     Args:
         actors: the nodes; those of one graph in topological order.

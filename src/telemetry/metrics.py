@@ -1,4 +1,4 @@
-"""Metrics, through the API of OpenTelemetry: what is open is read when somebody collects, and pays nothing before."""
+"""Metrics, through the API of OpenTelemetry: open scopes are read when a reader collects, and pay nothing before."""
 
 import os
 import threading
@@ -246,7 +246,7 @@ def create(totals: Totals) -> None:
 
 
 def histogram(name: str) -> "Histogram | None":
-    """Return a histogram; None if nothing was counted yet, or nobody would ever see what is recorded."""
+    """Return a histogram; None if nothing was counted yet, or the application exports no metrics."""
     return None if _instruments is None or not are_recorded() else _instruments.histograms[name]
 
 
@@ -261,8 +261,8 @@ def are_recorded() -> bool:
 #
 # A source is known from its opening to its closing, by a weak reference. When it closes, its counters are added to
 # those of all that closed before it, by metric and attributes: so totals only grow, and take no more memory for each
-# scope. Sources open and close on event loops, or when they are collected as garbage, which must never wait for whoever
-# reads; and readers have threads of their own.
+# scope. Sources open and close on event loops, or when they are collected as garbage, which must never wait for a
+# reader; and readers have threads of their own.
 
 
 class Registry:
@@ -290,10 +290,10 @@ class Registry:
             self.vanished(source)
 
     def vanished(self, source: Source) -> None:
-        """Do the same for one that was open and is collected as garbage: it is not found any more."""
+        """Keep what an open source has counted that is being collected as garbage; its weak reference is dead."""
         counters: dict[Series, float] = {}
         _add(counters, source.counters(), set())
-        self._departed.append((source, counters))  # before it is not open any more: see `totals`
+        self._departed.append((source, counters))  # before it leaves `_open`: see `totals`
         if self._open.get(id(source)) is source:
             del self._open[id(source)]
         self._fold()
@@ -322,7 +322,7 @@ class Registry:
             return self._sorted(found)
 
     def _fold(self) -> None:
-        """Add what has closed to the totals, unless somebody is at them, who does this afterwards."""
+        """Add what has closed to the totals, unless a reader is at them, which does this afterwards."""
         while self._departed and self._lock.acquire(blocking=False):
             try:
                 self._take_departed()
@@ -375,7 +375,7 @@ def closed(source: Source) -> None:
 
 
 def vanished(source: Source) -> None:
-    """Do the same for one that was open and is collected as garbage: it is not found any more."""
+    """Keep what an open source has counted that is being collected as garbage; its weak reference is dead."""
     _registry.vanished(source)
 
 

@@ -38,7 +38,7 @@ class Standing:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """How long the rest takes at this rate; None if nobody can tell."""
+        """How long the rest takes at this rate; None if it cannot be told."""
         if self.total is None or not self.per_second or self.done >= self.total:
             return None
         return (self.total - self.done) / self.per_second
@@ -60,7 +60,7 @@ def _whole(seconds: float) -> str:
     return duration(seconds) if seconds > 59 else f"{ceil(seconds)} s"
 
 
-# Display: draws all bars of the process on standard error, in a thread of its own. Nobody loads it without rich.
+# Display: draws all bars of the process on standard error, in a thread of its own. It needs rich.
 #
 # A terminal can be slow, or be stopped with Ctrl-S, so no event loop writes to it.
 
@@ -109,7 +109,7 @@ class Bar:
         self._call_soon(partial(self._say_drawn, ending))
 
     def _say_drawn(self, ending: threading.Thread | None) -> None:
-        if not self._is_drawn.done():  # whoever waited may have been cancelled
+        if not self._is_drawn.done():  # the task that waited may have been cancelled
             self._is_drawn.set_result(ending)
 
     def _refresh(self) -> None:

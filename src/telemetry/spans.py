@@ -147,7 +147,7 @@ def set_up_workers(set_up: Callable[[], None]) -> None:
 
 
 def set_up_of_workers() -> Callable[[], None] | None:
-    """Return what a new worker process has to call; None if nobody sends traces."""
+    """Return what a new worker process has to call; None if the application exports no traces."""
     return _set_up
 
 
@@ -543,7 +543,7 @@ class JobSpan:
 
         Args:
             error: why it failed.
-            has_run: whether the device has seen it; if not, nobody wanted it any more.
+            has_run: whether the device has seen it; if not, all who waited for it had left.
         """
         if has_run:
             self._span.set_attribute(names.DEVICE_SECONDS, perf_counter() - self._dispatched_at)

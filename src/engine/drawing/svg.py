@@ -10,7 +10,7 @@ from .layout import Row, rows
 from .model import Drawing, innermost_first
 from .text import summary
 
-MAX_ROWS = 150  # larger drawings are summarised: nobody follows their edges
+MAX_ROWS = 150  # larger drawings are summarised: their edges cannot be followed by eye
 _MAX_SEGMENTS = 3_000
 _MAX_ELEMENTS = 5_000
 _LABEL_WIDTH, _DETAIL_WIDTH = 7.9, 6.3  # pixels a character takes at most in the fonts below

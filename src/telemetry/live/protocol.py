@@ -119,7 +119,7 @@ class Client:
         path: that of the socket.
 
     Raises:
-        OSError: nobody can be asked there.
+        OSError: no process answers there.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -190,7 +190,7 @@ class Client:
             if not _is_socket(path):
                 raise OSError(f"{path} is no socket: give the path that the application passes to expose()") from None
             raise ConnectionRefusedError(
-                f"nobody listens at {path} any more: the process that opened it has ended; start it again"
+                f"no process listens at {path}: the one that opened it has ended; start it again"
             ) from None
         except TimeoutError:
             raise TimeoutError(

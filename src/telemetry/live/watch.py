@@ -197,8 +197,8 @@ class _ReaderSince(NamedTuple):
 class Watch:
     """Looks at everything, again and again. Nothing is asked of event loops, so one that is blocked is seen as well.
 
-    Scopes that are opened and closed between two looks count: whoever opens and closes them, in whichever thread, says
-    so here.
+    Scopes that are opened and closed between two looks count: each is reported here as it opens and closes, in
+    whichever thread.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 # Who profiles now, and who could be profiled.
 #
-# While nobody does, whatever opens or closes a scope looks at one empty list, and nothing is registered.
+# While no profile is taken, opening and closing a scope looks at one empty list, and registers nothing.
 
 
 class Collector(Protocol):
@@ -81,7 +81,7 @@ def scope_closed(scope: "Scope") -> None:
 
 
 def scope_vanished(scope: "Scope") -> None:
-    """Tell them of a scope that nobody closes: it is being collected as garbage."""
+    """Tell them of a scope that was never closed and is being collected as garbage."""
     for collector in tuple(_collectors):
         collector.scope_vanished(scope)
 

@@ -130,7 +130,7 @@ class FullInbox(NamedTuple):
     Args:
         node: the node, and what was counted of it.
         waiting: how many items waited for room, on average.
-        busy_share: how much of the time its places were busy, from 0 to 1; None if nobody knows.
+        busy_share: how much of the time its places were busy, from 0 to 1; None if that is not measured.
     """
 
     node: ActorStatistics
@@ -160,7 +160,7 @@ def full_inboxes(nodes: Iterable[tuple[ActorStatistics, float]]) -> list[FullInb
 
 
 def untimed(evidence: Evidence) -> Iterator[Limit]:
-    """Yield the nodes behind full inboxes of which nobody knows how busy they were, such as readers of streams."""
+    """Yield the nodes with full inboxes whose busy time is not measured, such as readers of streams."""
     nodes = evidence.sums.nodes.values()
     for node, waiting, share in full_inboxes((node.counters, node.open_seconds) for node in nodes):
         if share is None and node.busy_seconds is None:
@@ -268,7 +268,7 @@ def holding(evidence: Evidence) -> Name | None:
 
 
 def is_held(evidence: Evidence) -> bool:
-    """Return whether somebody leaves little of the event loop to others."""
+    """Return whether the event loop is held for most of the time."""
     return _taken_seconds(evidence) >= LEAST_USED * evidence.elapsed_seconds > 0
 
 
@@ -312,7 +312,7 @@ _MORE: Final[dict[Bound, str]] = {
 def places(evidence: Evidence) -> Iterator[Limit]:
     """Yield the places of every node that was busy, and those of pools."""
     for group in evidence.sums.groups.values():
-        if any(group.busy.values()):  # whoever was never busy limits nothing
+        if any(group.busy.values()):  # a node that was never busy limits nothing
             yield Limit(group.utilisation, 3 if group.is_pool else 1, _verdict_of_places(evidence.sums, group))
 
 

@@ -99,7 +99,7 @@ class NodeReading:
 
     Attributes:
         counters: the counters. While a profile is taken, their `busy_seconds` say how long all handlers took that were
-            begun since, also of nodes that nobody times otherwise.
+            begun since, also of nodes that are timed only by profiles.
         key: what tells it from the others of the scope.
         runs_on: "loop", "thread", "process", or where else.
         holds_loop: whether nothing else runs on the loop while its handler does.
@@ -162,7 +162,7 @@ class Scope(Protocol):
 
 
 class Reader(Protocol):
-    """A stream that somebody outside of all nodes reads."""
+    """A stream whose reader is the application, and no node."""
 
     @property
     def name(self) -> str:
@@ -215,7 +215,7 @@ class DeviceWork(NamedTuple):
 
     Args:
         kind: what it did.
-        device: name of the device or mesh; for a program that is compiled, of that which it is compiled for.
+        device: name of the device or mesh; for a compilation, the device that the program is for.
         node: name of the node; of a region that became one program, the names of all its nodes.
         began: when it began, in seconds of `time.perf_counter`.
         ended: when it ended.

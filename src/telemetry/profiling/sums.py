@@ -301,7 +301,7 @@ class ReaderSum:
         name: what is read.
         open_seconds: how long they were open.
         waited_seconds: how long their readers waited for items.
-        window: what their items did; None if nobody looked, or they have no places.
+        window: what their items did; None if the loop watch has not looked yet, or they have no places.
     """
 
     name: str
@@ -324,7 +324,7 @@ class Evidence:
         elapsed_seconds: how long the profile was taken.
         loop_cpu_seconds: how much of that the thread of the event loop ran; None if unknown.
         readers: who read streams.
-        loop_late_share: for how much of the time something held the event loop, as far as somebody looked.
+        loop_late_share: for how much of the time that the loop watch saw something held the event loop.
         loop_delay_seconds: how long a handler waited for its turn on the loop, once what it awaited was there.
         disturbed: nodes during whose executions others began or ended, so that they do not hold the event loop.
         covered_seconds: for nodes on devices, how long they had at least one item.

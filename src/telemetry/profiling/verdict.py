@@ -74,7 +74,7 @@ class Model:
             for group in sums.own_places(sums.nodes[name]):
                 group.place_seconds *= change.concurrency / group.limit
                 group.limit = change.concurrency
-        # An async handler that only waits keeps nobody from the loop: what is left of it is what all others need.
+        # An async handler that only waits holds no loop: what is left of the loop's time is what all others need.
         freed = saved if node.reading.holds_loop or holding(evidence) == name else 0.0
         before, after = critical_paths(evidence.sums.nodes), critical_paths(sums.nodes)
         readers = tuple(
@@ -104,7 +104,7 @@ class Model:
         for group in sums.groups.values():
             group.place_seconds /= factor
         for node in sums.nodes.values():
-            # Nobody knows how full inboxes would have been.
+            # How full inboxes would have been is unknown.
             node.timed, node.queue_seconds = replace(node.timed, queue=NO_DEPTH, blocked_seconds=0.0), 0.0
         readers = tuple(
             replace(
@@ -217,7 +217,7 @@ def _order_of(window: WindowSum, before: CriticalPath | None, after: CriticalPat
 #
 # Whatever is bounded can limit: the places of a node, the threads or processes of a pool, the event loop, a device,
 # what may be in flight, who reads a stream and who feeds it. What was used most of the time does. If nothing was,
-# whoever calls does: one call after the other, or hardly any. Then of a call the longest path through its graph counts,
+# the callers do: one call after the other, or hardly any. Then of a call the longest path through its graph counts,
 # for nodes that run side by side take the time of the slowest.
 #
 # What statistics call the bottleneck is one part of it: `full_inboxes`, which needs no times of handlers.

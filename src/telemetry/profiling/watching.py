@@ -49,7 +49,7 @@ class OpenScopes:
         self._ended = False
 
     def opened(self, scope: Scope) -> bool:
-        """Count what a new scope of the running loop does, from zero; returns False if nothing counts any more."""
+        """Count what a new scope of the running loop does, from zero; returns False once the profile has ended."""
         with self.lock:
             if self._ended:  # meanwhile, in another thread
                 return False
@@ -149,7 +149,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _in_thread_of(loop: asyncio.AbstractEventLoop | None, call: Callable[[], None]) -> None:
-    """Call something between two steps of what runs on a loop: now, if that is here, or nothing runs there any more."""
+    """Make a call in the thread of a loop, between two of its steps; at once if it is this one, or closed."""
     if loop is None or loop.is_closed() or loop is running_loop():
         call()
     else:
@@ -163,7 +163,7 @@ def _in_thread_of(loop: asyncio.AbstractEventLoop | None, call: Callable[[], Non
 
 
 def thread_seconds(thread: int) -> float | None:
-    """Return the processor time of a thread of this process, in seconds; None if it has ended, or nobody tells.
+    """Return the processor time of a thread of this process, in seconds; None if it has ended or is unknown.
 
     Args:
         thread: its number, as `threading.get_native_id` gives it.
@@ -186,7 +186,7 @@ _PAUSE_SHARE: Final = 1 / 256
 _GOLDEN: Final = (sqrt(5) - 1) / 2
 # A timer is late by a millisecond anyhow.
 _LATE_SECONDS: Final = 0.003
-# And now and then by more: whoever looks seldom must not take that for a habit, unless it was most of the time.
+# And now and then by more: a watch that looks seldom must not take that for a habit, unless it was most of the time.
 _LEAST_LATE: Final = 3
 _MOST: Final = 0.5
 

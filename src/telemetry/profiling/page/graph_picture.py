@@ -12,7 +12,7 @@ from ...text import clip, printable, width
 from ..records import Around, NodeReading
 from ..sums import NodeProfile
 
-# Larger graphs are not drawn: nobody follows their edges.
+# Larger graphs are not drawn: their edges cannot be followed by eye.
 MAX_NODES: Final = 150
 _MAX_SEGMENTS: Final = 3_000
 
@@ -112,7 +112,7 @@ class _Graph:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether nobody could follow its edges."""
+        """Whether it has too many nodes or edges to be read as a picture."""
         return self.count > MAX_NODES or self.layers.segments > _MAX_SEGMENTS
 
     def placed(self) -> Placement:

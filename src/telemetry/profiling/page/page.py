@@ -69,7 +69,7 @@ _COLUMNS: Final[tuple[_Column, ...]] = (
 
 
 def node_table(nodes: Sequence[DrawnNode]) -> Iterator[str]:
-    """Yield the table, without columns that would tell nothing: of the only graph, or of devices that nobody used."""
+    """Yield the table, without the columns of graphs and devices where there is one graph, or no device was used."""
     has_graphs = len({node.profile.graph for node in nodes}) > 1
     uses_devices = any(node.profile.compile_share or node.profile.transfer_share for node in nodes)
     columns = [column for column in _COLUMNS if uses_devices or column.title not in ("compile", "transfer")]
