@@ -24,7 +24,7 @@ from ..telemetry import logs, metrics, spans
 from ..telemetry.metrics import Reading
 from .admission import Admission
 from .call import RunningCall
-from .counters import stream_counters, stream_levels
+from .counters import stream_counters, stream_levels, window_look
 from .graph import Graph
 from .nesting import refuse_to_close_from_inside
 from .options import ExecutionOptions
@@ -282,8 +282,6 @@ class Pipeline:
 
     def look(self) -> "WindowLook":
         """Return what its items do now, for a profile."""
-        from .readings import window_look
-
         return window_look(self.window)
 
     @property

@@ -26,7 +26,7 @@ from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import collectors
 from .control import Control, body_of
-from .counters import node_counters, node_levels
+from .counters import node_counters, node_levels, node_readings
 from .instances import InstanceRegistry, instance_key
 from .mapping import hand_over, input_of, mapping, opening, opening_in_loop
 from .node import Node, call_site_of, is_known, resources_of, value_of
@@ -39,8 +39,8 @@ from .tracing.template import Read
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import NodeReading
+    from .counters import Room
     from .engine import Runtime
-    from .readings import Room
 
 
 # Frames that an inbox holds. 16 hides the gap between two turns of the loop (a burst is rarely longer) and is small
@@ -152,8 +152,6 @@ class Wiring:
 
     def node_readings(self) -> "Iterator[NodeReading]":
         """Yield what the counters of all nodes say, also of those in bodies of control flow."""
-        from .readings import node_readings
-
         return node_readings(self._all_wired(), self._room, self._pools, self._threads)
 
     def counters(self) -> Iterator[Reading]:

@@ -190,7 +190,7 @@ class Client:
             if not _is_socket(path):
                 raise OSError(f"{path} is no socket: give the path that the application passes to expose()") from None
             raise ConnectionRefusedError(
-                f"no process listens at {path}: the one that opened it has ended; start it again"
+                f"no process listens at {path}: the process that opened it has ended; start it again"
             ) from None
         except TimeoutError:
             raise TimeoutError(
