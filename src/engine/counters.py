@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..actors.node_actor import UNLIMITED, NodeActor
 from ..telemetry import names
-from ..telemetry.metrics import Reading, series
+from ..telemetry.metrics import Reading, Series, series
 from .control import Control
 from .node import Node
 from .planning import Plan
@@ -21,6 +22,13 @@ if TYPE_CHECKING:  # the records that a profile is made of are loaded when one i
     from .source import ReorderWindow
 
 
+@cache  # scopes of one graph open and close again and again
+def _of_node(metric: str, graph: str, node: str, outcome: str = "") -> Series:
+    """Return the series of a metric of one node."""
+    of = (names.GRAPH, graph), (names.NODE, node)
+    return series(metric, *of, (names.OUTCOME, outcome)) if outcome else series(metric, *of)
+
+
 def node_counters(wired: "Iterable[Wired]") -> Iterator[Reading]:
     """Yield what nodes have done; control flow is none, what is in its bodies is.
 
@@ -29,33 +37,33 @@ def node_counters(wired: "Iterable[Wired]") -> Iterator[Reading]:
     """
     for actor in _nodes(wired):
         now = actor.statistics()
-        of = (names.GRAPH, now.graph), (names.NODE, now.node)
-        yield series(names.METRIC_NODE_EXECUTIONS, *of, (names.OUTCOME, "done")), now.completed, None
-        yield series(names.METRIC_NODE_EXECUTIONS, *of, (names.OUTCOME, "failed")), now.failed, None
+        of = now.graph, now.node
+        yield _of_node(names.METRIC_NODE_EXECUTIONS, *of, "done"), now.completed, None
+        yield _of_node(names.METRIC_NODE_EXECUTIONS, *of, "failed"), now.failed, None
         if now.busy_seconds is not None:
-            yield series(names.METRIC_NODE_BUSY_TIME, *of), now.busy_seconds, None
+            yield _of_node(names.METRIC_NODE_BUSY_TIME, *of), now.busy_seconds, None
         if actor.policy.retry is not None:
-            yield series(names.METRIC_NODE_RETRIES, *of), now.retried, None
+            yield _of_node(names.METRIC_NODE_RETRIES, *of), now.retried, None
         if actor.instance is not None:
-            yield series(names.METRIC_NODE_RESTARTS, *of), now.restarts, id(actor.instance)
+            yield _of_node(names.METRIC_NODE_RESTARTS, *of), now.restarts, id(actor.instance)
         # Call sites of one node that owns its loop put their items into the same inbox.
         if now.inbox.capacity is not None:
-            yield series(names.METRIC_QUEUE_PUT_WAIT_TIME, *of), now.inbox.put_wait_seconds, actor.work
+            yield _of_node(names.METRIC_QUEUE_PUT_WAIT_TIME, *of), now.inbox.put_wait_seconds, actor.work
 
 
 def node_levels(wired: "Iterable[Wired]") -> Iterator[Reading]:
     """Yield what is in nodes now; as above."""
     for actor in _nodes(wired):
         now = actor.statistics()
-        of = (names.GRAPH, now.graph), (names.NODE, now.node)
-        yield series(names.METRIC_NODE_IN_FLIGHT, *of), now.in_flight, actor.limiter
+        of = now.graph, now.node
+        yield _of_node(names.METRIC_NODE_IN_FLIGHT, *of), now.in_flight, actor.limiter
         if now.concurrency is not None:
-            yield series(names.METRIC_NODE_MAX_IN_FLIGHT, *of), now.concurrency, actor.limiter
-        yield series(names.METRIC_QUEUE_DEPTH, *of), now.inbox.depth, actor.work
+            yield _of_node(names.METRIC_NODE_MAX_IN_FLIGHT, *of), now.concurrency, actor.limiter
+        yield _of_node(names.METRIC_QUEUE_DEPTH, *of), now.inbox.depth, actor.work
         if now.inbox.capacity is not None:
-            yield series(names.METRIC_QUEUE_CAPACITY, *of), now.inbox.capacity, actor.work
+            yield _of_node(names.METRIC_QUEUE_CAPACITY, *of), now.inbox.capacity, actor.work
         if actor.policy.max_bytes is not None:
-            yield series(names.METRIC_QUEUE_SIZE, *of), now.inbox.bytes_held, actor.work
+            yield _of_node(names.METRIC_QUEUE_SIZE, *of), now.inbox.bytes_held, actor.work
 
 
 def _nodes(wired: "Iterable[Wired]") -> Iterator[NodeActor]:
