@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Decision, ParentBased, Sampler, SamplingResult
 
 from penstock.telemetry import names
-from penstock.telemetry.spans import tracer
+from penstock.telemetry import spans as tracer
 
 
 class Switch(Sampler):

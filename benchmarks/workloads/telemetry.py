@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from penstock import telemetry
-from penstock.telemetry.spans import tracer
+from penstock.telemetry import spans as tracer
 
 from ..harness import Contenders, Row, Workload
 from ..summary import Limits

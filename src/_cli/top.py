@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from .._errors import MissingExtraError
-from ..telemetry.live.client import Client
+from ..telemetry.live.protocol import Client
 from ..telemetry.live.watch import Look, look_table
-from ..telemetry.tables.table import to_text
+from ..telemetry.tables import to_rich, to_text
 from .arguments import program, seconds
 
 SUMMARY: Final = "show what a running process does, and which node limits it"
 
-# The facts above the table, which may take two lines each, its head, and the prompt below.
-_LINES_BESIDE_ROWS: Final = 9
+# The facts above the table, which may take several lines, its head, what is said below it, and the prompt.
+_LINES_BESIDE_ROWS: Final = 14
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,12 +78,10 @@ def _keep_showing(looks: Iterator[Look]) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from ..telemetry.tables.as_rich import to_rich
-
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
         for look in looks:
-            rows = console.height - _LINES_BESIDE_ROWS
+            rows = console.height - _LINES_BESIDE_ROWS - len({node.graph for node in look.nodes})
             live.update(to_rich(look_table(look, max_rows=rows)), refresh=True)
 
 

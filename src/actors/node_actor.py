@@ -1,20 +1,19 @@
 """Node actor: one call site of a node in one scope, with its inbox, its places and its counters."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import ref
 
 from .._errors import ReentrantCallError
 from ..telemetry import logs
+from ..telemetry.counters import ActorState, ActorStatistics
 from .cancellation import Condition
-from .channel import Channel, ChannelStatistics
+from .channel import Channel
 from .invocation import SLOW_SECONDS, Link, compose, failed_link, invoke, running_link, timed
 from .loop_host import RestartGate
 from .own_loops import Mailbox
 from .policy import Policy
-from .supervision import ActorState
 
 if TYPE_CHECKING:
     from .detached import Carrier
@@ -164,39 +163,6 @@ class Replaceable(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ActorStatistics:
-    """A snapshot of an actor.
-
-    Attributes:
-        graph: name of its graph, or of the body of control flow that it belongs to.
-        node: name of the node, as drawn.
-        completed: items that it finished with a result.
-        failed: items that ended in an error here, after the last attempt and the fallback.
-        retried: attempts beyond the first.
-        restarts: how often its instance was replaced by a new one; 0 for what has no instance.
-        in_flight: items in it now, over all call sites that share its places.
-        concurrency: the most items in flight; None if unlimited.
-        busy_seconds: time spent in its handlers, waits included, over all items; None for an `async def` without a
-            policy that starts no tasks, which is not timed.
-        inbox: the inbox; a full one (and a growing `put_wait_seconds`) says that this node limits the pipeline.
-        state: of a stateful node or one that owns its loop: "running"; "restarting" from a crash on until it runs
-            again; "stopped" if it will not, because it is not restarted or its scope has ended. None for other nodes.
-    """
-
-    graph: str
-    node: str
-    completed: int
-    failed: int
-    retried: int
-    restarts: int
-    in_flight: int
-    concurrency: int | None
-    busy_seconds: float | None
-    inbox: ChannelStatistics
-    state: ActorState | None = None
-
-
 class NodeActor:
     """A node at work: what to run, where its values come from and go, who may run now and who waits.
 
@@ -235,6 +201,7 @@ class NodeActor:
         "run",
         "sampler",
         "slot",
+        "spans_others",
         "successor",
         "warned",
         "was_slow",
@@ -273,6 +240,7 @@ class NodeActor:
         self.busy_seconds = 0.0
         self.warned = False
         self.was_slow = False
+        self.spans_others = False  # it gives or reads a stream: its first value takes the time of nodes before it, too
         self.owner: object = None  # what its Engine owns; of no use down here
         self.gate: RestartGate | None = None  # of a stateful node that may be restarted
         self.instance: Replaceable | None = None  # of a stateful node
@@ -420,9 +388,10 @@ class NodeActor:
             restarts=0 if self.instance is None else self.instance.restarts,
             in_flight=self.limiter.in_flight,
             concurrency=self.limiter.limit if limited else None,
-            busy_seconds=None if self.is_untimed else self.busy_seconds,
+            busy_seconds=None if self.is_untimed or self.spans_others else self.busy_seconds,
             inbox=self.intake.statistics(),
             state=None if self.instance is None else self.instance.state,
+            places=id(self.limiter),
         )
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import anyio
 
 from .._errors import ChannelClosed, InboxClosed, WorkSettledError
-from .channel import Channel, ChannelStatistics
+from ..telemetry.counters import ChannelStatistics
+from .channel import Channel
 from .frame import plain_error
 from .stream_buffer import STREAM_CAPACITY, StreamBuffer
 

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..telemetry.profiling import registry
+from ..telemetry.profiling import collectors
 from ..telemetry.profiling.durations import NO_DEVICE, DepthWatch, Durations
-from ..telemetry.profiling.readings import Execution, TimedReading
+from ..telemetry.profiling.records import Execution, TimedReading
 
 if TYPE_CHECKING:
     import asyncio
@@ -127,7 +127,7 @@ class ExecutionSampler:
             seconds = [ended - began for began, ended, _, _ in window]
             self.durations.add(seconds, weight)
             self.busy_seconds += sum(seconds) * weight
-        registry.executed(actor.graph, actor.name, window)
+        collectors.executed(actor.graph, actor.name, window)
 
     def reading(self) -> TimedReading:
         """Return what was counted up to now."""
@@ -149,7 +149,9 @@ class ExecutionSampler:
     def _hand_over_depths(self) -> None:
         points = self._depth.points
         if points:
-            registry.depth_changed(self._actor.graph, self._actor.name, [points.popleft() for _ in range(len(points))])
+            collectors.depth_changed(
+                self._actor.graph, self._actor.name, [points.popleft() for _ in range(len(points))]
+            )
 
     def _resume(self) -> None:
         if self._is_on and self._switch is not None:

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Protocol
 
 from .._errors import DeploymentFailed
 from ..telemetry import logs
+from ..telemetry.counters import ActorState
 from .accepted import POSITIVE, check_fields, one_of, whole
 from .current import start_task
 
@@ -23,9 +24,6 @@ Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
 
 RestartMode = Literal["permanent", "transient", "temporary"]
 """The values of `restart=`: after which exits a stateful node is restarted."""
-
-ActorState = Literal["running", "restarting", "stopped"]
-"""What the `state` of a stateful node may be, in its statistics."""
 
 ExitKind = Literal["normal", "shutdown", "crash"]
 

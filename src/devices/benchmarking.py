@@ -7,8 +7,8 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ..actors.accepted import POSITIVE, check
-from ..telemetry.tables.rendered import Rendered
-from ..telemetry.tables.table import Column, Table, milliseconds, scaled
+from ..telemetry.rendered import Rendered
+from ..telemetry.tables import Column, Table, milliseconds, scaled
 from .jax_import import Device, jit, put
 from .selection import AUTO, select
 from .self_check import self_check

@@ -17,8 +17,8 @@ from ..actors.cancellation import until
 from ..actors.threads import before_interpreter_exit
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
-from ..telemetry.profiling import registry
-from ..telemetry.profiling.readings import DeviceWork
+from ..telemetry.profiling import collectors
+from ..telemetry.profiling.records import DeviceWork
 from .compile_key import Configuration, Signature, current, signature_of
 from .compiling import JittedFunction, arguments_of, build
 from .executable import Executable
@@ -319,7 +319,7 @@ class CompileCache:
             ended = time.perf_counter()
             jitted.log.spent(ended - started)
             metrics.add([_reading(names.METRIC_COMPILE_TIME, jitted, ended - started)])
-            registry.device_worked(DeviceWork("compile", jitted.placement.name, jitted.name, started, ended))
+            collectors.device_worked(DeviceWork("compile", jitted.placement.name, jitted.name, started, ended))
         evicted: list[tuple[JittedFunction, Executable]] = []
         with self._lock:
             waiting = self._waiting.pop(key)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from .._errors import DeviceError
-from ..telemetry.profiling import registry
+from ..telemetry.profiling import collectors
 from ..telemetry.profiling.durations import DeviceSeconds
-from ..telemetry.profiling.readings import DeviceWork, DeviceWorkKind
+from ..telemetry.profiling.records import DeviceWork, DeviceWorkKind
 from ..telemetry.spans import JobSpan
 from .compile_cache import CACHE, twin_of
 from .compile_key import is_device_array, is_random_key
@@ -152,7 +152,7 @@ class JobTimes:
         self.compile_ended()
         frames = tuple([call.frame.identity for call in calls[:_FOLLOWED] if call.frame is not None])
         for kind, began, ended in self._parts:
-            registry.device_worked(
+            collectors.device_worked(
                 DeviceWork(kind, device, node, began, ended, len(calls), rows, padding_share, frames)
             )  # fmt: skip
         compute = sum([part.ended - part.began for part in self._parts if part.kind == "compute"])
@@ -243,7 +243,7 @@ class Job:
             raise self._compiled  # not from a local variable, which its traceback would refer to
         executable, self._compiled = self._compiled, None
         if self._args is None:
-            self.times = JobTimes() if registry.is_taken() else None
+            self.times = JobTimes() if collectors.is_taken() else None
             self._args = self.arguments()
         span = self._span
         if executable is None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._errors import DeviceError
-from ..telemetry.profiling import registry
-from ..telemetry.profiling.readings import DeviceWork
+from ..telemetry.profiling import collectors
+from ..telemetry.profiling.records import DeviceWork
 from .compile_key import is_device_array
 from .executable import reshard
 from .untyped_jax import jax
@@ -98,7 +98,7 @@ def _size_bytes(value: Any) -> int:
 def _put_there(jitted: "JittedFunction", position: int, value: Any) -> Any:
     began = perf_counter()
     placed = _put(owned(value), jitted.shardings(position, value))
-    registry.device_worked(DeviceWork("to device", jitted.placement.name, jitted.name, began, perf_counter()))
+    collectors.device_worked(DeviceWork("to device", jitted.placement.name, jitted.name, began, perf_counter()))
     return placed
 
 

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from typing import Final
 
 from .._errors import DeviceError, MissingExtraError
-from ..telemetry.tables.rendered import Rendered
-from ..telemetry.tables.table import UNKNOWN, Column, Table, scaled
+from ..telemetry.rendered import Rendered
+from ..telemetry.tables import UNKNOWN, Column, Table, scaled
 from .jax_import import Device, all_devices, local_devices, platforms, start_backends
 from .machine import CgroupLimits, CpuStatus, SlurmAllocation, has_nvidia_gpu, read_cgroup_limits, read_cpu, read_slurm
 from .self_check import JAX_REQUIREMENT, SelfCheckResult, self_check

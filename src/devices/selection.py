@@ -1,7 +1,7 @@
 """Which devices there are, and which is meant: by name, by number, as a mesh, or as the object of JAX."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, overload
 
 from .._errors import DeviceError
@@ -73,7 +73,7 @@ class DeviceMesh:
     shape: tuple[int, ...]
     axis_names: tuple[str, ...]
     device: str = AUTO
-    _whole: "DeviceMesh | None" = field(default=None, repr=False)
+    _whole: "DeviceMesh | None" = None
     _positions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -92,6 +92,12 @@ class DeviceMesh:
             raise ValueError(
                 f"DeviceMesh(device={self.device!r}) names one device; a mesh takes a platform: {platform!r}"
             )
+
+    def __repr__(self) -> str:
+        mesh = f"DeviceMesh(shape={self.shape!r}, axis_names={self.axis_names!r}, device={self.device!r})"
+        if self._whole is None:
+            return mesh
+        return f"{mesh} at {', '.join(map(str, self._positions))} of {self._whole.shape!r}"
 
     @property
     def size(self) -> int:

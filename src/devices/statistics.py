@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..telemetry.tables.characters import printable
+from ..telemetry.text import printable
 
 
 @dataclass(frozen=True, slots=True)

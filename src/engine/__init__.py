@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from .._public import LateModule as _LateModule
 from .._public import public as _public
-from ..actors.channel import ChannelStatistics
-from ..actors.node_actor import ActorStatistics
 from ..actors.policy import RunsOn
-from ..actors.supervision import ActorState, RestartMode, Strategy
+from ..actors.supervision import RestartMode, Strategy
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
+from ..telemetry.counters import ActorState, ActorStatistics, ChannelStatistics
 from .admission import AdmissionStatistics
 from .engine import Engine, EngineStatistics
 from .engine import default_engine as _default_engine

@@ -1,6 +1,7 @@
 """Control flow on values: `cond`, `switch`, `while_loop` and `map_each`, and how their bodies run."""
 
 import asyncio
+import functools
 import sys
 from collections.abc import (
     AsyncGenerator,
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from .._errors import GraphTraceError, IterationLimitError
 from ..actors import current
-from ..actors.accepted import check, whole
+from ..actors.accepted import NAME, check, optional, whole
 from ..actors.cancellation import until
 from ..actors.frame import Frame
 from ..actors.invocation import call_in_thread, take_thread
@@ -186,22 +187,27 @@ def while_loop(
 
 @overload
 def map_each(
-    fn: Callable[[T], Awaitable[U]], items: AsyncIterable[T], /, *, concurrency: int = ...
+    fn: Callable[[T], Awaitable[U]], items: AsyncIterable[T], /, *, concurrency: int = ..., name: str | None = ...
 ) -> AsyncIterator[U]: ...
 @overload
-def map_each(fn: Callable[[T], U], items: AsyncIterable[T], /, *, concurrency: int = ...) -> AsyncIterator[U]: ...
+def map_each(
+    fn: Callable[[T], U], items: AsyncIterable[T], /, *, concurrency: int = ..., name: str | None = ...
+) -> AsyncIterator[U]: ...
 @overload
 def map_each(
-    fn: Callable[[T], Awaitable[U]], items: Iterable[T], /, *, concurrency: int = ...
+    fn: Callable[[T], Awaitable[U]], items: Iterable[T], /, *, concurrency: int = ..., name: str | None = ...
 ) -> Awaitable[list[U]]: ...
 @overload
-def map_each(fn: Callable[[T], U], items: Iterable[T], /, *, concurrency: int = ...) -> Awaitable[list[U]]: ...
+def map_each(
+    fn: Callable[[T], U], items: Iterable[T], /, *, concurrency: int = ..., name: str | None = ...
+) -> Awaitable[list[U]]: ...
 def map_each(
     fn: Callable[[Any], Any],
     items: Iterable[Any] | AsyncIterable[Any],
     /,
     *,
     concurrency: int = DEFAULT_MAP_CONCURRENCY,
+    name: str | None = None,
 ) -> Awaitable[list[Any]] | AsyncIterator[Any]:
     """Run a body for each item of a list, or of a stream.
 
@@ -209,15 +215,17 @@ def map_each(
         fn: node, graph or function of one item.
         items: the items; those of a stream are asked for as there is room.
         concurrency: the most items in flight at a time; of a stream, an item counts until its result is taken.
+        name: what the body is called in drawings, statistics, metrics, spans and profiles; by default as `fn` is.
 
     Returns:
         The results, in the order of the items: for a list a list, to be awaited; for a stream a stream.
 
     Raises:
-        OptionsError: `concurrency` is no whole number of at least 1.
+        OptionsError: `concurrency` is no whole number of at least 1, or `name` is empty or no text.
         TypeError: `fn` is no function, but e.g. a call of one; `items` are none, or a dict.
     """
     check("concurrency", concurrency, whole(1), "map_each(")
+    check("name", name, optional(NAME), "map_each(")
     _check_bodies("map_each(fn, items)", fn=fn)
     if not isinstance(items, Ref | AsyncIterable):
         check_items(items)
@@ -225,7 +233,15 @@ def map_each(
     if tracer is None:
         return _map_stream(fn, items) if isinstance(items, AsyncIterable) else _map(fn, items)
     control = Control("map_each", concurrency, over_stream=tracer.is_stream(items))
-    return cast("Awaitable[list[Any]] | AsyncIterator[Any]", _record(control, (items,), (("each", fn),)))
+    return cast("Awaitable[list[Any]] | AsyncIterator[Any]", _record(control, (items,), ((name or _name_of(fn), fn),)))
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    """Return what a body is called: as its node, graph or function is; "each" if that has no name."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "name", None) or getattr(fn, "__name__", None)
+    return name if isinstance(name, str) and name != "<lambda>" else "each"
 
 
 def check_items(items: Any) -> None:
@@ -496,6 +512,6 @@ class _BodyRuns:
         inputs = (self._items[index], *self._outside)
         frame = self._parent.inner(self._wired.program, inputs, self._group, self, self._first_item + index)
         if self._span is not None:
-            frame.span = spans.FrameSpan(self._span)
+            frame.span = spans.FrameSpan(self._span, self._wired.program.name)
         self._frames[frame.item] = frame
         self._group.start(frame, self._wired.entries)

@@ -1,40 +1,32 @@
-"""What metrics read of nodes, calls, streams and deployments."""
+"""What metrics and profiles read of nodes, calls, streams and deployments."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..actors.node_actor import UNLIMITED, NodeActor
 from ..telemetry import names
-from ..telemetry.metrics import Reading, series
+from ..telemetry.metrics import Reading, Series, series
+from .control import Control
 from .node import Node
+from .planning import Plan
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the records that a profile is made of are loaded when one is taken
+    from ..actors.threads import ThreadShare
+    from ..telemetry.profiling.records import Around, Bound, NodeReading, Places, WindowLook
     from .admission import AdmissionStatistics
+    from .pools import Pools
     from .scope import Wired
     from .source import ReorderWindow
 
 
-class _NodeSeries:
-    """The series of one node of one graph."""
-
-    def __init__(self, graph: str, node: str) -> None:
-        of = (names.GRAPH, graph), (names.NODE, node)
-        self.done = series(names.METRIC_NODE_EXECUTIONS, *of, (names.OUTCOME, "done"))
-        self.failed = series(names.METRIC_NODE_EXECUTIONS, *of, (names.OUTCOME, "failed"))
-        self.busy_time = series(names.METRIC_NODE_BUSY_TIME, *of)
-        self.retries = series(names.METRIC_NODE_RETRIES, *of)
-        self.restarts = series(names.METRIC_NODE_RESTARTS, *of)
-        self.put_wait_time = series(names.METRIC_QUEUE_PUT_WAIT_TIME, *of)
-        self.in_flight = series(names.METRIC_NODE_IN_FLIGHT, *of)
-        self.max_in_flight = series(names.METRIC_NODE_MAX_IN_FLIGHT, *of)
-        self.depth = series(names.METRIC_QUEUE_DEPTH, *of)
-        self.capacity = series(names.METRIC_QUEUE_CAPACITY, *of)
-        self.size = series(names.METRIC_QUEUE_SIZE, *of)
-
-
-_series_of = cache(_NodeSeries)
+@cache  # scopes of one graph open and close again and again
+def _of_node(metric: str, graph: str, node: str, outcome: str = "") -> Series:
+    """Return the series of a metric of one node."""
+    of = (names.GRAPH, graph), (names.NODE, node)
+    return series(metric, *of, (names.OUTCOME, outcome)) if outcome else series(metric, *of)
 
 
 def node_counters(wired: "Iterable[Wired]") -> Iterator[Reading]:
@@ -43,47 +35,42 @@ def node_counters(wired: "Iterable[Wired]") -> Iterator[Reading]:
     Args:
         wired: all actors of a scope, also those of bodies.
     """
-    for actor, is_timed in _nodes(wired):
-        of = _series_of(actor.graph, actor.name)
-        yield of.done, actor.completed, None
-        yield of.failed, actor.failed, None
-        if is_timed and not actor.is_untimed:
-            yield of.busy_time, actor.busy_seconds, None
+    for actor in _nodes(wired):
+        now = actor.statistics()
+        of = now.graph, now.node
+        yield _of_node(names.METRIC_NODE_EXECUTIONS, *of, "done"), now.completed, None
+        yield _of_node(names.METRIC_NODE_EXECUTIONS, *of, "failed"), now.failed, None
+        if now.busy_seconds is not None:
+            yield _of_node(names.METRIC_NODE_BUSY_TIME, *of), now.busy_seconds, None
         if actor.policy.retry is not None:
-            yield of.retries, actor.retried, None
-        instance = actor.instance
-        if instance is not None:
-            yield of.restarts, instance.restarts, id(instance)
+            yield _of_node(names.METRIC_NODE_RETRIES, *of), now.retried, None
+        if actor.instance is not None:
+            yield _of_node(names.METRIC_NODE_RESTARTS, *of), now.restarts, id(actor.instance)
         # Call sites of one node that owns its loop put their items into the same inbox.
-        inbox = actor.intake
-        if inbox.capacity is not None:
-            yield of.put_wait_time, inbox.put_wait_seconds, actor.work
+        if now.inbox.capacity is not None:
+            yield _of_node(names.METRIC_QUEUE_PUT_WAIT_TIME, *of), now.inbox.put_wait_seconds, actor.work
 
 
 def node_levels(wired: "Iterable[Wired]") -> Iterator[Reading]:
     """Yield what is in nodes now; as above."""
-    for actor, _ in _nodes(wired):
-        of = _series_of(actor.graph, actor.name)
-        limiter = actor.limiter
-        yield of.in_flight, limiter.in_flight, limiter
-        if limiter.limit < UNLIMITED:
-            yield of.max_in_flight, limiter.limit, limiter
-        inbox = actor.intake.statistics()
-        yield of.depth, inbox.depth, actor.work
-        if inbox.capacity is not None:
-            yield of.capacity, inbox.capacity, actor.work
+    for actor in _nodes(wired):
+        now = actor.statistics()
+        of = now.graph, now.node
+        yield _of_node(names.METRIC_NODE_IN_FLIGHT, *of), now.in_flight, actor.limiter
+        if now.concurrency is not None:
+            yield _of_node(names.METRIC_NODE_MAX_IN_FLIGHT, *of), now.concurrency, actor.limiter
+        yield _of_node(names.METRIC_QUEUE_DEPTH, *of), now.inbox.depth, actor.work
+        if now.inbox.capacity is not None:
+            yield _of_node(names.METRIC_QUEUE_CAPACITY, *of), now.inbox.capacity, actor.work
         if actor.policy.max_bytes is not None:
-            yield of.size, inbox.bytes_held, actor.work
+            yield _of_node(names.METRIC_QUEUE_SIZE, *of), now.inbox.bytes_held, actor.work
 
 
-def _nodes(wired: "Iterable[Wired]") -> Iterator[tuple[NodeActor, bool]]:
-    """Yield the actors of nodes, each with whether its time is its own."""
+def _nodes(wired: "Iterable[Wired]") -> Iterator[NodeActor]:
     for one in wired:
         for actor, unit in zip(one.actors, one.program.units, strict=True):
-            node = None if unit.step is None else unit.step.head.callee
-            if isinstance(node, Node):
-                # The first value of a stream, and a node that reads one, take the time of the nodes before it as well.
-                yield actor, not (node.gives_stream or unit.streams)
+            if unit.step is not None and isinstance(unit.step.head.callee, Node):
+                yield actor
 
 
 def run_levels(in_flight: "Counter[str]") -> Iterator[Reading]:
@@ -133,3 +120,165 @@ def deployment_levels(graphs: str, admission: "AdmissionStatistics") -> Iterator
     yield series(names.METRIC_DEPLOYMENT_IN_FLIGHT, of), admission.in_flight, None
     yield series(names.METRIC_DEPLOYMENT_MAX_IN_FLIGHT, of), admission.max_in_flight, None
     yield series(names.METRIC_DEPLOYMENT_QUEUED, of), admission.queued, None
+
+
+# How many runs of a plan there may be at a time, and what bounds them; None if nothing does.
+Room: TypeAlias = "tuple[int, Bound] | None"
+
+
+def node_readings(
+    wired: "Iterable[Wired]", room: Room, pools: "Pools", threads: "ThreadShare | None"
+) -> "Iterator[NodeReading]":
+    """Yield what the counters of nodes say; control flow is none, what is in its bodies is.
+
+    Args:
+        wired: all actors of a scope, also those of bodies.
+        room: how many calls there may be in the scope at a time.
+        pools: the threads and processes that they use.
+        threads: those that the scope may have busy; None for as many as there are.
+    """
+    wired = list(wired)
+    around = _around(wired)
+    rooms = _rooms([one.program.plan for one in wired], room)
+    for one in wired:
+        room_of_plan = rooms.get(one.program.plan)
+        nodes: dict[NodeActor, Node[..., object]] = {}
+        for actor, unit in zip(one.actors, one.program.units, strict=True):
+            node = None if unit.step is None else unit.step.head.callee
+            if isinstance(node, Node):
+                nodes[actor] = node
+        for actor, node in nodes.items():
+            yield replace(
+                _reading(actor, node, room_of_plan, pools, threads),
+                consumers=(readers := _readers(actor, nodes)),
+                behind=tuple(set(readers) - {consumer.name for consumer in actor.consumers}),
+                around=around.get(one.program.plan),
+            )
+
+
+def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...]:
+    """Return the names of the nodes that wait for the value of one, behind control flow as well."""
+    found: dict[NodeActor, None] = {}
+    left = [*actor.consumers]
+    for consumer in left:
+        if consumer not in found:
+            found[consumer] = None
+            left += () if consumer in nodes else consumer.consumers
+    return tuple([consumer.name for consumer in found if consumer in nodes])
+
+
+def _around(wired: "Iterable[Wired]") -> "dict[Plan, Around]":
+    """Return where each body of control flow stands in the graph around it."""
+    from ..telemetry.profiling.records import Around
+
+    found: dict[Plan, Around] = {}
+    for one in wired:
+        steps = {
+            actor: unit.step for actor, unit in zip(one.actors, one.program.units, strict=True) if unit.step is not None
+        }
+        names = {
+            actor: [body.name for body in step.bodies] if step.bodies else [actor.name] for actor, step in steps.items()
+        }
+        for actor, step in steps.items():
+            if step.bodies:
+                sources = [name for other in steps if actor in other.consumers for name in names[other]]
+                consumers = [name for other in actor.consumers for name in names.get(other, ())]
+                around = Around(one.program.name, tuple(sources), tuple(consumers))
+                found |= dict.fromkeys(step.bodies, around)
+    return found
+
+
+def window_look(window: "ReorderWindow") -> "WindowLook":
+    """Return what the items of a stream do now."""
+    from ..telemetry.profiling.records import WindowLook
+
+    return WindowLook(
+        size=window.size,
+        ordered=window.ordered,
+        in_flight=window.in_flight,
+        ended=len(window.frames) - window.running,
+        is_ready=window.peek() is not None,
+        is_asking=window.asking and bool(window.reserved),
+    )
+
+
+def _rooms(plans: list[Plan], room: Room) -> dict[Plan, Room]:
+    """Return how many runs there may be of each plan and of its bodies."""
+    bodies = {body for plan in plans for step in plan.steps for body in step.bodies}
+    rooms: dict[Plan, Room] = {plan: room for plan in plans if plan not in bodies}
+    left = list(rooms)
+    while left:
+        plan = left.pop()
+        for step in plan.steps:
+            around = rooms[plan]
+            control = step.head.callee
+            if around is not None and isinstance(control, Control) and control.kind == "map_each":
+                around = control.limit * around[0], "map_each"
+            rooms |= dict.fromkeys(step.bodies, around)
+            left += step.bodies
+    return rooms
+
+
+def _reading(
+    actor: NodeActor,
+    node: Node[..., object],
+    room: Room,
+    pools: "Pools",
+    threads: "ThreadShare | None",
+) -> "NodeReading":
+    from ..telemetry.profiling.records import NodeReading
+
+    runs_on = _runs_on(node)
+    is_stream, sampler = actor.spans_others, actor.sampler
+    timed = None if sampler is None else sampler.reading()  # it also brings `busy_seconds` up to date
+    counters = actor.statistics()
+    if sampler is not None and actor.is_untimed and not is_stream:
+        counters = replace(counters, busy_seconds=sampler.busy_seconds)
+    return NodeReading(
+        counters,
+        key=id(actor),  # a number, so that a reading keeps no actor alive
+        runs_on=runs_on,
+        holds_loop=runs_on == "loop" and not node.is_async and not is_stream,
+        gathers=node.runs_loop or node.runs_in is not None,
+        places=() if is_stream else tuple(_places(actor, node, runs_on, room, pools, threads)),
+        timed=timed,
+    )
+
+
+def _runs_on(node: Node[..., object]) -> str:
+    if node.runs_loop:
+        return "own loop"
+    if node.runs_in is not None:
+        return node.runs_in.label
+    return node.runs_on
+
+
+def _places(
+    actor: NodeActor, node: Node[..., object], runs_on: str, room: Room, pools: "Pools", threads: "ThreadShare | None"
+) -> "Iterator[Places]":
+    """Yield those of the node first, then those of the pool that it uses."""
+    from ..telemetry.profiling.records import Places
+
+    own = actor.limiter
+    if room is not None and room[0] < own.limit:
+        yield Places(id(actor), *room)
+    elif own.limit < UNLIMITED:
+        is_stateful = node.template is not None or node.runs_loop
+        is_limited = node.policy.concurrency is not None
+        yield Places(own, own.limit, _bound(node, runs_on), is_shared=is_limited and not is_stateful)
+    if runs_on == "thread":
+        if threads is not None:
+            yield Places(threads, threads.limit, "threads", is_shared=True)
+        yield Places((pools, "threads"), pools.max_threads, "threads", is_shared=True)
+    elif runs_on == "process":
+        yield Places((pools, "processes"), pools.max_processes, "processes", is_shared=True)
+
+
+def _bound(node: Node[..., object], runs_on: str) -> "Bound":
+    if node.policy.concurrency is not None:
+        return "concurrency"
+    if node.template is not None:
+        return "state"
+    if runs_on in ("thread", "process"):
+        return "threads" if runs_on == "thread" else "processes"
+    return "max_workers" if node.is_async else "line"

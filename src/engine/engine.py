@@ -15,13 +15,14 @@ from ..actors.accepted import check, optional, whole
 from ..actors.cancellation import Condition, uninterrupted
 from ..actors.current import EagerStarts
 from ..actors.frame import Frame
-from ..actors.node_actor import ActorStatistics, NodeActor
+from ..actors.node_actor import NodeActor
 from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry import metrics
+from ..telemetry.counters import ActorStatistics
 from ..telemetry.metrics import Reading
-from ..telemetry.profiling import registry
-from ..telemetry.tables.rendered import Rendered
+from ..telemetry.profiling import collectors
+from ..telemetry.rendered import Rendered
 from .counters import run_levels
 from .graph import Call, Graph, as_call, as_graph
 from .instances import stateful_nodes
@@ -38,7 +39,7 @@ from .values import OwnScope, StreamingCall, ValuesStream
 
 if TYPE_CHECKING:
     from .. import engine
-    from ..telemetry.tables.table import Table
+    from ..telemetry.tables import Table
     from .deployment import Deployment
     from .pipeline import Pipeline
     from .resource import Resource
@@ -88,7 +89,7 @@ class Runtime:
         self.eager_starts: EagerStarts | None = None
         self._last_scope_closed = Condition()
         self._plans: WeakSet[Plan] = WeakSet()
-        registry.hosts.add(self)
+        collectors.hosts.add(self)
         metrics.opened(self)
 
     def check_loop(self) -> None:
@@ -154,12 +155,12 @@ class Runtime:
     def stream_opened(self, stream: "Pipeline | StreamingCall") -> None:
         """Keep a stream that has begun."""
         self.pipelines.add(stream)
-        registry.reader_opened(stream)
+        collectors.reader_opened(stream)
 
     def stream_closed(self, stream: "Pipeline | StreamingCall") -> None:
         """Forget a stream that has ended."""
         self.pipelines.discard(stream)
-        registry.reader_closed(stream)
+        collectors.reader_closed(stream)
 
     def shared_actors(self) -> list[NodeActor]:
         """Return the actors that runs share."""

@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
 from .._errors import GraphTraceError
-from ..telemetry.tables.characters import printable
+from ..telemetry.text import printable
 from .control import Control
 from .node import Node
 from .open_resources import run_eagerly

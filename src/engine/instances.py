@@ -10,9 +10,10 @@ from typing import Any, cast
 from .._errors import ActorRestarted, NodeCancelledError, NodeError, add_note
 from ..actors.cancellation import ContextTask, uninterrupted
 from ..actors.loop_host import LoopHost, OwnsLoop, RestartGate
-from ..actors.supervision import ActorState, ExitKind, RestartMode, Supervisor
+from ..actors.supervision import ExitKind, RestartMode, Supervisor
 from ..actors.threads import ThreadShare
 from ..telemetry import logs
+from ..telemetry.counters import ActorState
 from . import nesting
 from .node import MakeLoop, Node
 from .planning import Plan

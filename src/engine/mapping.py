@@ -87,7 +87,7 @@ class StreamMap:
         inputs = (value, *self._outside)
         frame = self._parent.inner(self._wired.program, inputs, self._group, self, self._started)
         if self._span is not None:
-            frame.span = spans.FrameSpan(self._span)
+            frame.span = spans.FrameSpan(self._span, self._wired.program.name)
         self._started += 1
         self._window.append(frame)
         self._group.start(frame, self._wired.entries)

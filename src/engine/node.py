@@ -26,7 +26,7 @@ from typing import (
 from .._errors import GraphTraceError
 from ..actors.accepted import NAME, check, refuse_unknown
 from ..actors.policy import Policy, Retry, RunsOn
-from ..telemetry.tables.characters import printable
+from ..telemetry.text import printable
 from .tracing.annotations import hints_of, signature_of
 from .tracing.ref import PendingRef, Ref, call_location, refuse_leak
 from .tracing.template import Read, Template, builder, reads

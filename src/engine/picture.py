@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..actors.node_actor import NodeActor
+from ..telemetry.counters import ActorStatistics
 from .control import Control
-from .drawing import Drawing, DrawnNode, Edge, Load, Places
+from .drawing import Drawing, DrawnNode, Edge
 from .node import Node
 from .tracing.template import Template, reads
 from .tracing.tracer import Step, Trace
@@ -46,7 +46,11 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
         for step in trace.steps
     ]
     result = DrawnNode("result", "result", kind="output", inputs=tuple(_edges("", trace.result, trace.streams)))
-    bodies = tuple((str(step.source), drawing_of(body, body.name)) for step in trace.steps for body in step.bodies)
+    bodies = tuple(
+        (str(step.source), drawing_of(body, body.name.removeprefix(f"{trace.name}/")))
+        for step in trace.steps
+        for body in step.bodies
+    )
     return Drawing(title or trace.name, (*inputs, *steps, result), bodies)
 
 
@@ -118,38 +122,30 @@ def _kept(plan: "Plan") -> "Trace":
 
 def _with_loads(drawing: Drawing, plan: "Plan", wiring: "Wiring", elapsed_seconds: float | None) -> Drawing:
     wired = wiring.wired(plan)
-    loads: dict[str, Load] = {}
+    actors: dict[str, ActorStatistics] = {}
     together: dict[str, str] = {}  # the further steps of a chain, and the one whose actor runs them
     for unit, actor in () if wired is None else zip(wired.program.units, wired.actors, strict=True):
         if unit.step is not None:
-            loads[str(unit.step.head.source)] = _load(actor, elapsed_seconds)
+            actors[str(unit.step.head.source)] = actor.statistics()
             together |= {str(step.source): actor.name for step in unit.step.chain[1:]}
     bodies = [body for planned in plan.steps for body in planned.bodies]
     return Drawing(
         drawing.title,
         tuple(
-            replace(node, load=loads.get(node.id), detail=_joined(node.detail, together, node.id))
+            replace(
+                node,
+                actors=(actors[node.id],) if node.id in actors else (),
+                detail=_joined(node.detail, together, node.id),
+            )
             for node in drawing.nodes
         ),
         tuple(
             (owner_id, _with_loads(drawn, body, wiring, elapsed_seconds))
             for (owner_id, drawn), body in zip(drawing.bodies, bodies, strict=True)
         ),
+        elapsed_seconds,
     )
 
 
 def _joined(detail: str, together: Mapping[str, str], node_id: str) -> str:
     return ", ".join(filter(None, [detail, f"with {together[node_id]}" if node_id in together else ""]))
-
-
-def _load(actor: NodeActor, elapsed_seconds: float | None) -> Load:
-    now = actor.statistics()
-    return Load(
-        frozenset([Places(id(actor.limiter), now.in_flight, now.concurrency)]),
-        now.inbox.depth,
-        now.inbox.capacity,
-        now.completed,
-        now.failed,
-        (now.completed + now.failed) / elapsed_seconds if elapsed_seconds else None,
-        "" if now.state in (None, "running") else now.state,
-    )

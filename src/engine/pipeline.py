@@ -24,7 +24,7 @@ from ..telemetry import logs, metrics, spans
 from ..telemetry.metrics import Reading
 from .admission import Admission
 from .call import RunningCall
-from .counters import stream_counters, stream_levels
+from .counters import stream_counters, stream_levels, window_look
 from .graph import Graph
 from .nesting import refuse_to_close_from_inside
 from .options import ExecutionOptions
@@ -33,8 +33,8 @@ from .source import Calls, Prepare, PulledSource, ReorderWindow, checked_call, e
 from .statistics import Uptime
 
 if TYPE_CHECKING:
-    from ..telemetry.profiling.readings import WindowLook
-    from ..telemetry.progress.standing import Standing
+    from ..telemetry.profiling.records import WindowLook
+    from ..telemetry.progress import Standing
     from .streaming import StreamStatistics
 
 
@@ -89,7 +89,7 @@ def is_shown(wanted: bool) -> bool:
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         return False
     try:
-        importlib.import_module("..telemetry.progress.display", __package__)
+        importlib.import_module("..telemetry.progress", __package__)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "rich":
             raise
@@ -125,7 +125,7 @@ class StreamProgress:
         total: int | None,
         statistics: "Callable[[], StreamStatistics]",
     ) -> None:
-        from ..telemetry.progress.display import Bar
+        from ..telemetry.progress import Bar
 
         self._name = name
         self._total = total
@@ -143,7 +143,7 @@ class StreamProgress:
         await uninterrupted(self._bar.drawn())
 
     def _look(self) -> "Standing":
-        from ..telemetry.progress.standing import Standing
+        from ..telemetry.progress import Standing
 
         now, past = self._statistics(), self._past
         while past and (now.elapsed_seconds or 0.0) - (past[0].elapsed_seconds or 0.0) > _MEMORY_SECONDS:
@@ -282,8 +282,6 @@ class Pipeline:
 
     def look(self) -> "WindowLook":
         """Return what its items do now, for a profile."""
-        from .readings import window_look
-
         return window_look(self.window)
 
     @property

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from .._errors import PlanError
 from ..telemetry import logs
-from ..telemetry.tables.characters import printable
+from ..telemetry.text import printable
 from . import passes
 from .node import Node
 from .passes import Draft, PassReport, check_stream_limits
@@ -145,6 +145,18 @@ class Plan:
                     lines.append(f"    and {len(told) - 20} more")
         lines.append(f"  {self.scheduler_reason}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from ..telemetry.tables import Table, to_html
+        from .drawing import to_svg
+        from .picture import drawing_of
+
+        facts = [("plan", f"{self.name}: {len(self.steps)} actors")]
+        for report in self.reports:
+            facts.append((report.name, f"{report.before} → {report.after}" if report.changes else "nothing to change"))
+            facts += [("", line) for line in (*report.changes[:20], *report.notes[:20])]
+        facts.append(("scheduler", self.scheduler_reason))
+        return to_svg(drawing_of(self.trace)) + to_html(Table(tuple(facts)))
 
 
 def make_plan(

@@ -24,9 +24,9 @@ from ..actors.threads import ThreadShare
 from ..actors.worker import WorkerGroup
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
-from ..telemetry.profiling import registry
+from ..telemetry.profiling import collectors
 from .control import Control, body_of
-from .counters import node_counters, node_levels
+from .counters import node_counters, node_levels, node_readings
 from .instances import InstanceRegistry, instance_key
 from .mapping import hand_over, input_of, mapping, opening, opening_in_loop
 from .node import Node, call_site_of, is_known, resources_of, value_of
@@ -38,9 +38,9 @@ from .statistics import Uptime
 from .tracing.template import Read
 
 if TYPE_CHECKING:
-    from ..telemetry.profiling.readings import NodeReading
+    from ..telemetry.profiling.records import NodeReading
+    from .counters import Room
     from .engine import Runtime
-    from .readings import Room
 
 
 # Frames that an inbox holds. 16 hides the gap between two turns of the loop (a burst is rarely longer) and is small
@@ -152,8 +152,6 @@ class Wiring:
 
     def node_readings(self) -> "Iterator[NodeReading]":
         """Yield what the counters of all nodes say, also of those in bodies of control flow."""
-        from .readings import node_readings
-
         return node_readings(self._all_wired(), self._room, self._pools, self._threads)
 
     def counters(self) -> Iterator[Reading]:
@@ -209,6 +207,7 @@ class Wiring:
         fake = node.origin.replacement is not None
         inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
         actor = NodeActor(step.label, program.name, unit.index, policy, self._limiter(node), inbox)
+        actor.spans_others = node.gives_stream or bool(unit.streams)
         if node.runs_loop:
             self._own_loop(actor, unit, node)
             return actor
@@ -374,7 +373,7 @@ class SharedWirings:
             wiring = self._wirings[key] = Wiring(
                 pools, None, None, device_strategy=device_strategy, has_places_in_threads=has_all_threads
             )
-            registry.scope_opened(wiring)
+            collectors.scope_opened(wiring)
             if is_counted:
                 metrics.opened(wiring)
         return wiring
@@ -384,7 +383,7 @@ class SharedWirings:
 
     def __del__(self) -> None:
         for (_, _, is_counted, _), wiring in self._wirings.items():
-            registry.scope_vanished(wiring)
+            collectors.scope_vanished(wiring)
             if is_counted:
                 metrics.vanished(wiring)
 
@@ -472,7 +471,7 @@ class Scope:
         self.is_open = True
         engine.scope_opened()
         engine.wirings.add(self.wiring)
-        registry.scope_opened(self.wiring)
+        collectors.scope_opened(self.wiring)
         if options.collect_metrics:
             metrics.opened(self.wiring)
 
@@ -516,7 +515,7 @@ class Scope:
             await self.wiring.returned()  # a thread may still be in an instance
         finally:
             self.engine.wirings.discard(self.wiring)
-            registry.scope_closed(self.wiring)
+            collectors.scope_closed(self.wiring)
             metrics.closed(self.wiring)
 
     def _failed(self, make_error: "Callable[[str], DeploymentFailed]") -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from .._errors import DeploymentFailed
 from ..actors.accepted import SWITCH, TIMEOUT, check
-from ..actors.node_actor import ActorStatistics
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import metrics, spans
-from ..telemetry.tables.rendered import Rendered
-from ..telemetry.tables.table import to_html as table_to_html
-from ..telemetry.tables.table import to_text as table_to_text
+from ..telemetry.counters import ActorStatistics
+from ..telemetry.rendered import Rendered
+from ..telemetry.tables import to_html as table_to_html
+from ..telemetry.tables import to_text as table_to_text
 from . import drawing
 from .admission import AdmissionStatistics
 from .deployment import Deployment, ServiceCall, ServiceState
@@ -27,13 +27,13 @@ from .picture import drawing_of, running_drawing
 from .pipeline import Pipeline, is_shown
 from .scope import Wired
 from .source import Calls
-from .statistics import Bottleneck, actors_less, find_bottleneck, less
+from .statistics import Bottleneck, actors_less, find_bottleneck, since
 from .streaming import CallsStream, Stream
 from .tables import service_summary
 from .values import DeploymentScope, StreamingCall, ValuesStream
 
 if TYPE_CHECKING:
-    from ..telemetry.tables.table import Table
+    from ..telemetry.tables import Table
     from .engine import Runtime
 
 
@@ -104,8 +104,8 @@ class ServiceStatistics(Rendered):
             ValueError: `earlier` is not an earlier look at the same deployment.
         """
         return replace(
-            less(self, earlier, "completed", "failed", "cancelled", "expired", "elapsed_seconds"),
-            admission=less(self.admission, earlier.admission, "admitted", "refused"),
+            since(self, earlier, "completed", "failed", "cancelled", "expired", "elapsed_seconds"),
+            admission=since(self.admission, earlier.admission, "admitted", "refused"),
             actors=actors_less(self.actors, earlier.actors),
         )
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from .._errors import EngineClosedError
 from ..actors.frame import Frame
-from ..actors.node_actor import ActorStatistics
-from ..telemetry.tables.rendered import Rendered
+from ..telemetry.counters import ActorStatistics
+from ..telemetry.rendered import Rendered
 from .options import ExecutionOptions
 from .pipeline import Pipeline, StreamProgress, length_of
 from .planning import one_value
 from .scope import Scope
 from .source import Calls, ReorderWindow
-from .statistics import Bottleneck, actors_less, find_bottleneck, less
+from .statistics import Bottleneck, actors_less, find_bottleneck, since
 
 if TYPE_CHECKING:
-    from ..telemetry.tables.table import Table
+    from ..telemetry.tables import Table
     from .engine import Runtime
 
 T_co = TypeVar("T_co", covariant=True)
@@ -82,7 +82,7 @@ class StreamStatistics(Rendered):
             ValueError: `earlier` is not an earlier look at the same stream.
         """
         return replace(
-            less(
+            since(
                 self, earlier, "submitted", "completed", "failed", "skipped", "yielded", "expired", "elapsed_seconds",
                 "actors_elapsed_seconds",
             ),

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..actors.node_actor import ActorStatistics
-from ..telemetry.tables.table import UNKNOWN, Column, Table, count, duration, milliseconds, of, rate, seconds
+from ..telemetry.counters import ActorStatistics
+from ..telemetry.tables import UNKNOWN, Column, Table, by_graph, count, duration, milliseconds, of, rate, seconds
 
 if TYPE_CHECKING:
     from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
@@ -20,18 +20,16 @@ _Facts = tuple[tuple[str, str], ...]
 
 _COLUMNS = (
     Column("node", is_number=False),
-    Column("graph", is_number=False),
+    Column("state", is_number=False),
     Column("done"),
     Column("failed"),
-    Column("retried"),
     Column("in flight"),
     Column("inbox"),
-    Column("high water"),
     Column("busy per item"),
     Column("put wait"),
+    Column("retried"),
+    Column("high water"),
 )
-# Only of use where there is something that can be restarted.
-_STATE = Column("state", is_number=False)
 
 
 def service_table(statistics: "ServiceStatistics") -> Table:
@@ -81,11 +79,9 @@ def engine_table(statistics: "EngineStatistics") -> Table:
 
 def _table(facts: _Facts, actors: Sequence[ActorStatistics]) -> Table:
     shown = actors if len(actors) <= MAX_ROWS else _most_telling(actors)
-    rows, rest = tuple(map(_row, shown)), _rest(actors, shown)
-    if all(actor.state is None for actor in shown):
-        return Table(facts, _COLUMNS, rows, rest)
-    rows = tuple((*row, _state(actor)) for row, actor in zip(rows, shown, strict=True))
-    return Table(facts, (*_COLUMNS, _STATE), rows, rest)
+    ordered = [shown[at] for at in by_graph([actor.graph for actor in shown])]
+    headings = tuple(actor.graph for actor in ordered)
+    return Table(facts, _COLUMNS, tuple(map(_row, ordered)), _rest(actors, shown), headings)
 
 
 def _state(actor: ActorStatistics) -> str:
@@ -100,15 +96,15 @@ def _row(actor: ActorStatistics) -> tuple[str, ...]:
     busy = actor.busy_seconds / ended if ended and actor.busy_seconds is not None else None
     return (
         actor.node,
-        actor.graph,
+        _state(actor),
         count(actor.completed),
         count(actor.failed),
-        count(actor.retried),
         of(actor.in_flight, actor.concurrency),
         of(actor.inbox.depth, actor.inbox.capacity),
-        count(actor.inbox.high_water),
         milliseconds(busy),
         seconds(actor.inbox.put_wait_seconds),
+        count(actor.retried),
+        count(actor.inbox.high_water),
     )
 
 

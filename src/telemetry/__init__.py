@@ -14,24 +14,23 @@ __all__ = [
 if TYPE_CHECKING:
     from .exporting import setup
     from .live.server import expose
-    from .profiling.evidence import CriticalPath
     from .profiling.limits import Verdict
-    from .profiling.node_profile import NodeProfile
     from .profiling.recording import Profile, profile
+    from .profiling.sums import CriticalPath, NodeProfile
     from .profiling.verdict import Prediction
-    from .spans.tracer import continue_trace, continued
+    from .spans import continue_trace, continued
 else:
     __getattr__, __dir__ = _public(
         __name__,
         {
             "setup": ".exporting",
-            "continue_trace": ".spans.tracer",
-            "continued": ".spans.tracer",
+            "continue_trace": ".spans",
+            "continued": ".spans",
             "expose": ".live.server",
-            "NodeProfile": ".profiling.node_profile",
+            "NodeProfile": ".profiling.sums",
             "Profile": ".profiling.recording",
             "profile": ".profiling.recording",
-            "CriticalPath": ".profiling.evidence",
+            "CriticalPath": ".profiling.sums",
             "Verdict": ".profiling.limits",
             "Prediction": ".profiling.verdict",
         },

@@ -168,7 +168,7 @@ def _send_metrics(exporters: list[Callable[[], Any]], resource: "Resource") -> "
 
 
 def _is_free(signal: str, provider: object) -> bool:
-    """Whether nobody has set a provider; warns otherwise."""
+    """Whether the application has set no provider yet; warns otherwise."""
     if _has_none(provider):
         return True
     remedy = "call telemetry.setup() once, and only where nothing else sets a provider"

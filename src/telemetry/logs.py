@@ -5,7 +5,7 @@ from typing import Any
 
 from opentelemetry import trace
 
-# Return what the handler that runs here works on, as fields; nothing outside of one. Whoever runs handlers adds it.
+# Return what the handler that runs here works on, as fields; nothing outside of one. The engine sets it.
 _describers: list[Callable[[], Mapping[str, object]]] = []
 
 _ITEM_FIELDS = frozenset({"graph", "node", "item", "attempt"})

@@ -18,6 +18,13 @@ P = jax.P
 MESH = devices.DeviceMesh(shape=(4, 2), axis_names=("stage", "data"), device="cpu")
 
 
+def test_what_is_shown_of_a_mesh_has_no_private_fields() -> None:
+    assert repr(MESH) == "DeviceMesh(shape=(4, 2), axis_names=('stage', 'data'), device='cpu')"
+    assert repr(MESH.split("stage")[1]) == (
+        "DeviceMesh(shape=(1, 2), axis_names=('stage', 'data'), device='cpu') at 2, 3 of (4, 2)"
+    )
+
+
 def test_a_mesh_is_cut_along_any_axis_into_parts_that_have_all_its_axes() -> None:
     whole = devices.select(MESH)
     stages = MESH.split("stage")

@@ -576,7 +576,7 @@ async def test_a_map_ends_with_its_first_error_in_its_turn() -> None:
         await read(engine.stream(graph()), got)
     assert got == [0, 1, 2]
     assert len(asked) <= 3 + 4
-    assert caught.value.__notes__[0] == "in node 'picky' of graph 'each', item 3, attempt 1"
+    assert caught.value.__notes__[0] == "in node 'picky' of graph 'graph/picky', item 3, attempt 1"
     assert source.closed == 1
 
 

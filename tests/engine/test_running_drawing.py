@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -10,7 +11,8 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from penstock.engine.drawing import Drawing, DrawnNode, Edge, Load, Places, to_dot, to_mermaid, to_svg, to_text
+from penstock.engine import ActorStatistics, ChannelStatistics
+from penstock.engine.drawing import Drawing, DrawnNode, Edge, to_dot, to_mermaid, to_svg, to_text
 from penstock.testing import wait_quiescent
 
 
@@ -82,7 +84,7 @@ each
 
 ○  numbers
 ◆  map_each  inbox 0/16  in flight 0  0 done ~/s
-│  each:
+│  twice:
 │  ○  number
 │  ●  twice  inbox 0  in flight 0  0 done ~/s  pure
 │  ◎  result
@@ -135,7 +137,7 @@ async def test_a_graph_that_gives_a_stream_is_drawn_with_its_loads() -> None:
             assert [number async for number in stream] == [0, 2, 4]
             now = stream.statistics()
         drawn = lines_of(service)
-    assert [line for line in drawn if "twice" in line] == ["│  ●  twice  inbox 0  in flight 0  3 done ~/s  pure"]
+    assert [line for line in drawn if "●  twice" in line] == ["│  ●  twice  inbox 0  in flight 0  3 done ~/s  pure"]
     assert all(" 1 done ~/s " in line for line in drawn if "count_to" in line)
     assert now.elapsed_seconds is not None
     assert now.actors_elapsed_seconds is not None
@@ -165,20 +167,22 @@ async def test_a_notebook_shows_the_totals_and_a_picture_of_each_graph() -> None
     ElementTree.fromstring(page[: page.index("<svg")])
 
 
-def load(key: int, **numbers: Any) -> Load:
-    fields: dict[str, Any] = {"depth": 1, "capacity": 16, "completed": 10, "failed": 0, "per_second": 2.0} | numbers
-    return Load(frozenset([Places(key, 3, 8)]), **fields)
+def load(key: int, *, depth: int = 1, capacity: int | None = 16, **numbers: Any) -> tuple[ActorStatistics, ...]:
+    inbox = ChannelStatistics(depth, capacity, 0, 0, 0, 0, 0, 0.0, 0.0)
+    found = ActorStatistics("search", "fetch", 10, 0, 0, 0, 3, 8, None, inbox, places=key)
+    return (replace(found, **numbers),)
 
 
-def siblings(loads: list[Load]) -> Drawing:
-    fetches = [DrawnNode(f"f{nth}", "fetch", inputs=(Edge("in"),), load=one) for nth, one in enumerate(loads)]
+def siblings(loads: list[tuple[ActorStatistics, ...]], elapsed_seconds: float | None = 5.0) -> Drawing:
+    fetches = [DrawnNode(f"f{nth}", "fetch", inputs=(Edge("in"),), actors=one) for nth, one in enumerate(loads)]
     joined = DrawnNode("out", "join", inputs=tuple(Edge(node.id) for node in fetches))
-    return Drawing("search", (DrawnNode("in", "query", kind="input"), *fetches, joined))
+    nodes = (DrawnNode("in", "query", kind="input"), *fetches, joined)
+    return Drawing("search", nodes, elapsed_seconds=elapsed_seconds)
 
 
 def test_siblings_stay_folded_and_their_loads_add_up() -> None:
-    drawn = to_text(siblings([load(key, failed=key) for key in range(3)]))
-    assert "fetch ×3   inbox 3/48  in flight 9/24  30 done  3 failed  6.00/s" in drawn
+    drawn = to_text(siblings([load(key, completed=10 - key, failed=key) for key in range(3)]))
+    assert "fetch ×3   inbox 3/48  in flight 9/24  27 done  3 failed  6.00/s" in drawn
 
 
 def test_places_that_siblings_share_count_once() -> None:
@@ -187,37 +191,37 @@ def test_places_that_siblings_share_count_once() -> None:
 
 
 def test_what_is_not_known_of_one_is_not_known_of_all() -> None:
-    drawn = to_text(siblings([load(1), load(2, capacity=None, per_second=None)]))
+    drawn = to_text(siblings([load(1), load(2, capacity=None)], None))
     assert "fetch ×2   inbox 2  in flight 6/16  20 done" in drawn
     assert "/s" not in drawn
 
 
 def test_what_does_not_run_says_so() -> None:
     nodes = (
-        DrawnNode("a", "first", load=load(1)),
-        DrawnNode("b", "second", inputs=(Edge("a"),), load=load(2, state="restarting")),
+        DrawnNode("a", "first", actors=load(1)),
+        DrawnNode("b", "second", inputs=(Edge("a"),), actors=load(2, state="restarting")),
         DrawnNode("c", "third", detail="thread", inputs=(Edge("b"),)),
     )
-    drawing = Drawing("line", nodes)
+    drawing = Drawing("line", nodes, elapsed_seconds=5.0)
     assert to_text(drawing).splitlines()[2:] == [
         "●  first                inbox 1/16  in flight 3/8  10 done  2.00/s",
         "●  second   restarting  inbox 1/16  in flight 3/8  10 done  2.00/s",
         "●  third                                                             thread",
     ]
     assert "restarting, inbox 1/16" in to_svg(drawing)
-    runs = DrawnNode("a", "first", detail="thread", load=load(1))
-    assert to_text(Drawing("line", (runs,))).endswith("2.00/s   thread")
+    runs = DrawnNode("a", "first", detail="thread", actors=load(1))
+    assert to_text(Drawing("line", (runs,), elapsed_seconds=5.0)).endswith("2.00/s   thread")
 
 
 def test_loads_stand_in_columns() -> None:
     nodes = (
-        DrawnNode("a", "first", load=load(1, completed=1_000_000)),
-        DrawnNode("b", "second", inputs=(Edge("a"),), load=load(2, failed=3, depth=16)),
+        DrawnNode("a", "first", actors=load(1, completed=1_000_000)),
+        DrawnNode("b", "second", inputs=(Edge("a"),), actors=load(2, completed=7, failed=3, depth=16)),
         DrawnNode("c", "third", inputs=(Edge("b"),)),
     )
-    assert to_text(Drawing("line", nodes)).splitlines()[2:] == [
-        "●  first    inbox 1/16   in flight 3/8  1,000,000 done            2.00/s",
-        "●  second   inbox 16/16  in flight 3/8  10 done         3 failed  2.00/s",
+    assert to_text(Drawing("line", nodes, elapsed_seconds=5.0)).splitlines()[2:] == [
+        "●  first    inbox 1/16   in flight 3/8  1,000,000 done            200,000/s",
+        "●  second   inbox 16/16  in flight 3/8  7 done          3 failed  2.00/s",
         "●  third",
     ]
 
@@ -225,6 +229,6 @@ def test_loads_stand_in_columns() -> None:
 @pytest.mark.parametrize("to_format", [to_mermaid, to_dot, to_svg])
 def test_a_load_disturbs_no_other_format(to_format: Any) -> None:
     plain = Drawing("one", (DrawnNode("a", "first"),))
-    at_work = Drawing("one", (DrawnNode("a", "first", load=load(1)),))
+    at_work = Drawing("one", (DrawnNode("a", "first", actors=load(1)),))
     assert (to_format(plain) == to_format(at_work)) == (to_format is not to_svg)
     assert "first" in to_format(at_work)

@@ -143,7 +143,7 @@ MUTANTS = [
     ),
     Mutant(
         "the spans below a node's are those of its own code",
-        "telemetry/spans/nodes.py", "otel_context.attach(trace.set_span_in_context(self._span))",
+        "telemetry/spans.py", "otel_context.attach(trace.set_span_in_context(self._span))",
         "otel_context.attach(parent.context)",
         "tests/telemetry/test_span_tree.py",
     ),

@@ -56,8 +56,8 @@ print(len(made), *sorted(sys.modules.keys() - before))
 LATE = (
     "penstock.devices", "penstock.testing", "penstock._cli", "penstock.actors.processes", "penstock.actors.sampler",
     "penstock.engine.drawing", "penstock.engine.service", "penstock.telemetry.exporting", "penstock.telemetry.live",
-    "penstock.telemetry.profiling.recording", "penstock.telemetry.profiling.readings",
-    "penstock.telemetry.profiling.verdict", "penstock.telemetry.profiling.model", "penstock.telemetry.tables.table",
+    "penstock.telemetry.profiling.recording", "penstock.telemetry.profiling.records",
+    "penstock.telemetry.profiling.verdict", "penstock.telemetry.tables",
     "importlib.metadata",
     "multiprocessing", "random", "structlog", "sysconfig", "unicodedata", "zipfile",
 )  # fmt: skip

@@ -10,8 +10,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Metric
 
 from penstock.telemetry import names
-from penstock.telemetry.metrics.instruments import Instruments
-from penstock.telemetry.metrics.registry import Registry
+from penstock.telemetry.metrics import Instruments, Registry
 
 
 @dataclass
@@ -53,7 +52,7 @@ def collecting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
     """Sets metrics up: a process has one provider only, and the instruments of the package found it before."""
     found = Collected()
     monkeypatch.setattr("opentelemetry.metrics._internal._METER_PROVIDER", found.provider)
-    monkeypatch.setattr("penstock.telemetry.metrics.instruments._instruments", found.instruments)
-    monkeypatch.setattr("penstock.telemetry.metrics.registry._registry", found.registry)
+    monkeypatch.setattr("penstock.telemetry.metrics._instruments", found.instruments)
+    monkeypatch.setattr("penstock.telemetry.metrics._registry", found.registry)
     yield found
     found.provider.shutdown()

@@ -9,7 +9,7 @@ from tests.telemetry.virtual_time import VirtualTime
 
 CLOCKED = (
     "actors.channel", "actors.invocation", "actors.worker", "engine.decorator", "engine.pipeline", "engine.statistics",
-    "telemetry.profiling.durations", "telemetry.profiling.open_scopes", "telemetry.profiling.recording",
+    "telemetry.profiling.durations", "telemetry.profiling.watching", "telemetry.profiling.recording",
 )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
-    monkeypatch.setattr("penstock.telemetry.spans.tracer._tracer", provider.get_tracer(names.INSTRUMENTATION))
+    monkeypatch.setattr("penstock.telemetry.spans._tracer", provider.get_tracer(names.INSTRUMENTATION))
     yield exporter
     provider.shutdown()
 

@@ -12,8 +12,7 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
-from penstock.telemetry.metrics import Series
-from penstock.telemetry.metrics.instruments import COUNTERS
+from penstock.telemetry.metrics import COUNTERS, Series
 from tests.telemetry.collected import Collected, collecting
 
 
@@ -21,8 +20,7 @@ from tests.telemetry.collected import Collected, collecting
 def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
     with collecting(monkeypatch) as found:
         # `get_meter` was asked before there was a provider, or at an earlier test.
-        for module in ("metrics", "metrics.instruments"):
-            monkeypatch.setattr(f"penstock.telemetry.{module}.are_recorded", lambda: True)
+        monkeypatch.setattr("penstock.telemetry.metrics.are_recorded", lambda: True)
         yield found
 
 
@@ -96,6 +94,17 @@ async def test_a_run_counts_by_its_outcome(collected: Collected) -> None:
     assert collected.total(executions, graph="line", node="add", outcome="done") == 2
     assert collected.total(executions, graph="line", node="add", outcome="failed") == 1
     assert collected.total(executions, graph="line", node="twice", outcome="done") == 2
+
+
+async def test_the_body_of_a_map_each_counts_under_its_name(collected: Collected) -> None:
+    @ps.graph
+    async def maps(numbers: list[int]) -> list[int]:
+        return await ps.map_each(twice, await ps.map_each(twice, numbers, name="once more"))
+
+    assert await engine.run(maps([1, 2])) == [4, 8]
+    executions = names.METRIC_NODE_EXECUTIONS
+    assert collected.total(executions, graph="maps/twice", node="twice", outcome="done") == 2
+    assert collected.total(executions, graph="maps/once more", node="twice", outcome="done") == 2
 
 
 async def test_a_run_that_is_cancelled_or_expires_says_so(collected: Collected) -> None:

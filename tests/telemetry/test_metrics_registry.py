@@ -18,9 +18,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 
 from penstock.telemetry import names
-from penstock.telemetry.metrics import Reading, Series, series
-from penstock.telemetry.metrics.instruments import OBSERVED, Instruments
-from penstock.telemetry.metrics.registry import Registry
+from penstock.telemetry.metrics import OBSERVED, Instruments, Reading, Registry, Series, series
 from tests.docs.snippets import ROOT
 
 COUNTER, LEVEL = names.METRIC_NODE_EXECUTIONS, names.METRIC_QUEUE_DEPTH
@@ -157,7 +155,7 @@ def test_all_instruments_tell_of_one_look() -> None:
 def test_a_collection_that_takes_long_leaves_no_old_look_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     now = itertools.count()
-    monkeypatch.setattr("penstock.telemetry.metrics.instruments.monotonic", lambda: next(now) * 0.4)
+    monkeypatch.setattr("penstock.telemetry.metrics.monotonic", lambda: next(now) * 0.4)
 
     def look() -> dict[str, Any]:
         looks.append(1)

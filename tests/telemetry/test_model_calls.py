@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind
 import penstock as ps
 from penstock import engine
 from penstock.telemetry import names
-from penstock.telemetry.spans.nodes import usage_of
+from penstock.telemetry.spans import usage_of
 from tests.tracing import Tracing, attributes_of
 
 USED = {names.INPUT_TOKENS: 7, names.OUTPUT_TOKENS: 3}

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
-from penstock.telemetry.profiling.readings import DeviceWork
+from penstock.telemetry.profiling.records import DeviceWork
 
 from .browser import Browser, installed
 

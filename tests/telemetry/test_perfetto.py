@@ -13,7 +13,7 @@ import penstock as ps
 from penstock import engine, telemetry
 from penstock.telemetry.profiling import timeline as timelines
 from penstock.telemetry.profiling.perfetto import trace
-from penstock.telemetry.profiling.readings import DeviceWork
+from penstock.telemetry.profiling.records import DeviceWork
 from penstock.telemetry.profiling.timeline import Timeline, tracks
 
 from .trace_format import Trace

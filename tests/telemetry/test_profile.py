@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.actors import invocation
-from penstock.telemetry.profiling import registry
+from penstock.telemetry.profiling import collectors
 from penstock.telemetry.profiling.durations import Durations
-from penstock.telemetry.profiling.evidence import Evidence, ReaderSum
-from penstock.telemetry.profiling.readings import NodeReading, Places
-from penstock.telemetry.profiling.sums import Sums
+from penstock.telemetry.profiling.records import NodeReading, Places
+from penstock.telemetry.profiling.sums import Evidence, ReaderSum, Sums
 from penstock.telemetry.profiling.timeline import Timeline
 from penstock.telemetry.profiling.verdict import find_verdict
 
 CLOCKED = (
     "actors.channel", "actors.invocation", "actors.worker", "engine.pipeline", "engine.statistics",
-    "telemetry.profiling.durations", "telemetry.profiling.open_scopes", "telemetry.profiling.recording",
+    "telemetry.profiling.durations", "telemetry.profiling.watching", "telemetry.profiling.recording",
 )  # fmt: skip
 
 
@@ -153,12 +152,25 @@ def test_a_reader_that_holds_the_loop_limits_although_nodes_look_busy_meanwhile(
 @pytest.mark.parametrize(("waited_seconds", "node"), [(0.5, None), (2.0, "busy")])
 def test_a_reader_that_never_waits_limits_whatever_nodes_show(waited_seconds: float, node: str | None) -> None:
     sums = Sums()
-    busy = NodeReading(
-        "key", "graph", "busy", "loop", False, False, 10, 0, 10.0, 0.0, 0, 16, 1, (Places("key", 1, "state"),)
-    )
+    inbox = engine.ChannelStatistics(0, 16, 0, 0, 0, 0, 0, 0.0, 0.0)
+    counters = engine.ActorStatistics("graph", "busy", 10, 0, 0, 0, 1, 1, 10.0, inbox)
+    busy = NodeReading(counters, "key", "loop", False, False, (Places("key", 1, "state"),))
     sums.add({}, [busy], 0.0, 10.0)
     evidence = Evidence(sums, 10.0, None, (ReaderSum("graph", 10.0, waited_seconds),))
     assert find_verdict(evidence).node == node
+
+
+def test_a_node_that_nobody_times_limits_if_items_wait_for_it_as_in_statistics() -> None:
+    inbox = engine.ChannelStatistics(16, 16, 16, 0, 40, 0, 0, 30.0, 0.0)
+    reads_a_stream = engine.ActorStatistics("graph", "reads", 10, 0, 0, 0, 8, 8, None, inbox)
+    sums = Sums()
+    sums.add({}, [NodeReading(reads_a_stream, "key", "loop", False, False, ())], 0.0, 10.0)
+    verdict = find_verdict(Evidence(sums, 10.0))
+    assert (verdict.graph, verdict.node) == ("graph", "reads")
+    assert verdict.reason == "on average 3.00 items waited for room in its inbox"
+    statistics = engine.StreamStatistics(0, 0, 0, 0, 0, 0, (reads_a_stream,), 10.0, 10.0)
+    assert statistics.bottleneck is not None
+    assert statistics.bottleneck.node == "reads"
 
 
 def test_max_in_flight_limits_nodes_that_have_no_limit() -> None:
@@ -188,6 +200,50 @@ def test_of_a_stream_as_value_the_places_of_a_map_each_limit() -> None:
     assert [(node.node, node.count) for node in profile.nodes] == [("fetch", 64)]
     assert profile.verdict.node == "fetch"
     assert profile.verdict.remedy == "raise map_each(concurrency=)"
+
+
+@ps.node
+async def seconds(number: float) -> float:
+    await asyncio.sleep(number)
+    return number
+
+
+async def short(number: int) -> float:
+    return await seconds(0.01)
+
+
+async def long(number: int) -> float:
+    return await seconds(0.1)
+
+
+@ps.node
+async def both(one: list[float], other: list[float]) -> list[float]:
+    return [*one, *other]
+
+
+@ps.graph
+async def maps(numbers: list[int]) -> list[float]:
+    first = await both(
+        await ps.map_each(short, numbers, concurrency=1), await ps.map_each(long, numbers, concurrency=1)
+    )
+    return await both(first, await ps.map_each(lambda number: seconds(0.01), numbers, name="third"))
+
+
+def test_bodies_of_several_map_each_are_told_apart() -> None:
+    async def call() -> tuple[telemetry.Profile, engine.ServiceStatistics]:
+        with telemetry.profile() as profile:
+            async with engine.deploy(maps) as service:
+                for _ in range(5):
+                    await service([1, 2, 3])
+                return profile, service.statistics()
+
+    profile, statistics = testing.run_virtual(call)
+    counts = {(node.graph, node.node): node.count for node in profile.nodes if node.node == "seconds"}
+    assert counts == {("maps/short", "seconds"): 15, ("maps/long", "seconds"): 15, ("maps/third", "seconds"): 15}
+    assert {(one.graph, one.node): one.completed for one in statistics.actors if one.node == "seconds"} == counts
+    assert (profile.verdict.graph, profile.verdict.node) == ("maps/long", "seconds")
+    assert str(profile.verdict).startswith('"long/seconds" limits the pipeline: ')
+    assert [line.strip("│ ") for line in str(maps).splitlines() if line.endswith(":")] == ["short:", "long:", "third:"]
 
 
 def test_a_stateful_node_limits() -> None:
@@ -647,13 +703,13 @@ async def test_without_a_profile_nothing_is_registered_and_nothing_more_is_timed
         scope_closed = reader_opened = reader_closed = scope_opened
 
     watching = Watching()
-    registry.begin(watching)
+    collectors.begin(watching)
     async with engine.stream([quick(1)]):
         assert len(told) == 2  # the nodes, and who reads
     assert len(told) == 4
-    registry.end(watching)
+    collectors.end(watching)
     async with engine.stream([quick(1)]) as results:
-        assert registry._collectors == []
+        assert collectors._collectors == []
         assert [each async for each in results] == [0.5]
         assert results.statistics().actors[0].busy_seconds is None
     assert len(told) == 4
@@ -677,23 +733,12 @@ async def test_it_prints_as_a_table() -> None:
         await engine.run(quick(1))
     lines = str(profile).splitlines()
     assert lines[0].startswith("profile  over ")
-    assert lines[1] == f"verdict  {profile.verdict}"
-    assert lines[3].split() == [
-        "node",
-        "graph",
-        "done",
-        "failed",
-        "mean",
-        "p50",
-        "p90",
-        "p99",
-        "busy",
-        "queue",
-        "wait",
-        "blocked",
-        "occupancy",
-    ]
-    assert lines[5].split()[:4] == ["fetch", "quick", "1", "0"]
+    head, _, rows = str(profile).rpartition("─\n")
+    facts, _, titles = head.partition("\n\n")
+    assert " ".join(facts.split()).endswith(f" verdict {profile.verdict}")
+    said = " ".join(f"{titles} {rows.partition(' rows: ')[2]}".split())
+    assert all(title in said for title in ("node", "done", "failed", "mean", "p50", "p99", "wait", "occupancy"))
+    assert [line.split()[:2] for line in rows.splitlines()[:2]] == [["quick"], ["fetch", "1"]]
     assert "<th" in profile._repr_html_()
 
 

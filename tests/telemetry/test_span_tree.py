@@ -72,7 +72,7 @@ async def test_a_node_says_how_long_its_item_waited_since_its_inputs_were_comple
         return await narrow(await fetch(x))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.telemetry.spans.runs.perf_counter", lambda: clock[0])
+        patch.setattr("penstock.telemetry.spans.perf_counter", lambda: clock[0])
         async with engine.deploy(narrowed) as service:
             calls = [asyncio.create_task(service(x)) for x in range(2)]
             await testing.wait_quiescent()
@@ -105,7 +105,7 @@ async def test_a_join_waits_from_the_last_of_its_inputs_on_and_a_stream_is_there
         return await total(numbers(await add(await slow(x), await fetch(x))), x)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.telemetry.spans.runs.perf_counter", lambda: clock[0])
+        patch.setattr("penstock.telemetry.spans.perf_counter", lambda: clock[0])
         assert await engine.run(joined(1), scheduler="sequential") == 3
     assert attributes_of(tracing.one("add"))[names.QUEUE_WAIT] == 0.0
     assert attributes_of(tracing.one("total"))[names.QUEUE_WAIT] == 0.0
@@ -262,6 +262,7 @@ async def test_nodes_of_control_flow_are_inside_of_their_step(tracing: Tracing) 
     assert {parent_of(span) for span in tracing.named("fetch")} == {id_of(step)}
     assert names.FUNCTION not in attributes_of(step)
     assert sorted(attributes_of(span)[names.ITEM] for span in tracing.named("fetch")) == [0, 1, 2]
+    assert {attributes_of(span)[names.GRAPH] for span in tracing.named("fetch")} == {"mapped/body"}
 
 
 async def test_a_fallback_is_an_event_and_the_execution_has_gone_well(tracing: Tracing) -> None:

@@ -10,7 +10,5 @@ from .model import Drawing as Drawing
 from .model import DrawnNode as DrawnNode
 from .model import Edge as Edge
 from .model import Kind as Kind
-from .model import Load as Load
-from .model import Places as Places
 from .svg import to_svg as to_svg
 from .text import to_text as to_text

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ...telemetry.tables.characters import printable
+from ...telemetry.text import printable
 from .layout import topological
 from .model import Drawing, DrawnNode
 

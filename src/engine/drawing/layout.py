@@ -5,7 +5,8 @@ from collections import Counter
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from .model import Drawing, DrawnNode, Edge, Load
+from ...telemetry.counters import ActorStatistics
+from .model import Drawing, DrawnNode, Edge, load_words
 
 _INDEX = re.compile(r"\[\d+\]")
 
@@ -21,7 +22,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A node, or `count` nodes alike that were folded into one, with the load of all of them.
+    """A node, or `count` nodes alike that were folded into one, with what all of them are doing in words.
 
     `name` is unique among the rows of a drawing.
     """
@@ -32,7 +33,7 @@ class Row:
     level: int
     reads: tuple[Read, ...]
     readers: tuple[int, ...]
-    load: Load | None
+    load: tuple[str, ...]
 
 
 def topological(drawing: Drawing) -> list[DrawnNode]:
@@ -104,7 +105,7 @@ def rows(drawing: Drawing) -> list[Row]:
             for at, representative in zip(lane, first, strict=True):
                 stands_for[at] = representative
                 count[representative] += 1
-    return _fold(order, sources, stands_for, count)
+    return _fold(order, sources, stands_for, count, drawing.elapsed_seconds)
 
 
 def _any_index(edge: Edge) -> str:
@@ -125,7 +126,13 @@ def _lanes(sources: list[list[int]], readers: list[list[int]]) -> list[list[int]
     return lanes
 
 
-def _fold(order: list[DrawnNode], sources: list[list[int]], stands_for: list[int], count: list[int]) -> list[Row]:
+def _fold(
+    order: list[DrawnNode],
+    sources: list[list[int]],
+    stands_for: list[int],
+    count: list[int],
+    elapsed_seconds: float | None,
+) -> list[Row]:
     kept = [index for index in range(len(order)) if stands_for[index] == index]
     row_of = {index: row for row, index in enumerate(kept)}
     row_of_id = {node.id: row_of[stands_for[index]] for index, node in enumerate(order)}
@@ -142,15 +149,16 @@ def _fold(order: list[DrawnNode], sources: list[list[int]], stands_for: list[int
         reads.append(tuple(Read(source, times[source], tuple(labels[source])) for source in times))
         levels.append(1 + max((levels[source] for source in times), default=-1))
     names = _unique_names([order[index].label for index in kept])
-    loads: list[Load | None] = [None] * len(kept)
+    actors: list[list[ActorStatistics]] = [[] for _ in kept]
     for index, node in enumerate(order):
-        row = row_of[stands_for[index]]
-        if node.load is not None:
-            loads[row] = node.load + before if (before := loads[row]) is not None else node.load
+        actors[row_of[stands_for[index]]] += node.actors
     return [
-        Row(order[index], names[row], count[index], levels[row], reads[row], tuple(readers[row]), loads[row])
+        Row(
+            order[index], names[row], count[index], levels[row], reads[row], tuple(readers[row]),
+            load_words(actors[row], elapsed_seconds),
+        )
         for row, index in enumerate(kept)
-    ]
+    ]  # fmt: skip
 
 
 def _unique_names(labels: list[str]) -> list[str]:

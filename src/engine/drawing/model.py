@@ -1,76 +1,32 @@
 """What is drawn: a graph reduced to names and edges, so that drawing knows nothing of tracing or running."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ...telemetry.tables.table import count, of, rate
+from ...telemetry.counters import ActorStatistics, total
+from ...telemetry.tables import count, of, rate
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Items in flight, and how many may be.
-
-    Args:
-        key: what tells these places from others; nodes that share them have the same.
-        in_flight: places taken.
-        limit: how many there are; None if unlimited.
-    """
-
-    key: int
-    in_flight: int
-    limit: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The numbers of one node, or of several that are drawn as one.
+def load_words(actors: Sequence[ActorStatistics], elapsed_seconds: float | None) -> tuple[str, ...]:
+    """Return what is shown of actors that are drawn as one, a word or two for each number; empty where there is none.
 
     Args:
-        places: its places.
-        depth: items in its inbox.
-        capacity: how many the inbox may hold; None if unbounded.
-        completed: items that it finished with a result.
-        failed: items that ended in an error.
-        per_second: items that ended in it each second, on average; None if unknown.
-        state: why it handles nothing, in a word; empty if it runs.
+        actors: their counters.
+        elapsed_seconds: the time that these cover; None if nothing is to be said of rates.
     """
-
-    places: frozenset[Places]
-    depth: int
-    capacity: int | None
-    completed: int
-    failed: int
-    per_second: float | None
-    state: str = ""
-
-    def __add__(self, other: "Load") -> "Load":
-        """Return the load of both; places that they share count once."""
-        unbounded = self.capacity is None or other.capacity is None
-        unknown = self.per_second is None or other.per_second is None
-        return Load(
-            self.places | other.places,
-            self.depth + other.depth,
-            None if unbounded else (self.capacity or 0) + (other.capacity or 0),
-            self.completed + other.completed,
-            self.failed + other.failed,
-            None if unknown else (self.per_second or 0.0) + (other.per_second or 0.0),
-            self.state or other.state,
-        )
-
-    def words(self) -> tuple[str, ...]:
-        """Return what is shown, a word or two for each number; empty where there is nothing to say."""
-        limits = [places.limit for places in self.places]
-        in_flight = sum(places.in_flight for places in self.places)
-        limit = None if None in limits else sum(limit or 0 for limit in limits)
-        return (
-            self.state,
-            f"inbox {count(self.depth) if self.capacity is None else of(self.depth, self.capacity)}",
-            f"in flight {count(in_flight) if limit is None else of(in_flight, limit)}",
-            f"{count(self.completed)} done",
-            f"{count(self.failed)} failed" if self.failed else "",
-            "" if self.per_second is None else rate(self.per_second),
-        )
+    if not actors:
+        return ()
+    now = total(actors)
+    inbox = now.inbox
+    return (
+        "" if now.state in (None, "running") else now.state,
+        f"inbox {count(inbox.depth) if inbox.capacity is None else of(inbox.depth, inbox.capacity)}",
+        f"in flight {count(now.in_flight) if now.concurrency is None else of(now.in_flight, now.concurrency)}",
+        f"{count(now.completed)} done",
+        f"{count(now.failed)} failed" if now.failed else "",
+        rate((now.completed + now.failed) / elapsed_seconds) if elapsed_seconds else "",
+    )
 
 
 MAX_DEPTH = 6  # of bodies in bodies: deeper ones would start at the right margin
@@ -103,7 +59,7 @@ class DrawnNode:
         kind: Parameter of the graph, what is open while it runs, ordinary node, control flow (with bodies), or result
             of the graph.
         inputs: The values it reads, in the order of its parameters.
-        load: What it is doing, in a graph that runs.
+        actors: The counters of its actor, in a graph that runs.
     """
 
     id: str
@@ -111,7 +67,7 @@ class DrawnNode:
     detail: str = ""
     kind: Kind = "node"
     inputs: tuple[Edge, ...] = ()
-    load: Load | None = None
+    actors: tuple[ActorStatistics, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +78,13 @@ class Drawing:
         title: Name of the graph, or the role of a body (`then`, `otherwise`, `body`, `while`).
         nodes: In the order of the program; any topological or other order is accepted.
         bodies: The sub-graphs of control-flow nodes as `(id of the node that drives it, sub-graph)`.
+        elapsed_seconds: The time that the counters of its actors cover; None if nothing is to be said of rates.
     """
 
     title: str
     nodes: tuple[DrawnNode, ...]
     bodies: tuple[tuple[str, "Drawing"], ...] = ()
+    elapsed_seconds: float | None = None
 
     def bodies_of(self) -> dict[str, list["Drawing"]]:
         """Return the bodies under the `id` of the node that drives them, in the order given."""

@@ -5,12 +5,12 @@ from html import escape
 from typing import Literal
 
 from ...telemetry.layered import Layers, Route, place
-from ...telemetry.tables.characters import clip, printable, width
+from ...telemetry.text import clip, printable, width
 from .layout import Row, rows
 from .model import Drawing, innermost_first
 from .text import summary
 
-MAX_ROWS = 150  # larger drawings are summarised: nobody follows their edges
+MAX_ROWS = 150  # larger drawings are summarised: their edges cannot be followed by eye
 _MAX_SEGMENTS = 3_000
 _MAX_ELEMENTS = 5_000
 _LABEL_WIDTH, _DETAIL_WIDTH = 7.9, 6.3  # pixels a character takes at most in the fonts below
@@ -147,7 +147,7 @@ def _texts(row: Row) -> tuple[str, list[str]]:
     """Return the label of a box, and the lines under it."""
     times = f" ×{row.count:,}" if row.count > 1 else ""
     detail = clip(printable(row.node.detail), _MAX_DETAIL_COLUMNS)
-    load = "" if row.load is None else clip(", ".join(filter(None, row.load.words())), _MAX_LOAD_COLUMNS)
+    load = clip(", ".join(filter(None, row.load)), _MAX_LOAD_COLUMNS)
     return clip(printable(row.node.label), _MAX_LABEL_COLUMNS) + times, [line for line in (detail, load) if line]
 
 

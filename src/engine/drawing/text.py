@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from ...telemetry.tables.characters import clip, pad, printable, width
+from ...telemetry.text import clip, pad, printable, width
 from .layout import Row, rows
 from .model import Drawing, innermost_first
 
@@ -204,7 +204,7 @@ def _picture(found: Sequence[Row], bodies: _Bodies) -> list[str]:
 
 def _loads(found: Sequence[Row]) -> list[str]:
     """Return the loads, with each number in a column of its own; nothing for a graph that does not run."""
-    words = [() if row.load is None else row.load.words() for row in found]
+    words = [row.load for row in found]
     columns = [max(map(width, column)) for column in zip(*filter(None, words), strict=True)]
     room = sum(columns) + 2 * max(0, sum(1 for column in columns if column) - 1)
     return [

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from ..._errors import GraphTraceError
-from ...telemetry.tables.characters import printable
+from ...telemetry.text import printable
 from .annotations import Hint, hint_inside, members_of
 from .template import Access, Read
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -431,6 +431,7 @@ class Tracer:
         self._parameter_sources: list[int] = []
         self._captures: dict[Read, int] = {}
         self._sources = 0
+        self._body_names: Counter[str] = Counter()
         self._depth: int = 0 if parent is None else parent._depth
         self._outside: Outside = Outside() if parent is None else parent._outside
         self._shown: set[str] = set() if parent is None else parent._shown
@@ -573,8 +574,13 @@ class Tracer:
         )
 
     def body(self, name: str, fn: Callable[..., Any]) -> "Trace":
-        """Trace the body of a control-flow construct, which takes one value."""
-        inner = Tracer(name, parent=self)
+        """Trace the body of a control-flow construct, which takes one value.
+
+        Its name says in which graph it is, and is unique there: "search/quote", "search/quote#2".
+        """
+        self._body_names[name] += 1
+        number = self._body_names[name]
+        inner = Tracer(f"{self.name}/{name}" + (f"#{number}" if number > 1 else ""), parent=self)
         try:
             result = inner.run(fn, lambda args: fn(*args), (inner.parameter(*parameter_of_body(fn)),))
             trace = inner.finish(result, fn)

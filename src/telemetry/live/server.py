@@ -17,7 +17,7 @@ from typing import Final
 from weakref import WeakSet
 
 from .. import logs
-from ..profiling import registry
+from ..profiling import collectors
 from .protocol import MAX_REQUEST_BYTES, ProtocolError, answer, check_request, refusal
 from .watch import Watch
 
@@ -33,7 +33,7 @@ def listening(path: Path) -> Generator[socket.socket, None, None]:
     """Listen at an absolute path inside of the block; then its file is gone.
 
     Raises:
-        OSError: nobody can listen there; the message says why, and what to do.
+        OSError: a socket cannot be opened there; the message says why, and what to do.
     """
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise OSError(
@@ -49,7 +49,7 @@ def listening(path: Path) -> Generator[socket.socket, None, None]:
         try:
             yield listener
         finally:
-            # While it still listens, so that nobody takes it for a dead one and puts another into its place.
+            # While it still listens, so that no other process takes it for a dead one and puts its own in its place.
             with suppress(FileNotFoundError):
                 if _identity(path) == file and os.getpid() == process:  # not in one that was forked inside of the block
                     path.unlink()
@@ -127,7 +127,7 @@ def _remove_stale(path: Path) -> None:
     """Remove the socket of a process that has ended.
 
     Raises:
-        FileExistsError: it is no socket, or somebody listens there.
+        FileExistsError: it is no socket, or another process listens there.
     """
     if not stat.S_ISSOCK(path.lstat().st_mode):
         raise FileExistsError(
@@ -144,7 +144,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def _who_listens(path: Path) -> str:
-    """Return who listens at a socket; empty if nobody does."""
+    """Return which process listens at a socket; empty if none does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -170,7 +170,7 @@ class Connection:
 
     Attributes:
         socket: the client's.
-        is_open: whether there is somebody to answer.
+        is_open: whether the client is still connected.
     """
 
     def __init__(self, client: socket.socket) -> None:
@@ -212,7 +212,7 @@ class Connection:
     def leave_to_parent(self) -> None:
         """In a process that was forked: keep nothing open, and look at nothing."""
         if self._watch is not None:
-            registry.end(self._watch)  # not `Watch.end`: its lock may be held by a thread that is not here
+            collectors.end(self._watch)  # not `Watch.end`: its lock may be held by a thread that is not here
         self.socket.close()
 
     def _receive(self) -> None:
@@ -365,7 +365,7 @@ def expose(path: str | os.PathLike[str]) -> Generator[Path, None, None]:
     Engines count, whichever thread they run in. The socket has mode 0600: only its user, and root, may connect. Its
     file is gone after the block. That of a process that has died is replaced.
 
-    It costs nothing while nobody looks. While somebody does, `async def` nodes are timed, as by `profile()`.
+    It costs nothing while no client is connected. While one is, `async def` nodes are timed, as by `profile()`.
 
     Args:
         path: where the socket is to be, in a folder that is there; at most 107 bytes, on Linux. Each process needs one

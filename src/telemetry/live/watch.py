@@ -1,21 +1,19 @@
 """Watch: what all nodes of this process do between two looks, as records and as a table."""
 
 import os
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Final, NamedTuple
 
-from ..profiling import registry
-from ..profiling.evidence import Evidence, ReaderSum
+from ..counters import ActorStatistics, total
+from ..profiling import collectors
 from ..profiling.limits import Verdict
-from ..profiling.loop_watch import thread_seconds
-from ..profiling.node_profile import node_profile_of
-from ..profiling.open_scopes import OpenScopes, settled
-from ..profiling.readings import DeviceWork, Execution, Host, NodeReading, Reader, Scope
-from ..profiling.sums import Name, Sums
+from ..profiling.records import DeviceWork, Execution, Host, NodeReading, Reader, Scope
+from ..profiling.sums import Evidence, Name, NodeSum, ReaderSum, Sums, node_profile_of
 from ..profiling.verdict import find_verdict
-from ..tables.table import UNKNOWN, Column, Table, count, duration, of, significant
+from ..profiling.watching import OpenScopes, settled, thread_seconds
+from ..tables import UNKNOWN, Column, Table, by_graph, count, duration, of, significant
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,33 +67,6 @@ class Look:
     verdict: Verdict | None
 
 
-@dataclass
-class _Now:
-    """A node in all scopes that are open."""
-
-    runs_on: str
-    completed: int = 0
-    failed: int = 0
-    depth: int = 0
-    capacity: int | None = 0
-    # By places, because scopes may share them.
-    in_flight: dict[Hashable, tuple[int, int | None]] = field(default_factory=dict[Hashable, tuple[int, int | None]])
-
-    def add(self, reading: NodeReading) -> None:
-        self.completed += reading.completed
-        self.failed += reading.failed
-        self.depth += reading.inbox_depth
-        unbounded = self.capacity is None or reading.inbox_capacity is None
-        self.capacity = None if unbounded else (self.capacity or 0) + (reading.inbox_capacity or 0)
-        own = reading.places[0] if reading.places else None
-        self.in_flight[reading.key if own is None else own.key] = reading.in_flight, None if own is None else own.limit
-
-    @property
-    def limit(self) -> int | None:
-        limits = [limit for _, limit in self.in_flight.values()]
-        return None if None in limits or not limits else sum(limit or 0 for limit in limits)
-
-
 def node_looks(sums: Sums, readings: Iterable[NodeReading]) -> tuple[NodeLook, ...]:
     """Return what there is to say of each node, those of one graph together.
 
@@ -103,45 +74,56 @@ def node_looks(sums: Sums, readings: Iterable[NodeReading]) -> tuple[NodeLook, .
         sums: what they did since the look before.
         readings: what the counters of all that are open say now.
     """
-    found: dict[Name, _Now] = {}
+    found: dict[Name, list[NodeReading]] = {}
     for reading in readings:
-        found.setdefault((reading.graph, reading.node), _Now(reading.runs_on)).add(reading)
-    for name, node in sums.nodes.items():  # also of what has ended meanwhile
-        found.setdefault(name, _Now(node.reading.runs_on))
-    graphs = {graph: place for place, graph in enumerate(dict.fromkeys(graph for graph, _ in found))}
-    return tuple(_look_of(name, found[name], sums) for name in sorted(found, key=lambda name: graphs[name[0]]))
+        found.setdefault(reading.name, []).append(reading)
+    names = dict.fromkeys((*found, *sums.nodes))  # also of what has ended meanwhile
+    graphs = {graph: place for place, graph in enumerate(dict.fromkeys(graph for graph, _ in names))}
+    return tuple(
+        _look_of(name, found.get(name, []), sums.nodes.get(name), sums)
+        for name in sorted(names, key=lambda name: graphs[name[0]])
+    )
 
 
-def _look_of(name: Name, now: _Now, sums: Sums) -> NodeLook:
-    node = sums.nodes.get(name)
+def _look_of(name: Name, readings: Sequence[NodeReading], node: NodeSum | None, sums: Sums) -> NodeLook:
+    now = total(map(_in_its_places, readings)) if readings else None
+    runs_on = readings[0].runs_on if node is None else node.reading.runs_on
+    limit = None if now is None else now.concurrency
     share = 0.0 if node is None else node_profile_of(sums, node).busy_share
-    if share is not None and now.limit is not None:
+    if share is not None and limit is not None:
         share = min(share, 1.0)  # the time of an item counts when it leaves, so there may be more than there was time
     return NodeLook(
         *name,
-        now.runs_on,
-        0 if node is None else node.completed,
-        0 if node is None else node.failed,
-        now.completed,
-        now.failed,
+        runs_on,
+        0 if node is None else node.counters.completed,
+        0 if node is None else node.counters.failed,
+        0 if now is None else now.completed,
+        0 if now is None else now.failed,
         share,
-        now.depth,
-        now.capacity,
-        sum(in_flight for in_flight, _ in now.in_flight.values()),
-        now.limit,
+        0 if now is None else now.inbox.depth,
+        0 if now is None else now.inbox.capacity,
+        0 if now is None else now.in_flight,
+        limit,
     )
+
+
+def _in_its_places(reading: NodeReading) -> ActorStatistics:
+    """Return the counters of a node, with the limit of what bounds it, which may be the stream or the call around."""
+    if not reading.places:
+        return replace(reading.counters, places=hash(reading.key), concurrency=None)
+    own = reading.places[0]
+    return replace(reading.counters, places=hash(own.key), concurrency=own.limit)
 
 
 _COLUMNS: Final = (
     Column("node", is_number=False),
-    Column("graph", is_number=False),
+    Column("", is_number=False),
     Column("items/s"),
     Column("in flight"),
     Column("inbox"),
     Column("busy"),
     Column("done"),
     Column("failed"),
-    Column("", is_number=False),
 )
 
 
@@ -158,7 +140,9 @@ def look_table(look: Look, max_rows: int | None = None) -> Table:
     remark = "" if look.nodes else "no nodes yet"
     if len(shown) < len(look.nodes):
         remark = f"and {count(len(look.nodes) - len(shown))} nodes that do less; --json has all of them"
-    return Table(facts, _COLUMNS, tuple(_row(look, node) for node in shown), remark)
+    ordered = [shown[at] for at in by_graph([node.graph for node in shown])]
+    headings = tuple(node.graph for node in ordered)
+    return Table(facts, _COLUMNS, tuple(_row(look, node) for node in ordered), remark, headings)
 
 
 def _limits(look: Look) -> str:
@@ -171,14 +155,13 @@ def _row(look: Look, node: NodeLook) -> tuple[str, ...]:
     ended = node.completed + node.failed
     return (
         node.node,
-        node.graph,
+        "◀ limits" if _is_limit(look, node) else "",
         UNKNOWN if not look.seconds else significant(ended / look.seconds),
         of(node.in_flight, node.limit),
         of(node.inbox_depth, node.inbox_capacity),
         UNKNOWN if not look.seconds or node.busy_share is None else _share(node),
         count(node.total_completed),
         count(node.total_failed) + (f" (+{node.failed:,})" if look.seconds and node.failed else ""),
-        "◀ limits" if _is_limit(look, node) else "",
     )
 
 
@@ -214,8 +197,8 @@ class _ReaderSince(NamedTuple):
 class Watch:
     """Looks at everything, again and again. Nothing is asked of event loops, so one that is blocked is seen as well.
 
-    Scopes that are opened and closed between two looks count: whoever opens and closes them, in whichever thread, says
-    so here.
+    Scopes that are opened and closed between two looks count: each is reported here as it opens and closes, in
+    whichever thread.
     """
 
     def __init__(self) -> None:
@@ -225,12 +208,12 @@ class Watch:
         self._read: dict[str, tuple[float, float]] = {}
         self._threads: dict[int, float] = {}
         self._looked: float | None = None
-        registry.begin(self)
+        collectors.begin(self)
 
     def look(self) -> Look:
         """Return what has happened since the last look, and what goes on."""
         now, before = perf_counter(), self._looked
-        hosts = settled(lambda: registry.hosts)
+        hosts = settled(lambda: collectors.hosts)
         nodes = [reading for host in hosts for _, readings in self._scopes.look(host) for reading in readings]
         self._look_at_readers(hosts)
         with self._lock:
@@ -245,7 +228,7 @@ class Watch:
 
     def end(self) -> None:
         """Look no more."""
-        registry.end(self)
+        collectors.end(self)
         self._scopes.end()
         with self._lock:
             self._readers.clear()

@@ -8,7 +8,7 @@ from math import log2
 from time import perf_counter
 from typing import Final, NamedTuple
 
-# Points of the curve that are kept until somebody collects them, and the least time between two: a curve of a second
+# Points of the curve that are kept until a profile collects them, and the least time between two: a curve of a second
 # then has 1,000 points, which is more than a screen.
 _POINTS: Final = 1024
 _POINT_SECONDS: Final = 0.001

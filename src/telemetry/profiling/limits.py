@@ -1,14 +1,15 @@
 """Limits: everything of which there is only so much, how much of it was used, and what to say if it is the reason."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from ..tables.characters import printable
-from .evidence import Evidence, ReaderSum, critical_paths
-from .loop_watch import WindowSum
-from .readings import Bound
-from .sums import Group, Name, NodeSum, Sums
+from ..counters import ActorStatistics, name_of
+from ..rendered import Rendered
+from ..tables import Table, significant
+from ..text import printable
+from .records import Bound
+from .sums import Evidence, Group, Name, NodeSum, ReaderSum, Sums, WindowSum, critical_paths
 
 # Places of a node; a pool of threads or processes; `max_in_flight`; what the order of a stream holds up; the inbox
 # after a node; the event loop; a device: what it computes, compiles or copies; who reads a stream; its source; the
@@ -23,8 +24,8 @@ LEAST_USED: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What limits. `str()` says it in one sentence.
+class Verdict(Rendered):
+    """What limits. `str()` says it in one sentence, rich and notebooks show it as a table.
 
     Attributes:
         node: name of the node that limits, as drawn; None if none does.
@@ -44,8 +45,13 @@ class Verdict:
     headroom: float | None = None
 
     def __str__(self) -> str:
-        subject = "" if self.node is None else f'"{self.node}" limits the pipeline: '
+        subject = "" if self.node is None else f'"{name_of(self.graph or "", self.node)}" limits the pipeline: '
         return printable("; ".join(filter(None, (f"{subject}{self.reason}", self.remedy, self.gain))))
+
+    def _table(self) -> Table:
+        name = "" if self.node is None else name_of(self.graph or "", self.node)
+        facts = ("limits", name), ("because", self.reason), ("try", self.remedy), ("gain", self.gain)
+        return Table(tuple((label, value) for label, value in facts if value))
 
     @property
     def gain(self) -> str:
@@ -114,6 +120,54 @@ def _most(node: NodeSum) -> tuple[Kind, float]:
     return kind, seconds[kind] / (sum(seconds.values()) or 1.0)
 
 
+# Items that waited for room, on average: with fewer, the inbox was full now and then, which limits nothing.
+_LEAST_WAITING: Final = 0.5
+
+
+class FullInbox(NamedTuple):
+    """An inbox for which items had to wait, because its node limits.
+
+    Args:
+        node: the node, and what was counted of it.
+        waiting: how many items waited for room, on average.
+        busy_share: how much of the time its places were busy, from 0 to 1; None if that is not measured.
+    """
+
+    node: ActorStatistics
+    waiting: float
+    busy_share: float | None
+
+
+def full_inboxes(nodes: Iterable[tuple[ActorStatistics, float]]) -> list[FullInbox]:
+    """Return the node of each graph that limits it, as far as counters tell that are always kept.
+
+    Backpressure fills every inbox up to the slowest node, so in each graph it is the last one for whose inbox items
+    had to wait. One that is known to be idle meanwhile met a burst.
+
+    Args:
+        nodes: what was counted of each, and the seconds of that; those of one graph in topological order.
+    """
+    found: dict[str, FullInbox] = {}
+    for node, seconds in nodes:
+        if not seconds:
+            continue
+        is_known = node.busy_seconds is not None and node.concurrency is not None
+        share = (node.busy_seconds or 0.0) / seconds / (node.concurrency or 1) if is_known else None
+        waiting = node.inbox.put_wait_seconds / seconds
+        if waiting >= _LEAST_WAITING and (share is None or share >= LEAST_USED):
+            found[node.graph] = FullInbox(node, waiting, share)
+    return list(found.values())
+
+
+def untimed(evidence: Evidence) -> Iterator[Limit]:
+    """Yield the nodes with full inboxes whose busy time is not measured, such as readers of streams."""
+    nodes = evidence.sums.nodes.values()
+    for node, waiting, share in full_inboxes((node.counters, node.open_seconds) for node in nodes):
+        if share is None and node.busy_seconds is None:
+            reason = f"on average {significant(waiting)} items waited for room in its inbox"
+            yield Limit(min(waiting, 1.0), 0, Verdict(node.node, reason, "make it faster", node.graph, "places"))
+
+
 # Behind a node that is busy, a full inbox is what it should be.
 _LEAST_FREE: Final = 0.1
 # Who never stands still for long is not held up.
@@ -153,7 +207,7 @@ def _shares(sums: Sums, name: Name) -> tuple[float, float]:
 
 def _verdict_of_inbox(sums: Sums, before: Name, name: Name, blocked: float) -> Verdict:
     node = sums.nodes[name]
-    capacity = node.reading.inbox_capacity or 0
+    capacity = node.reading.counters.inbox.capacity or 0
     reason = (
         f'its inbox holds {capacity:,} item{"s" * (capacity != 1)}, so that "{before[1]}" stands still for '
         f"{blocked:.0%} of the time, although it is busy for only {_shares(sums, name)[0]:.0%} itself"
@@ -214,7 +268,7 @@ def holding(evidence: Evidence) -> Name | None:
 
 
 def is_held(evidence: Evidence) -> bool:
-    """Return whether somebody leaves little of the event loop to others."""
+    """Return whether the event loop is held for most of the time."""
     return _taken_seconds(evidence) >= LEAST_USED * evidence.elapsed_seconds > 0
 
 
@@ -258,7 +312,7 @@ _MORE: Final[dict[Bound, str]] = {
 def places(evidence: Evidence) -> Iterator[Limit]:
     """Yield the places of every node that was busy, and those of pools."""
     for group in evidence.sums.groups.values():
-        if any(group.busy.values()):  # whoever was never busy limits nothing
+        if any(group.busy.values()):  # a node that was never busy limits nothing
             yield Limit(group.utilisation, 3 if group.is_pool else 1, _verdict_of_places(evidence.sums, group))
 
 
@@ -354,6 +408,7 @@ def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iter
 
 def limits(evidence: Evidence) -> Iterator[Limit]:
     """Yield everything of which there is only so much: none can be used for more than all of the time."""
+    yield from untimed(evidence)
     yield from places(evidence)
     yield from loop(evidence)
     yield from devices(evidence)

@@ -9,32 +9,29 @@ from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import NamedTuple
 
-from ..tables.rendered import Rendered
-from ..tables.table import UNKNOWN, Column, Table, count, duration, milliseconds, seconds
-from . import registry
-from .evidence import CriticalPath, Evidence, ReaderSum, critical_paths
+from ..rendered import Rendered
+from ..tables import UNKNOWN, Column, Table, by_graph, count, duration, milliseconds, seconds
+from . import collectors
 from .limits import Verdict, is_held
-from .loop_watch import LoopWatch, thread_seconds
-from .node_profile import NodeProfile, node_profile_of
-from .open_scopes import OpenScopes, running_loop, settled
 from .perfetto import trace
-from .readings import DeviceWork, Execution, Reader, Scope
+from .records import DeviceWork, Execution, Reader, Scope
+from .sums import CriticalPath, Evidence, NodeProfile, ReaderSum, critical_paths, node_profile_of
 from .timeline import Timeline, write_whole
 from .verdict import Prediction, find_verdict, predict
+from .watching import LoopWatch, OpenScopes, running_loop, settled, thread_seconds
 
 _COLUMNS = (
     Column("node", is_number=False),
-    Column("graph", is_number=False),
     Column("done"),
     Column("failed"),
+    Column("busy"),
     Column("mean"),
     Column("p50"),
-    Column("p90"),
     Column("p99"),
-    Column("busy"),
     Column("queue wait"),
-    Column("blocked"),
     Column("occupancy"),
+    Column("blocked"),
+    Column("p90"),
 )
 
 
@@ -148,8 +145,7 @@ class Profile(Rendered):
         sums = evidence.sums
         nodes = [
             DrawnNode(
-                node_profile_of(sums, node), node.reading.consumers, f"node-{number}",
-                (verdict.graph, verdict.node) == name,
+                node_profile_of(sums, node), node.reading, f"node-{number}", (verdict.graph, verdict.node) == name
             )
             for number, (name, node) in enumerate(sums.nodes.items(), start=1)
         ]  # fmt: skip
@@ -199,8 +195,8 @@ class Profile(Rendered):
         self.timeline.add_device_work(work)
 
     def _begin(self) -> None:
-        registry.begin(self)
-        for host in settled(lambda: registry.hosts):
+        collectors.begin(self)
+        for host in settled(lambda: collectors.hosts):
             if host.loop is None or host.loop_thread is None:
                 continue  # nothing has run there yet
             ran = thread_seconds(host.loop_thread)
@@ -221,7 +217,7 @@ class Profile(Rendered):
             try:
                 self._evidence = self._now()  # it still brings executions for the timeline
             finally:
-                registry.end(self)
+                collectors.end(self)
                 self._scopes.end()
             # What is kept of a profile keeps nothing alive of what it has seen.
             self._scopes.taken()
@@ -244,7 +240,7 @@ class Profile(Rendered):
         readers = tuple(ReaderSum(name, *times, windows.get(name)) for name, times in read.items())
         looked = max(watches, key=lambda watch: watch.seconds, default=None)
         late, delay_seconds = (0.0, 0.0) if looked is None else (looked.late_share, looked.delay_seconds)
-        on_devices = {name for name, node in sums.nodes.items() if any(node.device)}
+        on_devices = {name for name, node in sums.nodes.items() if any(node.timed.device)}
         covered = self.timeline.covered_seconds(on_devices)
         evidence = Evidence(sums, now - self._began, cpu_seconds, readers, late, delay_seconds, covered_seconds=covered)
         # To look through the timeline takes a while, and only tells who does not hold the loop.
@@ -286,7 +282,8 @@ class Profile(Rendered):
     def _table(self) -> Table:
         nodes = self.nodes
         facts = (("profile", f"over {duration(self.elapsed_seconds)}"), ("verdict", str(self.verdict)))
-        return Table(facts, _COLUMNS, tuple(map(_row, nodes)))
+        ordered = [nodes[at] for at in by_graph([node.graph for node in nodes])]
+        return Table(facts, _COLUMNS, tuple(map(_row, ordered)), headings=tuple(node.graph for node in ordered))
 
 
 @contextmanager
@@ -321,15 +318,14 @@ def _add_reader(read: dict[str, tuple[float, float]], reader: Reader, look: _Rea
 def _row(node: NodeProfile) -> tuple[str, ...]:
     return (
         node.node,
-        node.graph,
         count(node.count),
         count(node.errors),
+        UNKNOWN if node.busy_share is None else f"{node.busy_share:.0%}",
         milliseconds(node.mean_seconds),
         milliseconds(node.p50_seconds),
-        milliseconds(node.p90_seconds),
         milliseconds(node.p99_seconds),
-        UNKNOWN if node.busy_share is None else f"{node.busy_share:.0%}",
         milliseconds(node.mean_queue_wait_seconds),
-        seconds(node.blocked_seconds),
         f"{node.occupancy:.0%}",
+        seconds(node.blocked_seconds),
+        milliseconds(node.p90_seconds),
     )

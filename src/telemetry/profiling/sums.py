@@ -1,10 +1,12 @@
-"""What all scopes did while a profile was taken, added up by graph and node."""
+"""What nodes did while a profile was taken, added up by graph and node, and what a verdict is based on."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from .durations import NO_DEPTH, NO_DEVICE, DepthTotals, DeviceSeconds, Durations
-from .readings import Bound, NodeReading, Places, TimedReading
+from ..counters import ActorStatistics, counted, total
+from ..tables import milliseconds
+from ..text import printable
+from .records import Bound, NodeReading, Places, TimedReading, WindowLook
 
 Name = tuple[str, str]  # graph and node
 
@@ -15,69 +17,81 @@ class NodeSum:
 
     Attributes:
         reading: the last of its readings: where it runs, and who waits for it.
-        completed, failed, busy_seconds, put_wait_seconds: as in a reading.
-        durations, blocked_seconds: as in what a reading says while a profile is taken.
-        queue: how full its inboxes were.
-        queue_seconds: how long they were watched, together.
+        counters: what was counted while the profile was taken.
+        timed: what is only counted meanwhile.
+        queue_seconds: how long its inboxes were watched, together.
         open_seconds: how long its scopes were open, together.
-        device: what its items waited for on devices.
         places: the keys of the groups whose places its items take.
     """
 
     reading: NodeReading
-    completed: int = 0
-    failed: int = 0
-    busy_seconds: float | None = None
-    put_wait_seconds: float = 0.0
-    durations: Durations = field(default_factory=Durations)
-    blocked_seconds: float = 0.0
-    queue: DepthTotals = NO_DEPTH
+    counters: ActorStatistics
+    timed: TimedReading = field(default_factory=TimedReading)
     queue_seconds: float = 0.0
     open_seconds: float = 0.0
-    device: DeviceSeconds = NO_DEVICE
     places: dict[Hashable, None] = field(default_factory=dict[Hashable, None])
+
+    @property
+    def ended(self) -> int:
+        """Items that left it."""
+        return self.counters.completed + self.counters.failed
+
+    @property
+    def busy_seconds(self) -> float | None:
+        """Time in its handler, over all items; None if it is not timed."""
+        return self.counters.busy_seconds
+
+    @property
+    def put_wait_seconds(self) -> float:
+        """Time that items waited for room in its inbox, over all items."""
+        return self.counters.inbox.put_wait_seconds
+
+    @property
+    def blocked_seconds(self) -> float:
+        """Time that items which it had finished waited for room in the inboxes after it."""
+        return self.timed.blocked_seconds
 
     @property
     def compile_seconds(self) -> float:
         """Time that its items waited for programs to be compiled."""
-        return self.device.compile_seconds
+        return self.timed.device.compile_seconds
 
     @property
     def transfer_seconds(self) -> float:
         """Time that its items waited for arrays on their way to a device, from another one or back."""
-        return self.device.transfer_seconds
+        return self.timed.device.transfer_seconds
 
     @property
     def device_seconds(self) -> float:
         """Time that devices computed for its items."""
-        return self.device.compute_seconds
+        return self.timed.device.compute_seconds
 
     @property
     def mean_seconds(self) -> float:
         """Mean time that an item takes in its handler; 0 if there was none, or it is not timed."""
-        return (self.busy_seconds or 0.0) / max(1, self.completed + self.failed)
+        return (self.busy_seconds or 0.0) / max(1, self.ended)
 
     @property
     def spread_seconds(self) -> float:
         """How much longer its slowest items take than half of them do."""
-        return (self.durations.quantile(1.0) or 0.0) - (self.durations.quantile(0.5) or 0.0)
+        return (self.timed.durations.quantile(1.0) or 0.0) - (self.timed.durations.quantile(0.5) or 0.0)
 
     @property
     def occupancy(self) -> float:
         """Share of the time that items waited in its inbox."""
-        return self.queue.occupied_seconds / self.queue_seconds if self.queue_seconds else 0.0
+        return self.timed.queue.occupied_seconds / self.queue_seconds if self.queue_seconds else 0.0
 
     @property
     def inbox_full_share(self) -> float:
         """Share of the time that its inbox was full."""
-        return self.queue.full_seconds / self.queue_seconds if self.queue_seconds else 0.0
+        return self.timed.queue.full_seconds / self.queue_seconds if self.queue_seconds else 0.0
 
     def share_of_busy(self, seconds: float) -> float | None:
         """Return how much of its busy time this is, from 0 to 1; None if that is not known, or there is none.
 
         What a device does for a result that was handed on before it was ready is busy time as well.
         """
-        total = max(self.busy_seconds or 0.0, sum(self.device))
+        total = max(self.busy_seconds or 0.0, sum(self.timed.device))
         return None if self.busy_seconds is None or not total else seconds / total
 
 
@@ -130,76 +144,59 @@ class Sums:
         sharing: dict[Hashable, set[Name]] = {}
         for reading in after:
             for places in reading.places:
-                sharing.setdefault(places.key, set()).add((reading.graph, reading.node))
-        counted: set[Hashable] = set()
+                sharing.setdefault(places.key, set()).add(reading.name)
+        known: set[Hashable] = set()
         opened: set[Name] = set()
         for reading in after:
-            name = reading.graph, reading.node
-            total = self.nodes.setdefault(name, NodeSum(reading))
-            total.reading = reading
+            name = reading.name
             earlier = _comparable(before.get(reading.key), reading)
-            busy_seconds = _add_node(total, reading, earlier)
+            done = counted(reading.counters, None if earlier is None else earlier.counters)
+            node = self.nodes.get(name)
+            if node is None:
+                node = self.nodes[name] = NodeSum(reading, done)
+            else:
+                node.reading, node.counters = reading, total((node.counters, done))
             if reading.timed is not None:
-                total.queue_seconds += ended - began
-                _add_timed(total, reading.timed, None if earlier is None else earlier.timed)
+                node.queue_seconds += ended - began
+                node.timed = node.timed.plus(reading.timed, None if earlier is None else earlier.timed)
             if name not in opened:
                 opened.add(name)
-                total.open_seconds += ended - began
+                node.open_seconds += ended - began
             for index, places in enumerate(reading.places):
                 key = places.key if places.is_shared else (places.bound, frozenset(sharing[places.key]))
                 group = self.groups.setdefault(key, Group(places.bound, places.limit, is_pool=index > 0))
-                total.places[key] = None
-                group.busy[name] = group.busy.get(name, 0.0) + busy_seconds
-                if places.key not in counted:
-                    counted.add(places.key)
+                node.places[key] = None
+                group.busy[name] = group.busy.get(name, 0.0) + (done.busy_seconds or 0.0)
+                if places.key not in known:
+                    known.add(places.key)
                     _add_time(group, places, began, ended)
 
     def copy(self) -> "Sums":
         """Return the same sums, to which more can be added."""
         twin = Sums()
-        twin.nodes = {
-            name: replace(node, places=dict(node.places), durations=node.durations.since(None))
-            for name, node in self.nodes.items()
-        }
+        twin.nodes = {name: replace(node, places=dict(node.places)) for name, node in self.nodes.items()}
         twin.groups = {key: replace(group, busy=dict(group.busy)) for key, group in self.groups.items()}
         return twin
 
     def items(self, graph: str) -> int:
         """Return how many items went through a graph: those that ended in the node that most of them reached."""
-        return max((node.completed + node.failed for name, node in self.nodes.items() if name[0] == graph), default=0)
+        return max((node.ended for name, node in self.nodes.items() if name[0] == graph), default=0)
 
-    def own_places(self, total: NodeSum) -> list[Group]:
+    def own_places(self, node: NodeSum) -> list[Group]:
         """Return the groups of places that are a node's own, not those of a pool."""
-        return [group for group in map(self.groups.__getitem__, total.places) if not group.is_pool]
+        return [group for group in map(self.groups.__getitem__, node.places) if not group.is_pool]
 
 
 def _ended(reading: NodeReading | None) -> int:
-    return 0 if reading is None else reading.completed + reading.failed
+    return 0 if reading is None else reading.counters.completed + reading.counters.failed
 
 
 def _comparable(before: NodeReading | None, now: NodeReading) -> NodeReading | None:
     """Return a reading without what has begun anew since: the profiles that had it counted ended meanwhile."""
     if before is None or before.timed is None or now.timed is None or before.timed.begin == now.timed.begin:
         return before
-    return replace(before, timed=None, busy_seconds=None if now.timed.counts_busy else before.busy_seconds)
-
-
-def _add_node(total: NodeSum, now: NodeReading, before: NodeReading | None) -> float:
-    total.completed += now.completed - (before.completed if before else 0)
-    total.failed += now.failed - (before.failed if before else 0)
-    total.put_wait_seconds += now.put_wait_seconds - (before.put_wait_seconds if before else 0.0)
-    if now.busy_seconds is None:
-        return 0.0
-    busy_seconds = now.busy_seconds - ((before.busy_seconds or 0.0) if before else 0.0)
-    total.busy_seconds = (total.busy_seconds or 0.0) + busy_seconds
-    return busy_seconds
-
-
-def _add_timed(total: NodeSum, now: TimedReading, before: TimedReading | None) -> None:
-    total.durations.merge(now.durations.since(None if before is None else before.durations))
-    total.blocked_seconds += now.blocked_seconds - (0.0 if before is None else before.blocked_seconds)
-    total.device = total.device.plus(now.device.minus(NO_DEVICE if before is None else before.device))
-    total.queue += now.queue - (NO_DEPTH if before is None else before.queue)
+    busy_seconds = None if now.timed.counts_busy else before.counters.busy_seconds
+    return replace(before, timed=None, counters=replace(before.counters, busy_seconds=busy_seconds))
 
 
 def _add_time(group: Group, places: Places, began: float, ended: float) -> None:
@@ -209,3 +206,223 @@ def _add_time(group: Group, places: Places, began: float, ended: float) -> None:
         return
     group.began = began if group.began is None else min(group.began, began)
     group.place_seconds = max(group.place_seconds, places.limit * (ended - group.began))
+
+
+# Critical path: of the nodes of a graph, those one after the other that take longest.
+#
+# What runs beside them takes no time of the whole, so durations are not added up over all nodes: the critical path
+# method of project planning (Kelley and Walker, 1959), with the mean time of each node.
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """What one run of a graph takes, where nothing waits. `str()` says it in one line.
+
+    Attributes:
+        graph: name of the graph, or of the body of control flow.
+        nodes: the names of the nodes that take longest, of those that run one after the other.
+        seconds: what they take together in one run, on average.
+    """
+
+    graph: str
+    nodes: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        return printable(f"{' → '.join(self.nodes)}: {milliseconds(self.seconds)} of each run of {self.graph}")
+
+
+def critical_paths(nodes: dict[Name, NodeSum]) -> dict[str, CriticalPath]:
+    """Return the path of each graph of which something ran."""
+    found: dict[Name, CriticalPath] = {}
+    longest: dict[str, CriticalPath] = {}
+    for name in _consumers_first(nodes):
+        graph, node = name
+        following = (found[graph, reader] for reader in nodes[name].reading.consumers if (graph, reader) in found)
+        rest = max(following, key=_seconds, default=CriticalPath(graph, (), 0.0))
+        found[name] = CriticalPath(graph, (node, *rest.nodes), rest.seconds + nodes[name].mean_seconds)
+        longest[graph] = max(longest.get(graph, rest), found[name], key=_seconds)
+    return longest
+
+
+def _seconds(path: CriticalPath) -> float:
+    return path.seconds
+
+
+def _consumers_first(nodes: dict[Name, NodeSum]) -> Iterable[Name]:
+    order: dict[Name, None] = {}
+    for first in nodes:
+        stack = [(first, False)]
+        while stack:
+            name, is_done = stack.pop()
+            if is_done:
+                order[name] = None
+            elif name in nodes and name not in order:
+                stack.append((name, True))
+                stack += [((name[0], reader), False) for reader in nodes[name].reading.consumers]
+    return order
+
+
+@dataclass
+class WindowSum:
+    """What looks at a stream add up to: each counts for the time since the one before.
+
+    Attributes:
+        size: the most items that count at a time.
+        ordered: whether they are taken out in input order.
+        seconds: the time that the looks stand for.
+        in_flight_seconds: time that items counted, over all items.
+        behind_seconds: time that items which had ended waited for one before them, over all items.
+        asking_seconds: time that the source was asked for an item, and had not given it.
+    """
+
+    size: int
+    ordered: bool
+    seconds: float = 0.0
+    in_flight_seconds: float = 0.0
+    behind_seconds: float = 0.0
+    asking_seconds: float = 0.0
+
+    def add(self, look: WindowLook, seconds: float) -> None:
+        """Add a look, which stands for some time."""
+        self.size = max(self.size, look.size)
+        self.ordered = look.ordered
+        self.seconds += seconds
+        self.in_flight_seconds += look.in_flight * seconds
+        self.behind_seconds += 0 if look.is_ready else look.ended * seconds
+        self.asking_seconds += look.is_asking * seconds
+
+
+@dataclass(frozen=True)
+class ReaderSum:
+    """Who reads streams of one name, over all of them.
+
+    Attributes:
+        name: what is read.
+        open_seconds: how long they were open.
+        waited_seconds: how long their readers waited for items.
+        window: what their items did; None if the loop watch has not looked yet, or they have no places.
+    """
+
+    name: str
+    open_seconds: float
+    waited_seconds: float
+    window: WindowSum | None = None
+
+    @property
+    def busy_share(self) -> float:
+        """How much of the time the reader did something else than to wait."""
+        return max(0.0, 1 - self.waited_seconds / self.open_seconds) if self.open_seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a verdict is based on.
+
+    Attributes:
+        sums: what the nodes did.
+        elapsed_seconds: how long the profile was taken.
+        loop_cpu_seconds: how much of that the thread of the event loop ran; None if unknown.
+        readers: who read streams.
+        loop_late_share: for how much of the time that the loop watch saw something held the event loop.
+        loop_delay_seconds: how long a handler waited for its turn on the loop, once what it awaited was there.
+        disturbed: nodes during whose executions others began or ended, so that they do not hold the event loop.
+        covered_seconds: for nodes on devices, how long they had at least one item.
+    """
+
+    sums: Sums
+    elapsed_seconds: float
+    loop_cpu_seconds: float | None = None
+    readers: tuple[ReaderSum, ...] = ()
+    loop_late_share: float = 0.0
+    loop_delay_seconds: float = 0.0
+    disturbed: frozenset[Name] = frozenset()
+    covered_seconds: Mapping[Name, float] = field(default_factory=dict[Name, float])
+
+
+@dataclass(frozen=True)
+class NodeProfile:
+    """What one node did, over all scopes of its graph: the items that left it meanwhile.
+
+    Of a node that runs very often only a sample of its executions is timed, and stands for all of them.
+
+    Attributes:
+        graph: name of its graph, or of the body of control flow that it belongs to.
+        node: name of the node, as drawn.
+        count: items that it finished with a result.
+        errors: items that ended in an error here.
+        busy_seconds: time in its handler, waits included, over all items; in a thread or a process also the wait for
+            one that is free. None for a node that gives or reads a stream, whose time is that of others as well.
+        busy_share: `busy_seconds` of places times seconds: how many items it may have at a time, times how long each
+            of its scopes was open inside of the profile. 1 is always busy. Without any limit it counts as one place:
+            then it is how many items it had at a time, on average. None if `busy_seconds` is.
+        p50_seconds: half of its executions, with all attempts of each, took at most this long. None if none was timed.
+        p90_seconds: 90 % of them did.
+        p99_seconds: 99 % of them did.
+        put_wait_seconds: time that items waited for room in its inbox, over all items.
+        queue_wait_seconds: time that items waited in its inbox, over all items.
+        blocked_seconds: time that items which it had finished waited for room in the inboxes after it, over all items.
+        occupancy: share of the time that items waited in its inbox. Near 0: it is starved, and what comes before it
+            limits; near 1: it is what limits, or something after it does.
+        inbox_full_share: share of the time that its inbox was full.
+        compile_share: share of `busy_seconds` that its items waited for programs to be compiled. What a device does for
+            results that were handed on before they were ready is busy time as well. None if `busy_seconds` is, or 0.
+        transfer_share: the same of arrays on their way to a device, from another one or back.
+        device_share: the same of computing on a device. What is missing from the sum of the three is time in which an
+            item waited for others of its batch, or for the device.
+    """
+
+    graph: str
+    node: str
+    count: int
+    errors: int
+    busy_seconds: float | None
+    busy_share: float | None
+    p50_seconds: float | None
+    p90_seconds: float | None
+    p99_seconds: float | None
+    put_wait_seconds: float
+    queue_wait_seconds: float
+    blocked_seconds: float
+    occupancy: float
+    inbox_full_share: float
+    compile_share: float | None
+    transfer_share: float | None
+    device_share: float | None
+
+    @property
+    def mean_seconds(self) -> float | None:
+        """Mean of `busy_seconds` of an item; None if there was none, or they are not timed."""
+        ended = self.count + self.errors
+        return None if self.busy_seconds is None or not ended else self.busy_seconds / ended
+
+    @property
+    def mean_queue_wait_seconds(self) -> float | None:
+        """Mean of `queue_wait_seconds` of an item; None if there was none."""
+        ended = self.count + self.errors
+        return self.queue_wait_seconds / ended if ended else None
+
+
+def node_profile_of(sums: Sums, node: NodeSum) -> NodeProfile:
+    """Return what one of the nodes of `sums` did."""
+    counters, queue, durations = node.counters, node.timed.queue, node.timed.durations
+    place_seconds = sum(group.place_seconds for group in sums.own_places(node)) or node.open_seconds
+    return NodeProfile(
+        graph=counters.graph,
+        node=counters.node,
+        count=counters.completed,
+        errors=counters.failed,
+        busy_seconds=node.busy_seconds,
+        busy_share=None if node.busy_seconds is None or not place_seconds else node.busy_seconds / place_seconds,
+        p50_seconds=durations.quantile(0.5),
+        p90_seconds=durations.quantile(0.9),
+        p99_seconds=durations.quantile(0.99),
+        put_wait_seconds=node.put_wait_seconds,
+        queue_wait_seconds=queue.waited_seconds,
+        blocked_seconds=node.blocked_seconds,
+        occupancy=node.occupancy,
+        inbox_full_share=node.inbox_full_share,
+        compile_share=node.share_of_busy(node.compile_seconds),
+        transfer_share=node.share_of_busy(node.transfer_seconds),
+        device_share=node.share_of_busy(node.device_seconds),
+    )

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-from .readings import DeviceWork, DeviceWorkKind, Execution
+from .records import DeviceWork, DeviceWorkKind, Execution
 
 
 class Timed(Protocol):
@@ -53,7 +53,7 @@ def tracks(bars: Iterable[T]) -> list[list[T]]:
 
 
 def write_whole(path: "str | os.PathLike[str]", parts: Iterable[str]) -> None:
-    """Write a file of text; whoever looks at it meanwhile sees the old one, and a failure leaves that as it was.
+    """Write a file of text; readers see the old file until the new one is complete, and a failure leaves the old one.
 
     Args:
         path: where; its folder exists.
@@ -109,7 +109,7 @@ class DeviceSlice:
 
     Attributes:
         kind: "compute", "compile", "to device" or "from device": a batch or a call, a program, arrays on their way.
-        device: name of the device or mesh; for a program that is compiled, of that which it is compiled for.
+        device: name of the device or mesh; for a compilation, the device that the program is for.
         node: name of the node; of a region that became one program, the names of all its nodes.
         began_seconds: when it began, since the begin of the profile; negative if that was before.
         ended_seconds: when it ended.
@@ -233,7 +233,7 @@ class Timeline:
         """Keep executions of a node; not those that ended before the profile began."""
         if executions[0][0] < self._began:
             executions = [execution for execution in executions if execution[1] > self._began]
-        # Slices are made when somebody looks at them: that takes longer than all else that a profile does.
+        # Slices are made when they are asked for: that takes longer than all else that a profile does.
         self._batches.append((graph, node, executions))
         self._kept += len(executions)
         while self._kept > MAX_SLICES and self._batches:  # loops in several threads may have it counted wrong

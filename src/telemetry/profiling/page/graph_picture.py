@@ -1,17 +1,18 @@
 """The graph of a profile as a picture: edges as wide as what flows through them, and coloured by how long it waits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import sqrt
 from typing import Final
 
 from ...layered import Layers, Placement, place
-from ...tables.characters import clip, printable, width
-from ...tables.table import milliseconds
-from ..node_profile import NodeProfile
+from ...tables import milliseconds
+from ...text import clip, printable, width
+from ..records import Around, NodeReading
+from ..sums import NodeProfile
 
-# Larger graphs are not drawn: nobody follows their edges.
+# Larger graphs are not drawn: their edges cannot be followed by eye.
 MAX_NODES: Final = 150
 _MAX_SEGMENTS: Final = 3_000
 
@@ -21,6 +22,7 @@ _END_SIZE = 12.0  # of the dots at which items come in and go out
 _LEVEL_GAP = 68.0
 _LEAST_EDGE, _MOST_EDGE = 2.0, 12.0
 _MARGIN = 16.0
+_TITLE = 40.0  # above the picture of a body
 _MAX_COLUMNS = 28
 # An edge has one of so many colours, the first where nothing waits.
 COLOURS: Final = 5
@@ -32,68 +34,166 @@ class DrawnNode:
 
     Attributes:
         profile: what it did.
-        readers: names of the nodes of its graph that wait for its value.
+        reading: who waits for its value, and where its graph stands.
         anchor: id of its row in the table.
         limits: whether it is the one that limits.
     """
 
     profile: NodeProfile
-    readers: tuple[str, ...]
+    reading: NodeReading
     anchor: str
     limits: bool
 
 
-class _Graph:
-    """Boxes of a picture: where items come in, the nodes in topological order, where they go out."""
+class _Body:
+    """The body of control flow: a box in the picture of the graph around it, with a picture in it.
 
-    def __init__(self, nodes: Sequence[DrawnNode]) -> None:
-        self.nodes = nodes
-        index = {node.profile.node: number for number, node in enumerate(nodes, start=1)}
-        self.last = len(nodes) + 1
-        sources: list[list[int]] = [[] for _ in range(len(nodes) + 2)]
-        for number, node in enumerate(nodes, start=1):
+    Attributes:
+        name: what it is called, in that graph.
+        around: where it stands there.
+        graph: what is in it; None if that is too large.
+        placed: where its boxes are.
+    """
+
+    def __init__(self, name: str, around: Around, nodes: Sequence[DrawnNode]) -> None:
+        self.name = name
+        self.around = around
+        self.graph = graph = _Graph(name, nodes)
+        self.placed = None if graph.is_too_large else graph.placed()
+
+    @property
+    def label(self) -> str:
+        """What stands above it."""
+        return clip(printable(self.name.removeprefix(f"{self.around.graph}/")), _MAX_COLUMNS)
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height, with its frame."""
+        label = width(self.label) * _LABEL_WIDTH
+        if self.placed is None:
+            return max(_LEAST_WIDTH, label) + 2 * _PADDING, _HEIGHT
+        return max(self.placed.height, label) + 2 * _PADDING, self.placed.width + _TITLE + _PADDING
+
+
+class _Graph:
+    """Boxes of a picture: where items come in, nodes and bodies in topological order, where they go out.
+
+    Args:
+        name: of the graph.
+        nodes: all nodes of the profile.
+    """
+
+    def __init__(self, name: str, nodes: Sequence[DrawnNode]) -> None:
+        self.boxes: list[DrawnNode | _Body] = [node for node in nodes if node.profile.graph == name]
+        self.count = len(self.boxes)
+        inside = {
+            node.profile.graph: around for node in nodes if (around := node.reading.around) and around.graph == name
+        }
+        for body, around in inside.items():  # behind the last of its sources
+            index = self._index()
+            first = max([index[source] for source in around.sources if source in index], default=0)
+            self.boxes.insert(first, _Body(body, around, nodes))
+        index = self._index()
+        bodies = [box for box in self.boxes if isinstance(box, _Body)]
+        self.last = len(self.boxes) + 1
+        sources: list[list[int]] = [[] for _ in range(len(self.boxes) + 2)]
+        for number, box in enumerate(self.boxes, start=1):
+            following = [*_readers(box), *[body.name for body in bodies if _name(box) in body.around.sources]]
             # What is not in the profile is no node, or has done nothing.
-            for reader in [index[name] for name in node.readers if index.get(name, 0) > number] or [self.last]:
+            readers = dict.fromkeys(index[name] for name in following if index.get(name, 0) > number)
+            for reader in readers or [self.last]:
                 sources[reader].append(number)
         for number in range(1, self.last):
             sources[number] = sources[number] or [0]
         self.layers = Layers.of(sources)
 
-    def sizes(self) -> list[tuple[float, float]]:
-        """Return width and height of each box."""
+    def _index(self) -> dict[str, int]:
+        return {_name(box): number for number, box in enumerate(self.boxes, start=1)}
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether it has too many nodes or edges to be read as a picture."""
+        return self.count > MAX_NODES or self.layers.segments > _MAX_SEGMENTS
+
+    def placed(self) -> Placement:
+        """Return where the boxes are: from top to bottom, so all sizes and places are turned around when drawn."""
         end = (_END_SIZE, _END_SIZE)
-        return [end, *[(_width(node), _HEIGHT) for node in self.nodes], end]
+        sizes = [end, *[_size(box) for box in self.boxes], end]
+        return place(self.layers, [(high, wide) for wide, high in sizes], _LEVEL_GAP)
 
     def flow(self, source: int, target: int) -> int:
-        """Return how many items went through an edge."""
-        node = self.nodes[(source if target == self.last else target) - 1].profile
-        return node.count if target == self.last else node.count + node.errors
+        """Return how many items went through an edge: what a node has taken, or of a body what its source gave."""
+        reader = None if target == self.last else self.boxes[target - 1]
+        if isinstance(reader, DrawnNode):
+            return reader.profile.count + reader.profile.errors
+        giver = self.boxes[source - 1] if source else None
+        return giver.profile.count if isinstance(giver, DrawnNode) else 0
+
+
+def _name(box: DrawnNode | _Body) -> str:
+    return box.name if isinstance(box, _Body) else box.profile.node
+
+
+def _called(box: DrawnNode | _Body) -> str:
+    return box.label if isinstance(box, _Body) else box.profile.node
+
+
+def _readers(box: DrawnNode | _Body) -> Sequence[str]:
+    """Return what reads a box directly."""
+    if isinstance(box, _Body):
+        return box.around.consumers
+    return [name for name in box.reading.consumers if name not in box.reading.behind]
+
+
+def _size(box: DrawnNode | _Body) -> tuple[float, float]:
+    return box.size if isinstance(box, _Body) else (_width(box), _HEIGHT)
 
 
 def graph_picture(name: str, nodes: Sequence[DrawnNode]) -> str:
-    """Return a figure of one graph, whose nodes are in topological order.
+    """Return a figure of one graph, with the bodies of its control flow as boxes inside of it.
 
     Args:
         name: of the graph.
-        nodes: its nodes.
+        nodes: all nodes of the profile; those of one graph in topological order.
     """
-    graph = _Graph(nodes)
+    graph = _Graph(name, nodes)
     caption = f"<figcaption>{escape(printable(name))}</figcaption>"
-    if len(nodes) > MAX_NODES or graph.layers.segments > _MAX_SEGMENTS:
-        return f'<figure class="graph">{caption}<p class="note">{len(nodes):,} nodes: too many to draw.</p></figure>'
-    # It is placed from top to bottom, and drawn from left to right: all sizes and places are turned around.
-    placed = place(graph.layers, [(high, wide) for wide, high in graph.sizes()], _LEVEL_GAP)
+    if graph.is_too_large:
+        return f'<figure class="graph">{caption}<p class="note">{graph.count:,} nodes: too many to draw.</p></figure>'
+    placed = graph.placed()
     wide, high = placed.height + 2 * _MARGIN, placed.width + 2 * _MARGIN
-    most = max([graph.flow(route.source, route.target) for route in placed.routes], default=0)
     scrolled = f'<div class="scroll" tabindex="0" role="group" aria-label="The graph {escape(printable(name))}">'
     return "\n".join([
         f'<figure class="graph">{caption}{scrolled}',
         f'<svg width="{wide:.0f}" height="{high:.0f}" viewBox="{-_MARGIN:.0f} {-_MARGIN:.0f} {wide:.0f} {high:.0f}">',
-        *_edges(graph, placed, most),
-        *_ends(placed, graph.last),
-        *[_box(node, placed, number) for number, node in enumerate(nodes, start=1)],
+        *_drawn(graph, placed),
         "</svg></div></figure>",
     ])  # fmt: skip
+
+
+def _drawn(graph: _Graph, placed: Placement) -> Iterator[str]:
+    most = max([graph.flow(route.source, route.target) for route in placed.routes], default=0)
+    yield from _edges(graph, placed, most)
+    yield from _ends(placed, graph.last)
+    for number, box in enumerate(graph.boxes, start=1):
+        if isinstance(box, _Body):
+            yield from _framed(box, placed, number)
+        else:
+            yield _box(box, placed, number)
+
+
+def _framed(body: _Body, placed: Placement, number: int) -> Iterator[str]:
+    box = placed.boxes[number]
+    yield f'<g class="body" transform="translate({box.top:.1f} {box.left:.1f})">'
+    yield f'<rect width="{box.height:.1f}" height="{box.width:.1f}" rx="10"/>'
+    yield f'<text class="detail" x="{_PADDING:.0f}" y="18">{escape(body.label)}</text>'
+    if body.placed is None:
+        yield f'<text class="detail" x="{_PADDING:.0f}" y="42">{body.graph.count:,} nodes</text>'
+    else:
+        yield f'<g transform="translate({_PADDING:.1f} {_TITLE:.1f})">'
+        yield from _drawn(body.graph, body.placed)
+        yield "</g>"
+    yield "</g>"
 
 
 def _edges(graph: _Graph, placed: Placement, most: int) -> list[str]:
@@ -103,12 +203,15 @@ def _edges(graph: _Graph, placed: Placement, most: int) -> list[str]:
         across = _LEAST_EDGE + (_MOST_EDGE - _LEAST_EDGE) * sqrt(flow / most if most else 0.0)
         colour, about = 0, "out"
         if route.target != graph.last:
-            reader = graph.nodes[route.target - 1].profile
-            colour = round(min(reader.occupancy, 1.0) * (COLOURS - 1))
-            about = f"{reader.node}: items wait for {reader.occupancy:.0%} of the time"
-            if reader.mean_queue_wait_seconds is not None:
-                about += f", each {milliseconds(reader.mean_queue_wait_seconds)} on average"
-        source = "in" if not route.source else graph.nodes[route.source - 1].profile.node
+            box = graph.boxes[route.target - 1]
+            about = _called(box)
+            if isinstance(box, DrawnNode):
+                reader = box.profile
+                colour = round(min(reader.occupancy, 1.0) * (COLOURS - 1))
+                about += f": items wait for {reader.occupancy:.0%} of the time"
+                if reader.mean_queue_wait_seconds is not None:
+                    about += f", each {milliseconds(reader.mean_queue_wait_seconds)} on average"
+        source = "in" if not route.source else _called(graph.boxes[route.source - 1])
         title = f"{source} → {about}; {flow:,} items"
         found.append(
             f'<path class="edge wait-{colour}" stroke-width="{across:.1f}" d="{_path(route.points)}">'
@@ -180,9 +283,7 @@ def _about(profile: NodeProfile) -> str:
     return printable(f"{profile.node}: {profile.count:,} items{busy}")
 
 
-def by_graph(nodes: Sequence[DrawnNode]) -> Mapping[str, list[DrawnNode]]:
-    """Return the nodes of each graph, in their order."""
-    found: dict[str, list[DrawnNode]] = {}
-    for node in nodes:
-        found.setdefault(node.profile.graph, []).append(node)
-    return found
+def whole_graphs(nodes: Sequence[DrawnNode]) -> list[str]:
+    """Return the graphs that are no bodies of others."""
+    graphs = {node.profile.graph: node.reading.around for node in nodes}
+    return [graph for graph, around in graphs.items() if around is None or around.graph not in graphs]

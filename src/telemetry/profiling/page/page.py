@@ -8,12 +8,13 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
-from ...tables.characters import printable
-from ...tables.table import count, duration, milliseconds, rate, seconds
+from ...counters import name_of
+from ...tables import count, duration, milliseconds, rate, seconds
+from ...text import printable
 from ..limits import Verdict
-from ..node_profile import NodeProfile
+from ..sums import NodeProfile
 from ..timeline import DepthPoint, DeviceSlice, Slice, Timeline, tracks
-from .graph_picture import COLOURS, DrawnNode, by_graph, graph_picture
+from .graph_picture import COLOURS, DrawnNode, graph_picture, whole_graphs
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ _COLUMNS: Final[tuple[_Column, ...]] = (
 
 
 def node_table(nodes: Sequence[DrawnNode]) -> Iterator[str]:
-    """Yield the table, without columns that would tell nothing: of the only graph, or of devices that nobody used."""
+    """Yield the table, without the columns of graphs and devices where there is one graph, or no device was used."""
     has_graphs = len({node.profile.graph for node in nodes}) > 1
     uses_devices = any(node.profile.compile_share or node.profile.transfer_share for node in nodes)
     columns = [column for column in _COLUMNS if uses_devices or column.title not in ("compile", "transfer")]
@@ -244,7 +245,7 @@ class Shown:
 
 def page(shown: Shown) -> Iterator[str]:
     """Yield the text of the page."""
-    graphs = by_graph(shown.nodes)
+    graphs = whole_graphs(shown.nodes)
     title = f"Profile of {', '.join(map(printable, graphs))}" if graphs else "Profile"
     yield (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
@@ -256,7 +257,7 @@ def page(shown: Shown) -> Iterator[str]:
     yield from _top(title)
     yield '<main id="main">\n'
     yield from _verdict(shown)
-    yield from _graphs(shown, [graph_picture(name, found) for name, found in graphs.items()])
+    yield from _graphs(shown, [graph_picture(name, shown.nodes) for name in graphs])
     yield '<section aria-labelledby="nodes-title"><h2 id="nodes-title">Nodes</h2>'
     yield '<div class="scroll" tabindex="0" role="group" aria-label="Table of the nodes">\n'
     yield from node_table(shown.nodes)
@@ -281,7 +282,8 @@ def _verdict(shown: Shown) -> Iterator[str]:
     if verdict.node is None:
         yield f'<h2 id="verdict-title">{reason}</h2>'
     else:
-        yield f'<h2 id="verdict-title"><code>{escape(printable(verdict.node))}</code></h2><p>{reason}</p>'
+        name = escape(printable(name_of(verdict.graph or "", verdict.node)))
+        yield f'<h2 id="verdict-title"><code>{name}</code></h2><p>{reason}</p>'
     gain = f" <i>{escape(_sentence(verdict.gain))}</i>" if verdict.gain else ""
     yield f'<p class="remedy"><span>Try</span> {remedy}{gain}</p>'
     yield "<dl>"
@@ -292,7 +294,7 @@ def _verdict(shown: Shown) -> Iterator[str]:
 
 def _facts(shown: Shown) -> Iterator[tuple[str, str]]:
     yield "taken over", duration(shown.elapsed_seconds)
-    ends = [node for node in shown.nodes if not node.readers]
+    ends = [node for node in shown.nodes if not node.reading.consumers and node.reading.around is None]
     if ends:
         end = max(ends, key=lambda node: (node.profile.graph == shown.verdict.graph, node.profile.count)).profile
         name = printable(end.graph)

@@ -1,20 +1,68 @@
-"""Display: draws all bars of the process on standard error, in a thread of its own. Nobody loads it without rich.
-
-A terminal can be slow, or be stopped with Ctrl-S, so no event loop writes to it.
-"""
+"""Progress: how far something has got, and its bar in a terminal."""
 
 import asyncio
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from ..tables.characters import printable
-from .standing import Standing
+from .tables import count, duration, rate
+from .text import printable
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far something has got.
+
+    Attributes:
+        name: what it is.
+        done: items that have ended.
+        failed: those of them that ended in an error.
+        total: how many there will be; None if unknown.
+        per_second: how many have ended each second lately; None if there is nothing to say.
+        limits: name of the node that limits; empty if none is known to.
+    """
+
+    name: str
+    done: int
+    failed: int
+    total: int | None
+    per_second: float | None
+    limits: str = ""
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """How long the rest takes at this rate; None if it cannot be told."""
+        if self.total is None or not self.per_second or self.done >= self.total:
+            return None
+        return (self.total - self.done) / self.per_second
+
+    def words(self) -> str:
+        """Return what stands beside the bar."""
+        remaining = self.remaining_seconds
+        said = (
+            count(self.done) + ("" if self.total is None else f"/{count(self.total)}"),
+            "" if self.per_second is None else rate(self.per_second),
+            "" if remaining is None else f"{_whole(remaining)} left",
+            f"{count(self.failed)} failed" if self.failed else "",
+            f"{printable(self.limits)} limits" if self.limits else "",
+        )
+        return "  ".join(filter(None, said))
+
+
+def _whole(seconds: float) -> str:
+    return duration(seconds) if seconds > 59 else f"{ceil(seconds)} s"
+
+
+# Display: draws all bars of the process on standard error, in a thread of its own. It needs rich.
+#
+# A terminal can be slow, or be stopped with Ctrl-S, so no event loop writes to it.
 
 _REFRESH_SECONDS: Final = 0.25
 
@@ -61,7 +109,7 @@ class Bar:
         self._call_soon(partial(self._say_drawn, ending))
 
     def _say_drawn(self, ending: threading.Thread | None) -> None:
-        if not self._is_drawn.done():  # whoever waited may have been cancelled
+        if not self._is_drawn.done():  # the task that waited may have been cancelled
             self._is_drawn.set_result(ending)
 
     def _refresh(self) -> None:

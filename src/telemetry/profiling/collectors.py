@@ -1,14 +1,16 @@
-"""Who profiles now, and who could be profiled.
-
-While nobody does, whatever opens or closes a scope looks at one empty list, and nothing is registered.
-"""
+"""Who takes a profile now, and which Engines could be profiled."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
-if TYPE_CHECKING:  # the records that a profile is made of are loaded when one is taken
-    from .readings import DeviceWork, Execution, Host, Reader, Scope
+if TYPE_CHECKING:
+    from .records import DeviceWork, Execution, Host, Reader, Scope
+
+
+# Who profiles now, and who could be profiled.
+#
+# While no profile is taken, opening and closing a scope looks at one empty list, and registers nothing.
 
 
 class Collector(Protocol):
@@ -79,7 +81,7 @@ def scope_closed(scope: "Scope") -> None:
 
 
 def scope_vanished(scope: "Scope") -> None:
-    """Tell them of a scope that nobody closes: it is being collected as garbage."""
+    """Tell them of a scope that was never closed and is being collected as garbage."""
     for collector in tuple(_collectors):
         collector.scope_vanished(scope)
 

@@ -31,6 +31,15 @@ def clip(text: str, columns: int) -> str:
     return kept + "…"
 
 
+def shorten(text: str, columns: int) -> str:
+    """Return `text`, with an ellipsis in its middle if it takes more than `columns`: ends of names tell them apart."""
+    if width(text) <= columns:
+        return text
+    head = clip(text, columns // 2 + 1)
+    tail = clip(text[::-1], columns - width(head) + 1)[:-1]
+    return head + tail[::-1]
+
+
 def pad(text: str, columns: int) -> str:
     """Return `text` with spaces up to `columns`."""
     return text + " " * (columns - width(text))

@@ -1,17 +1,19 @@
-"""Open scopes: adds up what scopes do from one look to the next, whichever threads open, close and look at them."""
+"""What a profile looks at while it is taken: open scopes, whichever threads open them, and event loops."""
 
 import asyncio
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
-from time import perf_counter
-from typing import NamedTuple, TypeVar
-from weakref import ReferenceType, ref
+from math import sqrt
+from time import clock_gettime, perf_counter
+from typing import Final, NamedTuple, TypeVar
+from weakref import ReferenceType, WeakSet, ref
 
-from .readings import Host, NodeReading, Scope
-from .sums import Sums
+from .records import Host, NodeReading, Reader, Scope
+from .sums import Sums, WindowSum
 
 T = TypeVar("T")
 
@@ -47,7 +49,7 @@ class OpenScopes:
         self._ended = False
 
     def opened(self, scope: Scope) -> bool:
-        """Count what a new scope of the running loop does, from zero; returns False if nothing counts any more."""
+        """Count what a new scope of the running loop does, from zero; returns False once the profile has ended."""
         with self.lock:
             if self._ended:  # meanwhile, in another thread
                 return False
@@ -147,9 +149,124 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _in_thread_of(loop: asyncio.AbstractEventLoop | None, call: Callable[[], None]) -> None:
-    """Call something between two steps of what runs on a loop: now, if that is here, or nothing runs there any more."""
+    """Make a call in the thread of a loop, between two of its steps; at once if it is this one, or closed."""
     if loop is None or loop.is_closed() or loop is running_loop():
         call()
     else:
         with suppress(RuntimeError):  # it was closed just now
             loop.call_soon_threadsafe(call)
+
+
+# Loop watch: what the streams of an event loop do, and whether something holds it, at moments spread over the time.
+#
+# It looks now and then instead of counting, so that an item does not pay for it.
+
+
+def thread_seconds(thread: int) -> float | None:
+    """Return the processor time of a thread of this process, in seconds; None if it has ended or is unknown.
+
+    Args:
+        thread: its number, as `threading.get_native_id` gives it.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        # The number of a thread's clock, as the kernel makes it of that of the thread, and pthread_getcpuclockid(3)
+        # returns it: that function must not be asked for a thread that may have ended, the kernel may.
+        return clock_gettime(~thread << 3 | 6)
+    except OSError:
+        return None
+
+
+# At first every millisecond, so that a short profile has enough looks; then fewer and fewer, some 180 each time that
+# the time doubles, however long it takes.
+_LEAST_PAUSE_SECONDS: Final = 0.001
+_PAUSE_SHARE: Final = 1 / 256
+# Multiples of the golden ratio are spread evenly: looks at equal distances would fall in step with the handlers.
+_GOLDEN: Final = (sqrt(5) - 1) / 2
+# A timer is late by a millisecond anyhow.
+_LATE_SECONDS: Final = 0.003
+# And now and then by more: a watch that looks seldom must not take that for a habit, unless it was most of the time.
+_LEAST_LATE: Final = 3
+_MOST: Final = 0.5
+
+
+class LoopWatch:
+    """Looks at what runs on one event loop, from the first scope that is opened until it is stopped.
+
+    Attributes:
+        scopes: the scopes that are open.
+        readers: the streams that are open.
+        windows: what was seen of streams, by their names.
+        seconds: the time that its looks stand for.
+        late_seconds: that of it for which the loop was held: a timer was late.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._began: float | None = None
+        self._looks = 0
+        self._is_on = True
+        self.scopes: WeakSet[Scope] = WeakSet()
+        self.readers: set[Reader] = set()
+        self.windows: dict[str, WindowSum] = {}
+        self.seconds = 0.0
+        self.late_seconds = 0.0
+        self._delays = 0.0
+        self._late = 0
+        self._held_seconds = 0.0
+
+    @property
+    def late_share(self) -> float:
+        """Share of the time for which something held the loop."""
+        return self.late_seconds / self.seconds if self._is_habit else 0.0
+
+    @property
+    def delay_seconds(self) -> float:
+        """Mean time that a handler waits for its turn on the loop: by which timers were late, if by more than usual."""
+        return self._delays / self.seconds if self._is_habit else 0.0
+
+    @property
+    def _is_habit(self) -> bool:
+        return self._late >= _LEAST_LATE or self._held_seconds > _MOST * self.seconds
+
+    def start(self) -> None:
+        """Look from now on, as long as something is open; called in the thread of the loop."""
+        if self._is_on and self._timer is None:
+            if self._began is None:
+                self._began = self._loop.time()
+            self._wait()
+
+    def stop(self) -> None:
+        """Look no more; from any thread."""
+        self._is_on = False
+        self.scopes, self.readers = WeakSet(), set()
+        if self._timer is not None and not self._loop.is_closed():
+            self._timer.cancel()
+
+    def _wait(self) -> None:
+        assert self._began is not None
+        now = self._loop.time()
+        self._looks += 1
+        pause = max(_LEAST_PAUSE_SECONDS, (now - self._began) * _PAUSE_SHARE)
+        pause *= 0.5 + self._looks * _GOLDEN % 1
+        self._timer = self._loop.call_later(pause, self._look, now, now + pause)
+
+    def _look(self, began: float, due: float) -> None:
+        self._timer = None
+        if not self._is_on or not (self.scopes or self.readers):
+            return
+        now = self._loop.time()
+        self.seconds += now - began
+        if now - due > _LATE_SECONDS:
+            self.late_seconds += now - began
+            self._late += 1
+            self._held_seconds += now - due
+            self._delays += (now - due) * (now - began)
+        for reader in tuple(self.readers):
+            look = reader.look()
+            if look is not None:
+                found = self.windows.setdefault(reader.name, WindowSum(look.size, look.ordered))
+                found.add(look, now - began)
+        self._wait()

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
-from .durations import NO_DEVICE, DepthTotals, DeviceSeconds, Durations
+from ..counters import ActorStatistics
+from .durations import NO_DEPTH, NO_DEVICE, DepthTotals, DeviceSeconds, Durations
 
 # When it began and ended, with all its attempts, in seconds of `time.perf_counter`; a number that stands for the item
 # on its whole way through a graph, and its index in its stream, deployment or `map_each`, both None if unknown.
@@ -54,53 +55,77 @@ class TimedReading:
         begin: a number that is another one each time that such counting begins.
     """
 
-    durations: Durations
-    queue: DepthTotals
-    blocked_seconds: float
+    durations: Durations = field(default_factory=Durations)
+    queue: DepthTotals = NO_DEPTH
+    blocked_seconds: float = 0.0
     device: DeviceSeconds = NO_DEVICE
     counts_busy: bool = False
     begin: int = 0
 
+    def plus(self, now: "TimedReading", before: "TimedReading | None") -> "TimedReading":
+        """Return this with what was counted between two looks at one node; all of it, if there was no earlier one."""
+        before = before or _NOTHING_TIMED
+        durations = self.durations.since(None)
+        durations.merge(now.durations.since(before.durations))
+        return TimedReading(
+            durations,
+            self.queue + (now.queue - before.queue),
+            self.blocked_seconds + now.blocked_seconds - before.blocked_seconds,
+            self.device.plus(now.device.minus(before.device)),
+        )
+
+
+_NOTHING_TIMED: Final = TimedReading()
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Where a body of control flow stands in the graph around it.
+
+    Attributes:
+        graph: name of that graph.
+        sources: what its step reads: names of nodes, and of the bodies of other control flow.
+        consumers: what reads the value of its step; likewise.
+    """
+
+    graph: str
+    sources: tuple[str, ...]
+    consumers: tuple[str, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """What the counters of one node in one scope say.
+    """The counters of one node in one scope, with what a profile has to know of the node to judge them.
 
     Attributes:
+        counters: the counters. While a profile is taken, their `busy_seconds` say how long all handlers took that were
+            begun since, also of nodes that are timed only by profiles.
         key: what tells it from the others of the scope.
-        graph: name of its graph, or of the body of control flow that it belongs to.
-        node: name of the node, as drawn.
         runs_on: "loop", "thread", "process", or where else.
         holds_loop: whether nothing else runs on the loop while its handler does.
         gathers: whether it holds items that wait for their turn: then it is busy with all of them.
-        completed: items that it finished with a result.
-        failed: items that ended in an error here.
-        busy_seconds: time in its handler, over all items; None if that would count waits for other nodes.
-        put_wait_seconds: time that items waited for room in its inbox.
-        inbox_depth: items in its inbox now.
-        inbox_capacity: how many it may hold; None if it has no bound.
-        in_flight: items in it now.
         places: the places that an item in it takes; the first is its own, further ones are those of a pool.
         consumers: the nodes of the same graph that wait for its value, behind control flow as well.
+        behind: those of them that only wait for it behind control flow.
+        around: where its graph stands, if that is a body of control flow.
         timed: what is only known while a profile is taken; None otherwise.
     """
 
+    counters: ActorStatistics
     key: Hashable
-    graph: str
-    node: str
     runs_on: str
     holds_loop: bool
     gathers: bool
-    completed: int
-    failed: int
-    busy_seconds: float | None
-    put_wait_seconds: float
-    inbox_depth: int
-    inbox_capacity: int | None
-    in_flight: int
     places: tuple[Places, ...]
     consumers: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
+    around: Around | None = None
     timed: TimedReading | None = None
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Its graph, or the body of control flow that it belongs to, and its own name as drawn."""
+        return self.counters.graph, self.counters.node
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +162,7 @@ class Scope(Protocol):
 
 
 class Reader(Protocol):
-    """A stream that somebody outside of all nodes reads."""
+    """A stream whose reader is the application, and no node."""
 
     @property
     def name(self) -> str:
@@ -190,7 +215,7 @@ class DeviceWork(NamedTuple):
 
     Args:
         kind: what it did.
-        device: name of the device or mesh; for a program that is compiled, of that which it is compiled for.
+        device: name of the device or mesh; for a compilation, the device that the program is for.
         node: name of the node; of a region that became one program, the names of all its nodes.
         began: when it began, in seconds of `time.perf_counter`.
         ended: when it ended.

@@ -1,0 +1,291 @@
+"""Tables: a few facts, columns, cells, quantities as people read them; as text, with rich and as HTML."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from shutil import get_terminal_size
+from textwrap import wrap
+from typing import TYPE_CHECKING, Final
+
+from .text import pad, printable, shorten, width
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+
+UNKNOWN = "-"
+
+
+def significant(value: float) -> str:
+    """Return a number with about three digits: 1,234 and 12.3 and 0.123."""
+    if value and abs(value) < 0.0005:
+        return "<0.001"
+    for least, decimals in ((99.95, 0), (9.995, 1), (0.9995, 2)):
+        if abs(value) >= least:
+            return f"{value:,.{decimals}f}"
+    return f"{value:.3f}" if value else "0"
+
+
+def count(value: int | None) -> str:
+    """Return a number of things."""
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def of(value: int, limit: int | None) -> str:
+    """Return how much of a limit is used: 3/16."""
+    return f"{value:,}/{count(limit)}"
+
+
+def seconds(value: float | None) -> str:
+    """Return a time in seconds, whatever its size, so that those of a column can be compared."""
+    return UNKNOWN if value is None else f"{significant(value)} s"
+
+
+def milliseconds(value_seconds: float | None) -> str:
+    """Return a time, given in seconds, in milliseconds."""
+    return UNKNOWN if value_seconds is None else f"{significant(value_seconds * 1000)} ms"
+
+
+def rate(per_second: float | None, noun: str = "") -> str:
+    """Return how many of something there are in a second: 12.3/s, 12.3 calls/s."""
+    return UNKNOWN if per_second is None else f"{significant(per_second)}{noun and ' ' + noun}/s"
+
+
+def duration(value_seconds: float | None) -> str:
+    """Return a time of any size in its two largest units: 12.3 s, 4 min 10 s, 3 d 4 h."""
+    if value_seconds is None or value_seconds < 60:
+        return seconds(value_seconds)
+    minutes, whole_seconds = divmod(int(value_seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days:,} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole_seconds} s"
+
+
+def scaled(value: float | None, unit: str) -> str:
+    """Return a large quantity with a decimal prefix: 12.3 GB, 1.23 TFLOP/s."""
+    if value is None:
+        return UNKNOWN
+    for least, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * least:
+            return f"{significant(value / least)} {prefix}{unit}"
+    return f"{significant(value)} {unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column.
+
+    Args:
+        title: its heading.
+        is_number: whether its cells are numbers, which stand to the right.
+    """
+
+    title: str
+    is_number: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What is shown; every cell is the text that a reader sees.
+
+    Args:
+        facts: a label and a value for each line above the table.
+        columns: the columns, the most telling first: where there is no room, the last ones are left out.
+        rows: a cell for each column.
+        remark: what is said below the table; empty if nothing.
+        headings: what each row stands under, such as its graph; empty if rows have no headings.
+    """
+
+    facts: tuple[tuple[str, str], ...]
+    columns: tuple[Column, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    remark: str = ""
+    headings: tuple[str, ...] = ()
+
+
+def by_graph(graphs: Sequence[str]) -> list[int]:
+    """Return an order of rows in which those of a graph stand together, and bodies of control flow behind their graph.
+
+    Args:
+        graphs: the graph of each row; of a body "graph/body".
+    """
+    first = {graph: number for number, graph in reversed([*enumerate(graphs)])}
+    roots = {root: number for number, root in reversed([*enumerate(graph.partition("/")[0] for graph in graphs)])}
+    return sorted(
+        range(len(graphs)),
+        key=lambda row: (roots[graphs[row].partition("/")[0]], "/" in graphs[row], first[graphs[row]]),
+    )
+
+
+# A name that takes more is shortened in the middle, also where there is room for it.
+_MAX_CELL_COLUMNS: Final = 40
+# Columns of numbers are left out before a name gets less than this.
+_LEAST_NAME_COLUMNS: Final = 20
+_LEAST_COLUMNS: Final = 40
+_GAP, _INDENT = "  ", "  "
+
+
+def _fitted(table: Table, room: int | None) -> Table:
+    """Return a table without the columns that say nothing, and without those for which there is no room.
+
+    The first column and the first one of numbers stay.
+    """
+    if not table.rows:
+        return table
+    cells = [*zip(*[[printable(cell) for cell in row] for row in table.rows], strict=True)]
+    stays = {0, next((at for at, column in enumerate(table.columns) if column.is_number), 0)}
+    same = [
+        at for at in range(len(cells)) if at not in stays and len(table.rows) > 1 and len({*cells[at]}) == 1
+    ]  # fmt: skip
+    kept = [at for at in range(len(cells)) if at not in same]
+    indent = len(_INDENT) if table.headings else 0
+    natural = [_columns_of(column, cells[at]) for at, column in enumerate(table.columns)]
+    least = [
+        size if column.is_number else min(size, _LEAST_NAME_COLUMNS)
+        for size, column in zip(natural, table.columns, strict=True)
+    ]
+    left_out: list[int] = []
+    while room is not None and indent + _wide([least[at] for at in kept]) > room:
+        last = next((at for at in reversed(kept) if at not in stays), None)
+        if last is None:
+            break
+        kept.remove(last)
+        left_out.insert(0, last)
+    sizes = dict.fromkeys(range(len(cells)), _MAX_CELL_COLUMNS)
+    spare = 0 if room is None else room - indent - _wide([least[at] for at in kept])
+    for at in kept:
+        if room is not None and not table.columns[at].is_number:
+            more = max(min(spare, min(natural[at], _MAX_CELL_COLUMNS) - least[at]), 4 - least[at])
+            sizes[at] = least[at] + more
+            spare -= more
+    rows = [
+        tuple(cells[at][row] if table.columns[at].is_number else shorten(cells[at][row], sizes[at]) for at in kept)
+        for row in range(len(table.rows))
+    ]
+    alike = [f"{table.columns[at].title} {cells[at][0]}" for at in same if cells[at][0]]
+    without = [table.columns[at].title for at in left_out]
+    remarks = [
+        table.remark,
+        f"the same in all rows: {', '.join(alike)}" if alike else "",
+        f"no room for: {', '.join(without)}" if without else "",
+    ]
+    columns = tuple(table.columns[at] for at in kept)
+    return replace(table, columns=columns, rows=tuple(rows), remark="; ".join(filter(None, remarks)))
+
+
+def _columns_of(column: Column, cells: Sequence[str]) -> int:
+    """Return what a column takes: its cells, and its heading, of which each word has a line."""
+    words = column.title.split() if column.is_number else [column.title]
+    return max(map(width, (*words, *cells)), default=0)
+
+
+def _wide(sizes: Sequence[int]) -> int:
+    return sum(sizes) + len(_GAP) * (len(sizes) - 1)
+
+
+def lines(table: Table, room: int) -> Iterator[tuple[str, int]]:
+    """Yield the lines of a table that fits into so many columns, each with how much of it is bold.
+
+    Args:
+        table: the table.
+        room: columns of the terminal; where it is very narrow, lines are longer.
+    """
+    room = max(room, _LEAST_COLUMNS)
+    table = _fitted(table, room)
+    labels = max((width(label) for label, _ in table.facts), default=0)
+    for label, value in table.facts:
+        first, *others = _wrapped(value, room - labels - len(_GAP))
+        yield f"{pad(label, labels)}{_GAP}{first}".rstrip(), len(label)
+        yield from (((" " * labels) + _GAP + line, 0) for line in others)
+    if table.rows:
+        yield "", 0
+        yield from _grid(table, room)
+    if table.remark:
+        yield "", 0
+        yield from ((line, 0) for part in table.remark.splitlines() for line in _wrapped(part, room))
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    return wrap(printable(text), room, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _grid(table: Table, room: int) -> Iterator[tuple[str, int]]:
+    indent = _INDENT if table.headings else ""
+    sizes = [_columns_of(column, [row[at] for row in table.rows]) for at, column in enumerate(table.columns)]
+    words = [column.title.split() if column.is_number else [column.title] for column in table.columns]
+    height = max(map(len, words))
+    for number in range(height):
+        head = [["", *title][max(0, number - height + len(title) + 1)] for title in words]
+        yield (line := indent + _line(table, head, sizes)), len(line)
+    yield "─" * (len(indent) + _wide(sizes)), 0
+    heading = ""
+    for number, row in enumerate(table.rows):
+        if table.headings and table.headings[number] != heading:
+            heading = table.headings[number]
+            yield (line := shorten(printable(heading), room)), len(line)
+        yield indent + _line(table, row, sizes), 0
+
+
+def _line(table: Table, cells: Sequence[str], sizes: Sequence[int]) -> str:
+    padded = [
+        " " * (size - width(cell)) + cell if column.is_number else pad(cell, size)
+        for cell, size, column in zip(cells, sizes, table.columns, strict=True)
+    ]
+    return _GAP.join(padded).rstrip()
+
+
+def to_text(table: Table) -> str:
+    """Return lines that fit into the terminal, or into 80 columns where there is none."""
+    room = get_terminal_size((80, 24)).columns
+    return "\n".join([line.rstrip() for line, _ in lines(table, room)])
+
+
+def to_rich(table: Table) -> "RenderableType":
+    """Return what `rich.print` shows. Names are text, whatever they look like, and no markup."""
+    from rich.text import Text
+
+    class Lines:
+        def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+            for line, bold in lines(table, options.max_width):
+                text = Text(line, no_wrap=True, overflow="ignore")
+                text.stylize("bold", 0, bold)
+                yield text
+
+    return Lines()
+
+
+_LEFT, _RIGHT = 'style="text-align:left"', 'style="text-align:right"'
+
+
+def to_html(table: Table) -> str:
+    """Return one element that needs no script or style from elsewhere; the page's own style of tables applies."""
+    table = _fitted(table, None)
+    found = ['<div class="penstock-statistics">', "<table>"]
+    found += [
+        f"<tr><th {_LEFT}>{_safe(label)}</th><td {_LEFT}>{_safe(value)}</td></tr>" for label, value in table.facts
+    ]
+    found.append("</table>")
+    if table.rows:
+        sides = [_RIGHT if column.is_number else _LEFT for column in table.columns]
+        found += ["<table>", f"<thead>{_row('th', [column.title for column in table.columns], sides)}</thead>"]
+        heading = None
+        for number, row in enumerate(table.rows):
+            if table.headings and table.headings[number] != heading:
+                heading = table.headings[number]
+                found.append(f'<tr><th colspan="{len(sides)}" {_LEFT}>{_safe(heading)}</th></tr>')
+            found.append(_row("td", row, sides))
+        found.append("</table>")
+    if table.remark:
+        found.append(f"<p>{_safe(table.remark)}</p>")
+    return "\n".join([*found, "</div>"])
+
+
+def _row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
+    inside = "".join(f"<{tag} {side}>{_safe(cell)}</{tag}>" for cell, side in zip(cells, sides, strict=True))
+    return f"<tr>{inside}</tr>"
+
+
+def _safe(text: str) -> str:
+    return escape(printable(text))
