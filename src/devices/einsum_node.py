@@ -41,6 +41,8 @@ def einsum(subscripts: str, *operands: Any, device: Hashable = "auto") -> "jax.A
     """
     require_jax()
     if active() is not None:
+        from .contraction import Subscripts
+
         try:
             # In a graph they could be a value that is not known yet, which no annotation keeps away.
             parsed = Subscripts.parse(_checked_text(subscripts), len(operands))
