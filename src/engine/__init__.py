@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .deployment import ServiceState as ServiceState
     from .service import Service as Service
     from .service import ServiceStatistics as ServiceStatistics
+    from .tuning import tuned_for_serving as tuned_for_serving
 else:
     __getattr__, __dir__ = _late(
         __name__,
@@ -38,6 +39,7 @@ else:
             "Service": ".service",
             "ServiceState": ".deployment",
             "ServiceStatistics": ".service",
+            "tuned_for_serving": ".tuning",
         },
     )
 
