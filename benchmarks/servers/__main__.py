@@ -53,7 +53,7 @@ ROWS: dict[str, tuple[str, Limits, Limits]] = {
 UNTUNED_P99 = Limits(must=1.2, aim=1)
 TUNINGS = ("untuned", "tuned")
 COLUMNS = (
-    "row", "process", "penstock", "by hand", "CPU", "95 % interval", "p99", "95 % interval", "requests", "95 % interval", 
+    "row", "process", "penstock", "by hand", "CPU", "95 %", "p99", "95 %", "requests", "95 %",
     "control", "must", "aim", "met",
 )  # fmt: skip
 
