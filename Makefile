@@ -23,7 +23,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo test test-newest run-newest test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-peers bench-embedding docs clean
+.PHONY: help demo test test-newest run-newest test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-embedding docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
@@ -37,6 +37,7 @@ help:
 	@echo "make bench        ratios against hand-written asyncio"
 	@echo "make bench-versus   this checkout beside the commit BASE=…, pair by pair"
 	@echo "make bench-devices  what runs on devices, against plain JAX; make bench-gpu on a GPU"
+	@echo "make bench-servers  requests a second of web servers, against the same ones written by hand; load by wrk"
 	@echo "make bench-peers  the same workloads on other frameworks, in .venv-peers"
 	@echo "make bench-embedding  texts a second beside other encoders, in .venv-embedding (6 GB, with PyTorch)"
 	@echo "make docs         build the documentation into site/"
@@ -143,6 +144,10 @@ bench-devices: $(VENV)/.dev
 # The same where there is a GPU: JAX for it is installed by whoever has one.
 bench-gpu: $(VENV)/.dev
 	PENSTOCK_BENCH_DEVICE=gpu $(BIN)/python -m benchmarks --devices $(ARGS)
+
+# Needs wrk, a package of Debian and of Homebrew.
+bench-servers: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.servers $(ARGS)
 
 bench-peers: .venv-peers/.stamp
 	.venv-peers/bin/python -m benchmarks.peers $(ARGS)

@@ -25,7 +25,7 @@ def measure(suite_name: str, workload: Workload, loop: str, *, quick: bool) -> l
     for turn in range(workload.rounds[1 if quick else 0]):
         for name in names if turn % 2 == 0 else reversed(names):
             samples[name].append(_sample_in_child(suite_name, workload.name, name, loop, quick=quick))
-    return evaluate(workload, loop, samples)
+    return evaluate(workload.name, workload.rows, loop, samples, workload.control)
 
 
 def _sample_in_child(suite_name: str, workload: str, contender: str, loop: str, *, quick: bool) -> float:

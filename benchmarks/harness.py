@@ -6,7 +6,7 @@ round as if it were two: the interval of its ratio to itself shows what this mac
 """
 
 import gc
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -87,7 +87,7 @@ async def measure(workload: Workload, loop: str, *, quick: bool) -> list[Measure
     rounds = workload.rounds[1 if quick else 0]
     async with workload.contenders(quick) as contenders:
         samples = await _sample(contenders, workload.control, rounds)
-    return evaluate(workload, loop, samples)
+    return evaluate(workload.name, workload.rows, loop, samples, workload.control)
 
 
 async def _sample(contenders: Contenders, control: str | None, rounds: int) -> dict[str, list[float]]:
@@ -106,22 +106,22 @@ async def _sample(contenders: Contenders, control: str | None, rounds: int) -> d
     return samples
 
 
-def evaluate(workload: Workload, loop: str, samples: Mapping[str, list[float]]) -> list[Measured]:
+def evaluate(
+    name: str, rows: Iterable[Row], loop: str, samples: Mapping[str, list[float]], control: str | None
+) -> list[Measured]:
     """Samples of every contender, round by round, as rows with their numbers."""
-    control = None
-    if workload.control is not None and CONTROL in samples:
-        control = ratio(samples[CONTROL], samples[workload.control])
+    noise = ratio(samples[CONTROL], samples[control]) if control is not None and CONTROL in samples else None
     measured: list[Measured] = []
-    for row in workload.rows:
+    for row in rows:
         subject = samples[row.subject]
         value = interval(subject) if row.reference is None else ratio(subject, samples[row.reference])
         measured.append(
             Measured(
-                workload=workload.name,
+                workload=name,
                 loop=loop,
                 row=row,
                 value=value,
-                control=control,
+                control=noise,
                 rounds=len(subject),
                 verdict=verdict(value.median, row.limits),
             )

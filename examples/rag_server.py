@@ -102,7 +102,8 @@ def create_app(base_url: str) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         async with owner, service:
-            yield
+            with engine.tuned_for_serving():
+                yield
 
     app = FastAPI(lifespan=lifespan)
 

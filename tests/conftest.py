@@ -73,6 +73,8 @@ def nothing_left_behind() -> Iterator[None]:
         before = Holdings.now()
         yield
         gc.collect()  # what tells of a task that nobody awaited is its finalizer
+        if not gc.get_freeze_count():
+            gc.freeze()  # `engine.tuned_for_serving` gives everything back to the collector
         left = left_since(before)
     if left or errors:
         pytest.fail("\n  ".join(["the test left behind:", *left, *errors]), pytrace=False)

@@ -24,13 +24,14 @@ __all__ = [
     "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CallOptions", "ChannelStatistics",
     "Engine", "EngineStatistics", "Outcome", "Plan", "ProcessPoolStatistics", "RestartMode", "RunsOn", "Scheduler",
     "Service", "ServiceState", "ServiceStatistics", "Strategy", "Stream", "StreamStatistics",
-    "ThreadPoolStatistics", "deploy", "plan", "run", "stream",
+    "ThreadPoolStatistics", "deploy", "plan", "run", "stream", "tuned_for_serving",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from .. import engine as _engine
     from .deployment import ServiceState
     from .service import Service, ServiceStatistics
+    from .tuning import tuned_for_serving
 else:
     _engine = _LateModule(__name__)
 
@@ -150,5 +151,6 @@ if not TYPE_CHECKING:
             "Service": ".service",
             "ServiceState": ".deployment",
             "ServiceStatistics": ".service",
+            "tuned_for_serving": ".tuning",
         },
     )

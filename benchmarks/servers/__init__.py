@@ -1,0 +1,6 @@
+"""Requests a second of a real web server, with Penstock and by hand: Starlette under uvicorn, load by wrk.
+
+- `by_hand.py`, `with_penstock.py`: the same applications, one for each row of the table
+- `process.py`: an application in a process of its own, and what a load on it costs
+- `load.lua`: what wrk sends and says
+"""

@@ -1,0 +1,196 @@
+"""The servers as a careful person writes them: plain asyncio, no penstock."""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+SECONDS = 0.005
+MAX_BATCH = 64
+TOKENS = 50
+WIDTH = 64  # of the small JAX model
+STEPS = 64
+
+Tuning = Callable[[], AbstractContextManager[None]]
+Endpoint = Callable[[Request], Awaitable[Response]]
+Answer = Callable[[Any], Awaitable[Any]]
+
+
+def application(
+    endpoint: Endpoint, lifespan: Callable[[], AbstractAsyncContextManager[None]], tuned: Tuning
+) -> Starlette:
+    """An application with one endpoint; `tuned` is entered when it is ready."""
+
+    @asynccontextmanager
+    async def whole(app: Starlette) -> AsyncIterator[None]:
+        async with lifespan():
+            with tuned():
+                yield
+
+    return Starlette(routes=[Route("/predict", endpoint, methods=["POST"])], lifespan=whole)
+
+
+def json_endpoint(answer: Answer) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        body = await request.json()
+        return JSONResponse({"output": await answer(body["input"])})
+
+    return endpoint
+
+
+@asynccontextmanager
+async def nothing() -> AsyncIterator[None]:
+    yield
+
+
+async def double(x: float) -> float:
+    await asyncio.sleep(SECONDS)
+    return x * 2
+
+
+async def double_all(xs: list[float]) -> list[float]:
+    await asyncio.sleep(SECONDS)
+    return [x * 2 for x in xs]
+
+
+def double_all_in_thread(xs: list[float]) -> list[float]:
+    time.sleep(SECONDS)
+    return [x * 2 for x in xs]
+
+
+def waiting(tuned: Tuning) -> Starlette:
+    return application(json_endpoint(double), nothing, tuned)
+
+
+def batches(model: Callable[[list[float]], Awaitable[list[float]]], tuned: Tuning) -> Starlette:
+    """One worker takes all that is there."""
+    waiting: asyncio.Queue[tuple[float, asyncio.Future[float]]] = asyncio.Queue()
+
+    async def work() -> None:
+        while True:
+            batch = [await waiting.get()]
+            while len(batch) < MAX_BATCH and not waiting.empty():
+                batch.append(waiting.get_nowait())
+            outputs = await model([x for x, _ in batch])
+            for (_, future), output in zip(batch, outputs, strict=True):
+                if not future.done():  # its client may have left
+                    future.set_result(output)
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        worker = asyncio.create_task(work())
+        yield
+        worker.cancel()
+
+    async def answer(x: float) -> float:
+        future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        waiting.put_nowait((x, future))
+        return await future
+
+    return application(json_endpoint(answer), lifespan, tuned)
+
+
+def async_batches(tuned: Tuning) -> Starlette:
+    return batches(double_all, tuned)
+
+
+def thread_batches(tuned: Tuning) -> Starlette:
+    async def model(xs: list[float]) -> list[float]:
+        return await asyncio.get_running_loop().run_in_executor(None, double_all_in_thread, xs)
+
+    return batches(model, tuned)
+
+
+def small_model() -> tuple[Any, Callable[[Any, Any], Any]]:
+    """Parameters, and the function of them and one item: many steps of little arithmetic each."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    parameters = jnp.asarray(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)) / WIDTH, jnp.float32)
+
+    def model(parameters: jax.Array, x: jax.Array) -> jax.Array:
+        state = jnp.full((WIDTH,), x)
+        return jax.lax.fori_loop(0, STEPS, lambda _, state: jnp.tanh(state @ parameters + x), state)[0]
+
+    return parameters, model
+
+
+def device_batches(tuned: Tuning) -> Starlette:
+    """A thread takes all that is there, and pads it to a power of two."""
+    import jax
+    import numpy as np
+
+    parameters, model = small_model()
+    compiled = jax.jit(jax.vmap(model, in_axes=(None, 0)))
+    waiting: queue.SimpleQueue[tuple[Any, asyncio.Future[float]] | None] = queue.SimpleQueue()
+
+    def settle(batch: list[tuple[Any, asyncio.Future[float]]], outputs: list[float]) -> None:
+        for (_, future), output in zip(batch, outputs, strict=False):
+            if not future.done():
+                future.set_result(output)
+
+    def work(loop: asyncio.AbstractEventLoop) -> None:
+        while (first := waiting.get()) is not None:
+            batch = [first]
+            while len(batch) < MAX_BATCH:
+                try:
+                    item = waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if item is None:
+                    waiting.put(None)
+                    break
+                batch.append(item)
+            rows = np.zeros(1 << (len(batch) - 1).bit_length(), np.float32)
+            rows[: len(batch)] = [x for x, _ in batch]
+            loop.call_soon_threadsafe(settle, batch, np.asarray(compiled(parameters, rows)).tolist())
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        for size in range(MAX_BATCH.bit_length()):
+            compiled(parameters, np.zeros(1 << size, np.float32))
+        worker = threading.Thread(target=work, args=(asyncio.get_running_loop(),))
+        worker.start()
+        yield
+        waiting.put(None)
+        worker.join()
+
+    async def answer(x: float) -> float:
+        future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        waiting.put((np.float32(x), future))
+        return await future
+
+    return application(json_endpoint(answer), lifespan, tuned)
+
+
+async def tokens() -> AsyncIterator[str]:
+    for number in range(TOKENS):
+        await asyncio.sleep(SECONDS)
+        yield f"data: {number}\n\n"
+
+
+def events(tuned: Tuning) -> Starlette:
+    async def endpoint(request: Request) -> Response:
+        await request.json()
+        return StreamingResponse(tokens(), media_type="text/event-stream")
+
+    return application(endpoint, nothing, tuned)
+
+
+APPLICATIONS: dict[str, Callable[[Tuning], Starlette]] = {
+    "async": waiting,
+    "async batch": async_batches,
+    "thread batch": thread_batches,
+    "device batch": device_batches,
+    "run": waiting,
+    "events": events,
+}
