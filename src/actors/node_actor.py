@@ -337,6 +337,11 @@ class NodeActor:
         return self.inbox if self.work is None else self.work
 
     @property
+    def measured_seconds(self) -> float | None:
+        """How long its handlers took; None if that is not measured."""
+        return None if self.is_untimed or self.spans_others else self.busy_seconds
+
+    @property
     def is_untimed(self) -> bool:
         """Whether nobody but a profile times its executions: that would take as long as a whole hop."""
         return self.mode == ASYNC or self.invoke is timed
@@ -388,7 +393,7 @@ class NodeActor:
             restarts=0 if self.instance is None else self.instance.restarts,
             in_flight=self.limiter.in_flight,
             concurrency=self.limiter.limit if limited else None,
-            busy_seconds=None if self.is_untimed or self.spans_others else self.busy_seconds,
+            busy_seconds=self.measured_seconds,
             inbox=self.intake.statistics(),
             state=None if self.instance is None else self.instance.state,
             places=id(self.limiter),

@@ -36,19 +36,19 @@ def node_counters(wired: "Iterable[Wired]") -> Iterator[Reading]:
         wired: all actors of a scope, also those of bodies.
     """
     for actor in _nodes(wired):
-        now = actor.statistics()
-        of = now.graph, now.node
-        yield _of_node(names.METRIC_NODE_EXECUTIONS, *of, "done"), now.completed, None
-        yield _of_node(names.METRIC_NODE_EXECUTIONS, *of, "failed"), now.failed, None
-        if now.busy_seconds is not None:
-            yield _of_node(names.METRIC_NODE_BUSY_TIME, *of), now.busy_seconds, None
+        # Not by its statistics: each scope is read when it ends, and making the record takes four times as long.
+        of = actor.graph, actor.name
+        yield _of_node(names.METRIC_NODE_EXECUTIONS, *of, "done"), actor.completed, None
+        yield _of_node(names.METRIC_NODE_EXECUTIONS, *of, "failed"), actor.failed, None
+        if (busy_seconds := actor.measured_seconds) is not None:
+            yield _of_node(names.METRIC_NODE_BUSY_TIME, *of), busy_seconds, None
         if actor.policy.retry is not None:
-            yield _of_node(names.METRIC_NODE_RETRIES, *of), now.retried, None
+            yield _of_node(names.METRIC_NODE_RETRIES, *of), actor.retried, None
         if actor.instance is not None:
-            yield _of_node(names.METRIC_NODE_RESTARTS, *of), now.restarts, id(actor.instance)
+            yield _of_node(names.METRIC_NODE_RESTARTS, *of), actor.instance.restarts, id(actor.instance)
         # Call sites of one node that owns its loop put their items into the same inbox.
-        if now.inbox.capacity is not None:
-            yield _of_node(names.METRIC_QUEUE_PUT_WAIT_TIME, *of), now.inbox.put_wait_seconds, actor.work
+        if actor.intake.capacity is not None:
+            yield _of_node(names.METRIC_QUEUE_PUT_WAIT_TIME, *of), actor.intake.put_wait_seconds, actor.work
 
 
 def node_levels(wired: "Iterable[Wired]") -> Iterator[Reading]:
