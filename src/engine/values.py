@@ -406,6 +406,21 @@ class ValuesStream(Stream[T_co]):
             Exception: what the call failed with; the stream is closed then.
         """
         buffer = self._buffer or await self._open()
+        if (
+            not buffer.held
+            and not buffer.ended
+            and buffer.waiter is None
+            and not self._closed
+            and self._call is not None
+        ):
+            # `StreamBuffer.wait` written out: each value of a slow stream comes by here, and a coroutine more takes as
+            # long as a tenth of what a value takes in all.
+            with self._call.reader_wait:
+                waiter = buffer.waiter = self._call.loop.create_future()
+                try:
+                    await waiter
+                finally:
+                    buffer.waiter = None
         if buffer.held:
             value: T_co = buffer.take()
             return value
