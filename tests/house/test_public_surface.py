@@ -40,11 +40,6 @@ SHOWN_ANYWAY = {
         "parameters", "replacement", "result_annotation", "runs_in",
         "runs_loop", "runs_on", "signature", "target",
     },
-    # A profile itself is what the engine reports to, and what its page reads.
-    "penstock.telemetry.Profile": {
-        "depth_changed", "device_worked", "executed", "reader_closed", "reader_opened", "scope_closed", "scope_opened",
-        "scope_vanished", "timeline",
-    },
 }  # fmt: skip
 # Its private attributes name a class that knows it, in turn.
 NO_HINTS = {"penstock.Ref"}

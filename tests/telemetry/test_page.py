@@ -169,7 +169,7 @@ async def test_what_names_say_is_text(tmp_path: Path) -> None:
         async with engine.stream([single(1)], on_error="skip") as results:
             async for _ in results:
                 pass
-        profile.timeline.add_device_work(DeviceWork("compute", NASTY, NASTY, 1e9, 1e9 + 1))
+        profile._recording.timeline.add_device_work(DeviceWork("compute", NASTY, NASTY, 1e9, 1e9 + 1))
     text, page = written(profile, tmp_path)
     assert text.count("</script") == 3
     assert NASTY not in text
@@ -192,7 +192,7 @@ async def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
 
 def test_a_page_is_bounded_and_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with telemetry.profile() as profile:
-        timeline = profile.timeline
+        timeline = profile._recording.timeline
         for number in range(3 * page_module.MAX_SLICES):
             timeline.add_executions(
                 "g", f"node {number % 7}", [(1e9 + number / 3, 1e9 + number, 10**6 + number, number)]

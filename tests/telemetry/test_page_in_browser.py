@@ -51,9 +51,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             async with engine.stream(measure(number) for number in range(ITEMS)) as results:
                 async for _ in results:
                     pass
-            began = profile.timeline._began
-            frames = tuple(one.frame for one in profile.timeline.slices[:2] if one.frame is not None)
-            profile.timeline.add_device_work(
+            began = profile._recording.timeline._began
+            frames = tuple(one.frame for one in profile._recording.timeline.slices[:2] if one.frame is not None)
+            profile._recording.timeline.add_device_work(
                 DeviceWork("compute", "gpu:0", "decode", began, began + 0.01, 2, 4, 0.5, frames)
             )
         return profile

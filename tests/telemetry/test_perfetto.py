@@ -135,9 +135,11 @@ def test_a_trace_has_the_newest_and_says_how_many_it_lacks(tmp_path: Path, monke
     monkeypatch.setattr(timelines, "MAX_DEVICE_SLICES", 3)
     with telemetry.profile() as profile:
         for number in range(30):
-            profile.timeline.add_executions("g", "n", [(1e9 + number, 1e9 + number + 0.5, number, number)])
-            profile.timeline.add_depths("g", "n", [(1e9 + number, 1)])
-            profile.timeline.add_device_work(DeviceWork("compute", "cpu:0", "n", 1e9 + number, 1e9 + number + 0.5))
+            profile._recording.timeline.add_executions("g", "n", [(1e9 + number, 1e9 + number + 0.5, number, number)])
+            profile._recording.timeline.add_depths("g", "n", [(1e9 + number, 1)])
+            profile._recording.timeline.add_device_work(
+                DeviceWork("compute", "cpu:0", "n", 1e9 + number, 1e9 + number + 0.5)
+            )
     path = tmp_path / "trace.json"
     profile.to_perfetto(path)
     found = read(path)

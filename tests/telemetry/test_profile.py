@@ -456,7 +456,7 @@ async def test_a_deployment_that_was_open_before_and_goes_on_counts_from_begin_t
         await service(3)
         assert [node.count for node in profile.nodes] == [1, 1]
     assert [node.count for node in profile.nodes] == [1, 1]
-    assert [(each.node, each.item) for each in profile.timeline.slices] == [("fetch", 1), ("half", 1)]
+    assert [(each.node, each.item) for each in profile._recording.timeline.slices] == [("fetch", 1), ("half", 1)]
 
 
 async def test_scopes_of_one_graph_are_added_up_also_of_other_tasks() -> None:
@@ -575,7 +575,7 @@ async def test_an_item_in_flight_between_two_profiles_does_not_end_the_second(mo
             go_on.set()
             await call
             await service(1)
-    assert [each.item for each in profile.timeline.slices] == [1]
+    assert [each.item for each in profile._recording.timeline.slices] == [1]
 
 
 def test_a_profile_around_the_loop_itself() -> None:
@@ -788,7 +788,7 @@ async def test_of_a_node_that_runs_often_a_sample_is_timed_and_stands_for_all(cl
     assert found.p50_seconds == pytest.approx(0.001, rel=0.05)
     assert found.p90_seconds == pytest.approx(0.002, rel=0.05)
     assert node_of(profile, "line").p50_seconds == pytest.approx(0.0005, rel=0.05)
-    timed = [one for one in profile.timeline.slices if one.node == "computing"]
+    timed = [one for one in profile._recording.timeline.slices if one.node == "computing"]
     assert 500 < len(timed) < items
 
 
@@ -827,7 +827,7 @@ def test_an_actor_that_owns_its_loop_tells_how_long_its_work_waits() -> None:
 
 async def test_the_timeline_tells_when_each_node_ran_for_which_item() -> None:
     profile = await profile_of(engine.stream(quick(number) for number in range(5)))
-    slices = profile.timeline.slices
+    slices = profile._recording.timeline.slices
     assert sorted((one.node, one.item) for one in slices) == [
         (node, item) for node in ("fetch", "half") for item in range(5)
     ]
@@ -838,7 +838,7 @@ async def test_the_timeline_tells_when_each_node_ran_for_which_item() -> None:
         assert 0 <= fetch.began_seconds <= fetch.ended_seconds <= half.began_seconds <= half.ended_seconds
         assert half.ended_seconds <= profile.elapsed_seconds
     assert len({one.frame for one in slices}) == 5
-    assert profile.timeline.dropped == 0
+    assert profile._recording.timeline.dropped == 0
 
 
 def test_the_timeline_keeps_the_newest_and_says_how_much_it_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -855,7 +855,7 @@ def test_the_timeline_keeps_the_newest_and_says_how_much_it_dropped(monkeypatch:
 
 def test_the_timeline_tells_how_many_items_waited() -> None:
     profile = testing.run_virtual(lambda: profile_of(engine.stream(middle(number) for number in range(40))))
-    depths = [point.depth for point in profile.timeline.depths if point.node == "slow"]
+    depths = [point.depth for point in profile._recording.timeline.depths if point.node == "slow"]
     assert max(depths) == 16
 
 

@@ -40,10 +40,11 @@ class _ReaderLook(NamedTuple):
     waited_seconds: float
 
 
-class Profile(Rendered):
-    """What nodes do while it is taken. It shows itself as a table: printed, with rich, and in a notebook.
+class _Recording:
+    """What the engine reports to while a profile is taken.
 
-    Inside of its `with` block it says what they did up to now; after it, what they did in it.
+    Attributes:
+        timeline: when which node worked on which item.
     """
 
     def __init__(self) -> None:
@@ -55,101 +56,8 @@ class Profile(Rendered):
         self._threads: dict[int, float] = {threading.get_native_id(): thread_time()}
         self._loop_threads: set[int] = set()
         self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
-        self._evidence: Evidence | None = None
+        self._final: Evidence | None = None
         self.timeline = Timeline(self._began)
-
-    @property
-    def elapsed_seconds(self) -> float:
-        """How long it is being taken, or was."""
-        return self._now().elapsed_seconds
-
-    @property
-    def nodes(self) -> tuple[NodeProfile, ...]:
-        """The nodes of all scopes that were open meanwhile, those of one graph in topological order."""
-        sums = self._now().sums
-        return tuple(node_profile_of(sums, node) for node in sums.nodes.values())
-
-    @property
-    def verdict(self) -> Verdict:
-        """What limits."""
-        return find_verdict(self._now())
-
-    @property
-    def critical_path(self) -> CriticalPath | None:
-        """The nodes of a graph that take longest one after the other; of several graphs, that in which most time went.
-
-        None if nothing ran.
-        """
-        sums = self._now().sums
-        paths = critical_paths(sums.nodes).values()
-        return max(paths, key=lambda path: path.seconds * sums.items(path.graph), default=None)
-
-    def what_if(
-        self, node: str, *, graph: str | None = None, speedup: float = 1.0, concurrency: int | None = None
-    ) -> Prediction:
-        """Return what the throughput would have been if a node had been another.
-
-        Whatever is bounded was used for a share of the time: the places of nodes, pools, the event loop, a device, what
-        may be in flight, the reader and the source. The node's part of it changes, and what is used most then bounds
-        the throughput. This is operational analysis; waits are not simulated.
-
-        Args:
-            node: name of the node, as drawn.
-            graph: name of its graph; needed where several graphs have a node of that name.
-            speedup: how many times as fast its handler becomes.
-            concurrency: how many items it may have at a time.
-
-        Raises:
-            ValueError: no such node ran, or the change is none that could be made.
-        """
-        return predict(self._now(), node, graph=graph, speedup=speedup, concurrency=concurrency)
-
-    def to_perfetto(self, path: "str | os.PathLike[str]") -> None:
-        """Write the timeline as a trace that Perfetto (https://ui.perfetto.dev) and Chrome open.
-
-        Every node is a track, or several where its executions overlap; so is every device. An item is a flow through
-        them, and how full inboxes were are counters. The trace has the newest events, some 50 MB of them at most, and
-        says under "otherData" how many older ones it lacks.
-
-        Args:
-            path: the file; it is replaced once the new one is complete.
-
-        Raises:
-            OSError: it cannot be written there.
-        """
-        timeline = self.timeline
-        facts = {
-            "profile": f"penstock, {duration(self.elapsed_seconds)}",
-            "verdict": str(self.verdict),
-            "dropped_slices": timeline.dropped,
-            "dropped_device_slices": timeline.dropped_device_slices,
-            "dropped_depths": timeline.dropped_depths,
-        }
-        write_whole(path, trace(timeline, facts))
-
-    def to_html(self, path: "str | os.PathLike[str]") -> None:
-        """Write the profile as one page that needs nothing from elsewhere: graph, table of the nodes, and timeline.
-
-        The timeline has the newest events, some 2 MB of them at most, and says how many older ones it lacks.
-
-        Args:
-            path: the file; it is replaced once the new one is complete.
-
-        Raises:
-            OSError: it cannot be written there.
-        """
-        from .page.graph_picture import DrawnNode  # what most programs never need
-        from .page.page import Shown, page
-
-        evidence, verdict = self._now(), self.verdict
-        sums = evidence.sums
-        nodes = [
-            DrawnNode(
-                node_profile_of(sums, node), node.reading, f"node-{number}", (verdict.graph, verdict.node) == name
-            )
-            for number, (name, node) in enumerate(sums.nodes.items(), start=1)
-        ]  # fmt: skip
-        write_whole(path, page(Shown(nodes, verdict, self.timeline, evidence.elapsed_seconds)))
 
     def scope_opened(self, scope: Scope) -> None:
         """Count what a new scope does, from zero."""
@@ -194,7 +102,8 @@ class Profile(Rendered):
         """Keep what a device did for the timeline; on any thread."""
         self.timeline.add_device_work(work)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Have the engine report here from now on."""
         collectors.begin(self)
         for host in settled(lambda: collectors.hosts):
             if host.loop is None or host.loop_thread is None:
@@ -210,12 +119,13 @@ class Profile(Rendered):
                     self._readers[reader] = _ReaderLook(perf_counter(), reader.reader_wait_seconds)
                     self._watch(reader.loop).readers.add(reader)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Take the last numbers."""
         with self._scopes.lock:
             for watch in self._watches.values():
                 watch.stop()
             try:
-                self._evidence = self._now()  # it still brings executions for the timeline
+                self._final = self.evidence()  # it still brings executions for the timeline
             finally:
                 collectors.end(self)
                 self._scopes.end()
@@ -224,10 +134,10 @@ class Profile(Rendered):
             self._readers.clear()
             self._watches.clear()
 
-    def _now(self) -> Evidence:
+    def evidence(self) -> Evidence:
         """Return what is known up to now: of what has ended, and of what is open."""
-        if self._evidence is not None:
-            return self._evidence
+        if self._final is not None:
+            return self._final
         with self._scopes.lock:
             now = perf_counter()
             sums = self._scopes.sums()
@@ -279,6 +189,109 @@ class Profile(Rendered):
                 loop.call_soon_threadsafe(watch.start)
         return watch
 
+
+class Profile(Rendered):
+    """What nodes do while it is taken. It shows itself as a table: printed, with rich, and in a notebook.
+
+    Inside of its `with` block it says what they did up to now; after it, what they did in it.
+    """
+
+    def __init__(self) -> None:
+        self._recording = _Recording()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """How long it is being taken, or was."""
+        return self._recording.evidence().elapsed_seconds
+
+    @property
+    def nodes(self) -> tuple[NodeProfile, ...]:
+        """The nodes of all scopes that were open meanwhile, those of one graph in topological order."""
+        sums = self._recording.evidence().sums
+        return tuple(node_profile_of(sums, node) for node in sums.nodes.values())
+
+    @property
+    def verdict(self) -> Verdict:
+        """What limits."""
+        return find_verdict(self._recording.evidence())
+
+    @property
+    def critical_path(self) -> CriticalPath | None:
+        """The nodes of a graph that take longest one after the other; of several graphs, that in which most time went.
+
+        None if nothing ran.
+        """
+        sums = self._recording.evidence().sums
+        paths = critical_paths(sums.nodes).values()
+        return max(paths, key=lambda path: path.seconds * sums.items(path.graph), default=None)
+
+    def what_if(
+        self, node: str, *, graph: str | None = None, speedup: float = 1.0, concurrency: int | None = None
+    ) -> Prediction:
+        """Return what the throughput would have been if a node had been another.
+
+        Whatever is bounded was used for a share of the time: the places of nodes, pools, the event loop, a device, what
+        may be in flight, the reader and the source. The node's part of it changes, and what is used most then bounds
+        the throughput. This is operational analysis; waits are not simulated.
+
+        Args:
+            node: name of the node, as drawn.
+            graph: name of its graph; needed where several graphs have a node of that name.
+            speedup: how many times as fast its handler becomes.
+            concurrency: how many items it may have at a time.
+
+        Raises:
+            ValueError: no such node ran, or the change is none that could be made.
+        """
+        return predict(self._recording.evidence(), node, graph=graph, speedup=speedup, concurrency=concurrency)
+
+    def to_perfetto(self, path: "str | os.PathLike[str]") -> None:
+        """Write the timeline as a trace that Perfetto (https://ui.perfetto.dev) and Chrome open.
+
+        Every node is a track, or several where its executions overlap; so is every device. An item is a flow through
+        them, and how full inboxes were are counters. The trace has the newest events, some 50 MB of them at most, and
+        says under "otherData" how many older ones it lacks.
+
+        Args:
+            path: the file; it is replaced once the new one is complete.
+
+        Raises:
+            OSError: it cannot be written there.
+        """
+        timeline = self._recording.timeline
+        facts = {
+            "profile": f"penstock, {duration(self.elapsed_seconds)}",
+            "verdict": str(self.verdict),
+            "dropped_slices": timeline.dropped,
+            "dropped_device_slices": timeline.dropped_device_slices,
+            "dropped_depths": timeline.dropped_depths,
+        }
+        write_whole(path, trace(timeline, facts))
+
+    def to_html(self, path: "str | os.PathLike[str]") -> None:
+        """Write the profile as one page that needs nothing from elsewhere: graph, table of the nodes, and timeline.
+
+        The timeline has the newest events, some 2 MB of them at most, and says how many older ones it lacks.
+
+        Args:
+            path: the file; it is replaced once the new one is complete.
+
+        Raises:
+            OSError: it cannot be written there.
+        """
+        from .page.graph_picture import DrawnNode  # what most programs never need
+        from .page.page import Shown, page
+
+        evidence, verdict = self._recording.evidence(), self.verdict
+        sums = evidence.sums
+        nodes = [
+            DrawnNode(
+                node_profile_of(sums, node), node.reading, f"node-{number}", (verdict.graph, verdict.node) == name
+            )
+            for number, (name, node) in enumerate(sums.nodes.items(), start=1)
+        ]  # fmt: skip
+        write_whole(path, page(Shown(nodes, verdict, self._recording.timeline, evidence.elapsed_seconds)))
+
     def _table(self) -> Table:
         nodes = self.nodes
         facts = (("profile", f"over {duration(self.elapsed_seconds)}"), ("verdict", str(self.verdict)))
@@ -300,11 +313,11 @@ def profile() -> Generator[Profile, None, None]:
         The profile, which can be looked at inside of the block and after it.
     """
     taken = Profile()
-    taken._begin()
+    taken._recording.begin()
     try:
         yield taken
     finally:
-        taken._end()
+        taken._recording.end()
 
 
 def _add_reader(read: dict[str, tuple[float, float]], reader: Reader, look: _ReaderLook) -> None:
