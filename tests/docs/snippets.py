@@ -32,8 +32,8 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
 }
 
-# Warnings that depend on the machine, which the pages do not show: a processor that others use, too, and a version of JAX
-# that computes wrong values on CPU.
+# Warnings that depend on the machine, which the pages do not show: a processor that others use, too, and a version of
+# JAX that computes wrong values on CPU.
 _ELSEWHERE = "node.blocks_loop", "jax.may_compute_wrong_values"
 _OWN_PROCESS = "<!-- snippets: own process -->"
 
