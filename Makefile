@@ -145,8 +145,13 @@ bench-devices: $(VENV)/.dev
 bench-gpu: $(VENV)/.dev
 	PENSTOCK_BENCH_DEVICE=gpu $(BIN)/python -m benchmarks --devices $(ARGS)
 
+.venv-server-peers/.stamp: benchmarks/servers/requirements.txt benchmarks/servers/constraints.txt pyproject.toml
+	$(PYTHON) -m venv .venv-server-peers
+	.venv-server-peers/bin/python -m benchmarks.install benchmarks/servers
+	@touch $@
+
 # Needs wrk, a package of Debian and of Homebrew.
-bench-servers: $(VENV)/.dev
+bench-servers: $(VENV)/.dev $(if $(findstring --peers,$(ARGS)),.venv-server-peers/.stamp)
 	$(BIN)/python -m benchmarks.servers $(ARGS)
 
 bench-peers: .venv-peers/.stamp
@@ -159,5 +164,5 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .venv-newest .venv-peers .venv-embedding .backends build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-newest .venv-peers .venv-server-peers .venv-embedding .backends build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

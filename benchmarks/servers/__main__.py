@@ -10,6 +10,7 @@ import itertools
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,10 @@ from .process import Load
 RESULTS = Path(__file__).parents[1] / "results" / "servers-latest.json"
 PENSTOCK, BY_HAND = "with_penstock", "by_hand"
 LOOP = "uvloop"
+# Servers made for models, on the one row that they have, as they are by default.
+PEERS = ("litserve", "mosec")
+PEERS_ROW = "thread batch"
+PEERS_PYTHON = process.ROOT / ".venv-server-peers/bin/python"
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ ROWS: dict[str, tuple[str, Limits, Limits]] = {
 UNTUNED_P99 = Limits(must=1.2, aim=1)
 TUNINGS = ("untuned", "tuned")
 COLUMNS = (
-    "row", "process", "penstock", "by hand", "CPU", "95 %", "p99", "95 %", "requests", "95 %",
+    "row", "process", "measured", "by hand", "CPU", "95 %", "p99", "95 %", "requests", "95 %",
     "control", "must", "aim", "met",
 )  # fmt: skip
 
@@ -62,6 +67,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.servers", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: a look, not a claim")
     parser.add_argument("--only", metavar="ROW", action="append", choices=ROWS, help=f"one of: {', '.join(ROWS)}")
+    parser.add_argument("--peers", action="store_true", help=f"{' and '.join(PEERS)} beside the row {PEERS_ROW!r}")
     parser.add_argument("--tuning", choices=[*TUNINGS, "both"], default="both")
     parser.add_argument("--rounds", type=int, help="how often each server is measured (default: 9, quick: 3)")
     parser.add_argument("--seconds", type=int, help="of load in a round (default: 4, quick: 2)")
@@ -72,25 +78,27 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Return 1 if a limit that must be kept was not."""
     chosen = arguments()
-    check_what_is_needed()
+    check_what_is_needed(peers=chosen.peers)
     rounds = chosen.rounds or (3 if chosen.quick else 9)
     seconds = chosen.seconds or (2 if chosen.quick else 4)
     measured: list[Measured] = []
     lines: list[tuple[str, ...]] = []
     for row in chosen.only or ROWS:
         for tuning in TUNINGS if chosen.tuning == "both" else (chosen.tuning,):
-            sides = (PENSTOCK, BY_HAND) if chosen.quick else (PENSTOCK, BY_HAND, CONTROL)
+            peers = PEERS if chosen.peers and (row, tuning) == (PEERS_ROW, "untuned") else ()
+            sides = (PENSTOCK, *peers, BY_HAND, *(() if chosen.quick else (CONTROL,)))
             loads = samples(row, tuning, sides, rounds, seconds)
-            found = {number: evaluated(row, tuning, number, loads) for number in NUMBERS}
-            measured += itertools.chain.from_iterable(found.values())
-            lines.append(line(row, tuning, found))
+            for side in (PENSTOCK, *peers):
+                found = {number: evaluated(row, tuning, number, side, loads) for number in NUMBERS}
+                measured += itertools.chain.from_iterable(found.values())
+                lines.append(line(row if side == PENSTOCK else f"by {side}", tuning, found))
     title = f"web servers: requests/s, p99 (ms) and CPU (µs a request), and ratios over by hand; {rounds} × {seconds} s"
     report.print_table(title, COLUMNS, lines)
     report.write_json(chosen.json, measured, quick=chosen.quick)
     return 1 if any(each.verdict == "missed" for each in measured) else 0
 
 
-def check_what_is_needed() -> None:
+def check_what_is_needed(*, peers: bool) -> None:
     """Leave if something that the numbers depend on is not here."""
     if shutil.which("wrk") is None:
         sys.exit("the load comes from wrk, which is not installed: `apt install wrk` on Debian and Ubuntu, "
@@ -98,6 +106,8 @@ def check_what_is_needed() -> None:
     for module in ("uvloop", "httptools"):
         if importlib.util.find_spec(module) is None:
             sys.exit(f"{module} is not installed, with which uvicorn is measured: `make bench-servers` installs it")
+    if peers and not PEERS_PYTHON.exists():
+        sys.exit("the peers are in an environment of their own: make bench-servers ARGS=--peers")
     if not process.PROC.exists():
         sys.exit("the processor time of a server is read from /proc, which this system does not have")
 
@@ -108,7 +118,7 @@ def samples(row: str, tuning: str, sides: tuple[str, ...], rounds: int, seconds:
     for turn in range(rounds):
         for side in sides if turn % 2 == 0 else reversed(sides):
             print(f"\r{row}, {tuning}, round {turn + 1} of {rounds}: {side:20}", end="", file=sys.stderr, flush=True)
-            with process.server(BY_HAND if side == CONTROL else side, row, tuned=tuning == "tuned") as (url, pid):
+            with serving(BY_HAND if side == CONTROL else side, row, tuning) as (url, pid):
                 process.ask(url)
                 process.load(url, pid, 1)  # imports, compiles and caches
                 taken[side].append(process.load(url, pid, seconds))
@@ -116,20 +126,29 @@ def samples(row: str, tuning: str, sides: tuple[str, ...], rounds: int, seconds:
     return taken
 
 
-def evaluated(row: str, tuning: str, number: Number, loads: dict[str, list[Load]]) -> list[Measured]:
+def serving(side: str, row: str, tuning: str) -> AbstractContextManager[tuple[str, int]]:
+    if side in PEERS:
+        return process.peer(side, PEERS_PYTHON)
+    return process.server(side, row, tuned=tuning == "tuned")
+
+
+def evaluated(row: str, tuning: str, number: Number, side: str, loads: dict[str, list[Load]]) -> list[Measured]:
     """One number of a row: the ratio, and what each side has."""
     _, untuned, tuned = ROWS[row]
     limits = None
-    if number is REQUESTS:
+    if side in PEERS:
+        pass
+    elif number is REQUESTS:
         limits = tuned if tuning == "tuned" else untuned
     elif number is P99 and tuning == "untuned":
         limits = UNTUNED_P99
+    name = "penstock" if side == PENSTOCK else side
     rows = (
-        Row(title=f"{number.name} over by hand", subject=PENSTOCK, reference=BY_HAND, limits=limits),
-        Row(title=f"{number.name} with penstock", subject=PENSTOCK, unit=number.unit),
+        Row(title=f"{number.name} with {name} over by hand", subject=side, reference=BY_HAND, limits=limits),
+        Row(title=f"{number.name} with {name}", subject=side, unit=number.unit),
         Row(title=f"{number.name} by hand", subject=BY_HAND, unit=number.unit),
     )
-    values = {side: [number.value(load) for load in found] for side, found in loads.items()}
+    values = {each: [number.value(load) for load in found] for each, found in loads.items()}
     return evaluate(f"{row}, {tuning}", rows, LOOP, values, BY_HAND)
 
 

@@ -11,9 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,15 +41,50 @@ class Load:
 
 @contextmanager
 def server(side: str, row: str, *, tuned: bool) -> Iterator[tuple[str, int]]:
-    """Serve a row by one side; gives the address and the process id once it answers."""
+    """Serve a row by one side; gives the address and the process id, which is that of its session."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/predict"
         command = [sys.executable, "-m", "benchmarks.servers.process", side, row, str(listener.fileno())]
         process = subprocess.Popen(
-            [*command, "tuned" if tuned else "untuned"], cwd=ROOT, pass_fds=[listener.fileno()]
+            [*command, "tuned" if tuned else "untuned"],
+            cwd=ROOT, pass_fds=[listener.fileno()], start_new_session=True,
         )  # fmt: skip
     with running(process, " ".join(command)):
         yield url, process.pid
+
+
+@contextmanager
+def peer(name: str, python: Path) -> Iterator[tuple[str, int]]:
+    """Serve by another framework, in an environment of its own; it binds its port itself."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [str(python), str(HERE / f"{name}_server.py"), "--port", str(port)]
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}/predict"
+    try:
+        until_it_answers(url, process)
+        yield url, process.pid
+    finally:
+        # The whole session: some leave their workers behind.
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signum)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+
+
+def until_it_answers(url: str, process: "subprocess.Popen[bytes]") -> None:
+    began = time.monotonic()
+    while time.monotonic() - began < PATIENCE_SECONDS and process.poll() is None:
+        try:
+            ask(url)
+        except OSError:  # refused, or not ready
+            time.sleep(0.1)
+        else:
+            return
+    raise RuntimeError(f"{process.args} does not answer")
 
 
 @contextmanager
@@ -97,11 +133,16 @@ def load(url: str, pid: int, seconds: float) -> Load:
     )
 
 
-def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and of those of its children that have ended."""
-    # The second field is the name of the program in parentheses, in which there may be blanks.
-    fields = (PROC / str(pid) / "stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / TICKS_PER_SECOND
+def cpu_seconds(session: int) -> float:
+    """Processor time of all processes of a session, and of their children that have ended."""
+    ticks = 0
+    for found in PROC.glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            # The second field is the name of the program in parentheses, in which there may be blanks.
+            fields = found.read_text(encoding="utf-8").rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / TICKS_PER_SECOND
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The thread from which everything is enqueued on a device or mesh, and which computation an error comes from."""
 
 import os
-import sys
 import threading
 import weakref
 from collections import deque
@@ -165,9 +164,11 @@ ORIGINS = Origins()
 # flight: to hand one over costs a fifth of a kernel of 0.2 ms, on two cores.
 
 # Computations in flight. Two overlap the transfer of one with the computation of the other; four leave room for items
-# that come in bursts. More keep the device busy while this thread is kept from enqueueing: for as long as the
-# interpreter lets another one run, which is its switch interval. Not more than that takes: what is in flight cannot be
-# cancelled, and holds results that no caller has seen.
+# that come in bursts. More keep the device busy while this thread is kept from enqueueing, because an event loop has
+# the interpreter: for 5 ms, Python's default switch interval. What is set in this process is not asked: the depth would
+# depend on whether a device is opened before or inside of `engine.tuned_for_serving`. Not more than that takes: what is
+# in flight cannot be cancelled, and holds results that no caller has seen.
+LEAD_SECONDS = 0.005
 MIN_DEPTH = 4
 MAX_DEPTH = 16  # on a CPU, enqueueing the 33rd blocks
 _RECENT = 8  # computations that say how long one takes
@@ -235,8 +236,7 @@ class DispatchThread:
         # Of the second thread while it has any computation, else of the first one.
         self._busy_seconds = 0.0
         self._busy_until = 0.0
-        self._lead_seconds = sys.getswitchinterval()
-        self._usual_seconds = self._lead_seconds / MIN_DEPTH  # of a computation, recently
+        self._usual_seconds = LEAD_SECONDS / MIN_DEPTH  # of a computation, recently
         self._on_ended: list[Callable[[], object]] = []
         # No daemons: a daemon thread inside JAX while the interpreter ends aborts the process.
         self._threads = (
@@ -330,9 +330,9 @@ class DispatchThread:
 
     def _depth(self) -> int:
         """Return how many computations may be in flight: as many as last for the lead."""
-        if self._usual_seconds * MAX_DEPTH <= self._lead_seconds:
+        if self._usual_seconds * MAX_DEPTH <= LEAD_SECONDS:
             return MAX_DEPTH
-        return max(MIN_DEPTH, int(self._lead_seconds / self._usual_seconds))
+        return max(MIN_DEPTH, int(LEAD_SECONDS / self._usual_seconds))
 
     def _wait_for_oldest(self) -> None:
         if self._lent_out:

@@ -1,6 +1,5 @@
 """The threads of a device: what is in flight, who waits for it, and in which order it ends."""
 
-import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock import engine
 from penstock.devices import dispatch_thread
-from penstock.devices.dispatch_thread import MAX_DEPTH, MIN_DEPTH, DispatchThread
+from penstock.devices.dispatch_thread import LEAD_SECONDS, MAX_DEPTH, MIN_DEPTH, DispatchThread
 
 TIMEOUT_SECONDS = 20
 
@@ -151,6 +151,19 @@ def test_of_short_computations_so_many_are_in_flight_that_the_device_need_not_wa
     assert [number for what, number in before if what == "dispatched"] == [*range(first, first + MAX_DEPTH)]
 
 
+def test_a_shorter_switch_interval_leaves_as_many_in_flight() -> None:
+    with engine.tuned_for_serving(), running() as device:
+        for _ in range(60):
+            (job,) = device.submit()
+            device.until("waited for", job.number)
+            device.now_seconds += LEAD_SECONDS / 10.5
+            job.finish.set()
+            device.until("ready", job.number)
+        first = device.submit(2 * MAX_DEPTH)[0].number
+        before = device.until("waited for", first)
+    assert len([number for what, number in before if what == "dispatched"]) == 10
+
+
 def test_the_second_thread_waits_for_long_computations_and_the_first_for_short_ones(device: Device) -> None:
     (long,) = device.submit()
     device.until("waited for", long.number)
@@ -212,7 +225,7 @@ def test_what_runs_inline_is_not_handed_to_the_second_thread_after_it_has_been_n
 
 
 def test_a_thread_that_always_comes_late_learns_that_more_may_be_in_flight(device: Device) -> None:
-    """A busy event loop lets it look once in a switch interval, and whatever was in flight has ended by then."""
+    """A busy event loop lets it look once in a while, and whatever was in flight has ended by then."""
     for _ in range(40):
         jobs = [device.job() for _ in range(MIN_DEPTH)]
         jobs[-1].enqueue.clear()
@@ -222,7 +235,7 @@ def test_a_thread_that_always_comes_late_learns_that_more_may_be_in_flight(devic
         for job in jobs:
             job.finish.set()
             job.result.is_over = True
-        device.now_seconds += sys.getswitchinterval()
+        device.now_seconds += LEAD_SECONDS
         jobs[-1].enqueue.set()
         device.until("ready", jobs[-1].number)
     jobs = device.submit(2 * MAX_DEPTH)

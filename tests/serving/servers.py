@@ -1,15 +1,21 @@
 """The application of these tests in a process of its own, and its clients."""
 
+import asyncio
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
 
 import httpx
 
 ROOT = Path(__file__).parents[2]
+IDLE_TASKS = 4  # of uvicorn: server, lifespan and the request that asks; and the loop of the batched node
+PATIENCE_REQUESTS = 2_000
+PATIENCE_COLLECTIONS = 300  # each request for the state collects garbage
 
 
 @contextmanager
@@ -41,3 +47,22 @@ async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as client:
         yield client
+
+
+async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
+    """Return the server's state, asked for until nothing is open or no hope is left."""
+    state: dict[str, Any] = {}
+    for _ in range(PATIENCE_COLLECTIONS):
+        state = (await client.get("/state")).json()
+        if not (state["in_flight"] or state["queued"] or state["open_generators"]) and state["tasks"] <= IDLE_TASKS:
+            break
+    return state
+
+
+async def connect(url: str, path: str) -> asyncio.StreamWriter:
+    """Ask for a stream, and read the first of it."""
+    reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
+    writer.write(f"GET {quote(path, '/?=')} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+    assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+    assert await reader.read(1)
+    return writer

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -60,6 +61,24 @@ async def blocks() -> AsyncIterator[str]:
     return big_blocks()
 
 
+@ps.node
+async def wait_a_little(number: int) -> int:
+    await asyncio.sleep(0.002)
+    return number
+
+
+@ps.node(batch=ps.Batch(16), runs_on="thread")
+def double_all(numbers: list[int]) -> list[int]:
+    time.sleep(0.002)
+    return [2 * number for number in numbers]
+
+
+@ps.graph
+async def doubled(number: int) -> int:
+    """A call that suspends, and is one of a batch."""
+    return await double_all(await wait_a_little(number))
+
+
 service: engine.Service[[int], AsyncIterator[str]]
 
 
@@ -67,7 +86,7 @@ service: engine.Service[[int], AsyncIterator[str]]
 async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     """The deployment lives as long as the application."""
     global service
-    async with engine.deploy(answer, blocks, max_in_flight=64, max_queue=200) as service:
+    async with engine.deploy(answer, blocks, doubled, max_in_flight=64, max_queue=200) as service:
         yield
 
 
@@ -93,6 +112,17 @@ async def endpoint(count: int) -> StreamingResponse:
     except ps.Overloaded as error:
         raise HTTPException(503) from error
     return StreamingResponse(stream)
+
+
+@app.get("/double")
+async def double(number: int, timeout_seconds: float) -> int:
+    """Answer one call."""
+    try:
+        return await service.run(doubled(number), timeout_seconds=timeout_seconds)
+    except ps.Overloaded as error:
+        raise HTTPException(503) from error
+    except TimeoutError as error:
+        raise HTTPException(504) from error
 
 
 async def around(stream: engine.Stream[str]) -> AsyncIterator[str]:
@@ -173,8 +203,15 @@ async def in_flight() -> int:
 async def state() -> dict[str, Any]:
     """What this process holds."""
     gc.collect()
-    admission = service.statistics().admission
+    statistics = service.statistics()
+    admission = statistics.admission
     return {
+        "ended": {
+            "completed": statistics.completed,
+            "expired": statistics.expired,
+            "cancelled": statistics.cancelled,
+            "refused": admission.refused,
+        },
         "in_flight": admission.in_flight,
         "queued": admission.queued,
         "open_generators": generators["opened"] - generators["closed"],

@@ -3,20 +3,16 @@
 import asyncio
 import socket
 import struct
-from typing import Any
-from urllib.parse import quote, urlsplit
 
 import httpx
 import pytest
 
-from tests.serving.servers import client, server
+from tests.serving.servers import IDLE_TASKS, PATIENCE_REQUESTS, client, connect, server, settled
 from tests.serving.streaming_app import BODIES
 
 CLIENTS = 200
 TOKENS = 20
 ROUNDS = 3
-IDLE_TASKS = 3  # of uvicorn: the server, the lifespan, and the request that asks
-PATIENCE_REQUESTS = 2_000
 
 
 async def read_all(client: httpx.AsyncClient) -> str:
@@ -44,16 +40,6 @@ async def round_of_clients(client: httpx.AsyncClient) -> None:
     ]
 
 
-async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
-    """Return the server's state, asked for until nothing is open or no hope is left."""
-    state: dict[str, Any] = {}
-    for _ in range(PATIENCE_REQUESTS):
-        state = (await client.get("/state")).json()
-        if not (state["in_flight"] or state["queued"] or state["open_generators"]) and state["tasks"] <= IDLE_TASKS:
-            break
-    return state
-
-
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 async def test_two_hundred_clients_a_third_of_which_leave(loop: str) -> None:
@@ -73,15 +59,6 @@ async def test_two_hundred_clients_a_third_of_which_leave(loop: str) -> None:
     # request would make 600.
     assert after["objects"] < before["objects"] + 2 * CLIENTS
     assert after["resident_bytes"] < before["resident_bytes"] + 20_000 * ROUNDS * CLIENTS
-
-
-async def connect(url: str, path: str) -> asyncio.StreamWriter:
-    """Ask for a stream, and read the first of it."""
-    reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
-    writer.write(f"GET {quote(path, '/?=')} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
-    assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
-    assert await reader.read(1)
-    return writer
 
 
 def leave(writer: asyncio.StreamWriter, how: str) -> None:

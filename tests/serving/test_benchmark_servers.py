@@ -1,0 +1,21 @@
+"""The servers that `make bench-servers` compares answer alike, tuned or not, and end at SIGTERM."""
+
+import json
+
+import pytest
+
+from benchmarks.servers import by_hand, process
+
+
+@pytest.mark.parametrize("row", by_hand.APPLICATIONS)
+@pytest.mark.parametrize("tuned", [False, True], ids=["untuned", "tuned"])
+def test_a_server_answers_as_the_one_written_by_hand_does(row: str, tuned: bool) -> None:
+    answers: list[str] = []
+    for side in ("by_hand", "with_penstock"):
+        with process.server(side, row, tuned=tuned) as (url, _):
+            answers.append(process.ask(url))
+    assert answers[0] == answers[1]
+    if row == "events":
+        assert answers[0].split("\n\n") == [*(f"data: {number}" for number in range(by_hand.TOKENS)), ""]
+    elif row != "device batch":
+        assert json.loads(answers[0]) == {"output": 8.0}

@@ -1,0 +1,93 @@
+"""A server under more load than it accepts: all clients are gone in one moment, or it has to end meanwhile."""
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serving.servers import IDLE_TASKS, ROOT, client, connect, server, settled
+
+CLIENTS = 300  # the deployment has 64 places, and 200 may wait
+STREAMS = 5  # without end, beside the load
+REQUESTS = 500  # that have ended while the load goes on
+PATHS = ["/double?number=4&timeout_seconds=5", "/double?number=4&timeout_seconds=0.004", "/tokens?count=30"]
+
+# The clients' loop; the servers have their own.
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+
+@asynccontextmanager
+async def wrk(url: str) -> AsyncIterator[None]:
+    """Clients in a process of their own, which is killed in the end."""
+    if shutil.which("wrk") is None:
+        pytest.skip("wrk is not installed")
+    command = ["wrk", "-t1", f"-c{CLIENTS}", "-d600s", "-s", "tests/serving/load.lua", url, "--", *PATHS]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:  # noqa: ASYNC220 - returns at once
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@asynccontextmanager
+async def tasks(url: str) -> AsyncIterator[None]:
+    """Clients on this loop, which are cancelled in the end."""
+    async with client(url) as http:
+
+        async def ask(number: int) -> None:
+            with contextlib.suppress(httpx.TransportError):  # the server has ended
+                while True:
+                    await http.get(PATHS[number % len(PATHS)])
+                    number += 1
+
+        clients = [asyncio.create_task(ask(number)) for number in range(CLIENTS)]
+        try:
+            yield
+        finally:
+            for each in clients:
+                each.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+
+
+LOADS = {"wrk": wrk, "asyncio": tasks}
+
+
+async def after_many_requests(http: httpx.AsyncClient) -> dict[str, Any]:
+    """Return the state under load, once calls have ended in each of the ways in which they may."""
+    while True:
+        state: dict[str, Any] = (await http.get("/state")).json()
+        ended = state["ended"]
+        if sum(ended.values()) >= REQUESTS and ended["completed"] and ended["expired"] and ended["refused"]:
+            return state
+
+
+@pytest.mark.parametrize("load", LOADS)
+async def test_when_all_clients_are_gone_nothing_is_in_flight(load: str) -> None:
+    with server("--loop", "uvloop") as (url, _):
+        async with client(url) as http:
+            readers = [await connect(url, "/tokens?count=-1") for _ in range(STREAMS)]
+            async with LOADS[load](url):
+                during = await after_many_requests(http)
+            for reader in readers:
+                reader.close()
+            after = await settled(http)
+            assert (await http.get(PATHS[0])).json() == 8
+    assert during["in_flight"] >= STREAMS
+    assert (after["in_flight"], after["queued"], after["open_generators"]) == (0, 0, 0)
+    assert after["tasks"] <= IDLE_TASKS
+    assert after["ended"]["cancelled"] >= STREAMS
+
+
+@pytest.mark.parametrize("load", LOADS)
+async def test_sigterm_ends_a_server_under_load(load: str) -> None:
+    with server("--loop", "uvloop", "--timeout-graceful-shutdown", "10") as (url, process):
+        async with client(url) as http, LOADS[load](url):
+            await after_many_requests(http)
+            process.terminate()
+            await asyncio.to_thread(process.wait, 20)
