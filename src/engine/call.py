@@ -208,13 +208,13 @@ class RunningCall(Frame, WorkerGroup):
             error: what it ended with; by default that of its frame.
         """
         span = self.run_span
-        if span is None and self._began is None:
+        if self._in_flight is not None:
+            self._in_flight[self._graph] -= 1
+        if span is None and (self._began is None or not metrics.are_recorded()):
             return
         if state is None:
             state, error = self.state, self.error
         outcome = outcome_of(state, error)
         spans.end_run(span, outcome, error)
         if self._began is not None:
-            if self._in_flight is not None:
-                self._in_flight[self._graph] -= 1
             metrics.run_ended(self._graph, perf_counter() - self._began, outcome, error, span)
