@@ -260,8 +260,11 @@ class Channel(Generic[T]):
         Raises:
             ChannelClosed: the channel is closed, or was closed while waiting; the item did not enter.
         """
-        if self.put_nowait(item, priority):
-            return
+        if not self.put_nowait(item, priority):
+            await self.put_in_line(item, priority)
+
+    async def put_in_line(self, item: T, priority: int = 0) -> None:
+        """Put an item which `put_nowait` has just refused; else as `put`."""
         if self._putters is None:
             self._putters = PriorityFifo()
         putter = _Putter(item, self._size(item), asyncio.get_running_loop().create_future())

@@ -280,13 +280,18 @@ class NodeActor:
             if shared and frame.parent is not None:
                 frame.group.loop.call_soon(refuse_if_endless, self, frame)
 
-    async def queue(self, frame: "Frame") -> None:
-        """Let a frame in although the inbox was full: the producer waits here, which is backpressure."""
-        if frame.state != "running" or self.enter(frame):
+    async def queue(self, frame: "Frame", *, is_full: bool = False) -> None:
+        """Let a frame in although the inbox was full: the producer waits here, which is backpressure.
+
+        Args:
+            frame: the frame.
+            is_full: whether `enter` or `offer` has refused it just now, so that it need not be asked again.
+        """
+        if frame.state != "running" or (not is_full and self.enter(frame)):
             return
         frame.queued(self)
         try:
-            await self.inbox.put(frame, frame.priority)
+            await self.inbox.put_in_line(frame, frame.priority)
         except BaseException:
             self.withdraw(frame)
             raise

@@ -268,7 +268,7 @@ class Worker(current.Position):
     async def _enter(self, full: tuple[NodeActor, ...], before: NodeActor | None, undisturbed: int) -> bool:
         """Wait until the first frame has entered; returns False if this worker has to end."""
         if before is None:
-            return await self._queue(full, undisturbed)
+            return await self._queue(full, undisturbed, is_full=True)
         return await self._wait_for_room(full, before.limiter, undisturbed)
 
     def _distribute(self, actor: NodeActor, frame: Frame) -> tuple[NodeActor | None, tuple[NodeActor, ...]]:
@@ -311,21 +311,28 @@ class Worker(current.Position):
         if limiter.shared:
             limiter.release()
         try:
-            return await self._queue(full, undisturbed)
+            return await self._queue(full, undisturbed, is_full=not limiter.shared)
         finally:
             if not limiter.shared:
                 limiter.release()
             if sampler is not None:
                 sampler.blocked_seconds += perf_counter() - began
 
-    async def _queue(self, full: tuple[NodeActor, ...], undisturbed: int) -> bool:
-        """Wait until the present frame is in the inbox of each of `full`; returns False if this worker has to end."""
+    async def _queue(self, full: tuple[NodeActor, ...], undisturbed: int, *, is_full: bool) -> bool:
+        """Wait until the present frame is in the inbox of each of `full`; returns False if this worker has to end.
+
+        Args:
+            full: the actors.
+            undisturbed: how many cancels of this task are not the engine's.
+            is_full: whether they have refused the frame just now.
+        """
         frame = self.frame
         assert frame is not None
         going_on = True
         try:
             for actor in full:
-                await actor.queue(frame)
+                await actor.queue(frame, is_full=is_full)
+                is_full = False  # there may be room in the others by now
         except asyncio.CancelledError as error:
             going_on = not self._is_stopped(undisturbed)
             self.frame = None
