@@ -176,7 +176,7 @@ def _offer(original: Any) -> Any:
 
 
 def _queue(original: Any) -> Any:
-    async def queue(self: NodeActor, frame: Frame) -> None:
+    async def queue(self: NodeActor, frame: Frame, *, is_full: bool = False) -> None:
         fault = _held_up.get((self, frame))
         try:
             if fault is not None and frame.state == "running":
@@ -189,7 +189,7 @@ def _queue(original: Any) -> Any:
                 except Exception as error:  # noqa: BLE001 - the fault: an inbox can raise it only to the item
                     frame.fail(error, self)
                     return
-            await original(self, frame)
+            await original(self, frame, is_full=is_full and fault is None)
         finally:
             _held_up.pop((self, frame), None)
 
