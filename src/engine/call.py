@@ -18,7 +18,8 @@ from ..actors.threads import ThreadShare
 from ..actors.worker import NOTHING_READY, WorkerGroup
 from ..telemetry import metrics, spans
 from .options import ExecutionOptions
-from .scope import Scope, Wired
+from .program import Wired
+from .scope import Scope
 
 
 class RunningCall(Frame, WorkerGroup):

@@ -1,10 +1,8 @@
 """What is drawn of a graph: its steps, and what its actors are doing."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..telemetry.counters import ActorStatistics
 from .control import Control
 from .drawing import Drawing, DrawnNode, Edge
 from .node import Node
@@ -12,8 +10,7 @@ from .tracing.template import Template, reads
 from .tracing.tracer import Step, Trace
 
 if TYPE_CHECKING:
-    from .planning import Plan
-    from .scope import Wiring
+    pass
 
 
 _ARGUMENTS = {
@@ -97,55 +94,3 @@ def _detail(callee: Node[..., object] | Control) -> str:
         "replaced" if callee.origin.replacement is not None else "",
     ]
     return ", ".join(word for word in words if word)
-
-
-def running_drawing(plan: "Plan", wiring: "Wiring", elapsed_seconds: float | None) -> Drawing:
-    """Return the drawing of a plan at work.
-
-    Args:
-        plan: the plan.
-        wiring: where its actors are.
-        elapsed_seconds: the time that their counters cover; None if nothing is to be said of rates.
-    """
-    return _with_loads(drawing_of(_kept(plan)), plan, wiring, elapsed_seconds)
-
-
-def _kept(plan: "Plan") -> "Trace":
-    """Return the trace of a plan without what its passes have dropped or merged."""
-    steps = tuple(
-        replace(step, bodies=tuple(map(_kept, planned.bodies)) if step is planned.head else step.bodies)
-        for planned in plan.steps
-        for step in planned.chain
-    )
-    return replace(plan.trace, steps=steps, result=plan.result)
-
-
-def _with_loads(drawing: Drawing, plan: "Plan", wiring: "Wiring", elapsed_seconds: float | None) -> Drawing:
-    wired = wiring.wired(plan)
-    actors: dict[str, ActorStatistics] = {}
-    together: dict[str, str] = {}  # the further steps of a chain, and the one whose actor runs them
-    for unit, actor in () if wired is None else zip(wired.program.units, wired.actors, strict=True):
-        if unit.step is not None:
-            actors[str(unit.step.head.source)] = actor.statistics()
-            together |= {str(step.source): actor.name for step in unit.step.chain[1:]}
-    bodies = [body for planned in plan.steps for body in planned.bodies]
-    return Drawing(
-        drawing.title,
-        tuple(
-            replace(
-                node,
-                actors=(actors[node.id],) if node.id in actors else (),
-                detail=_joined(node.detail, together, node.id),
-            )
-            for node in drawing.nodes
-        ),
-        tuple(
-            (owner_id, _with_loads(drawn, body, wiring, elapsed_seconds))
-            for (owner_id, drawn), body in zip(drawing.bodies, bodies, strict=True)
-        ),
-        elapsed_seconds,
-    )
-
-
-def _joined(detail: str, together: Mapping[str, str], node_id: str) -> str:
-    return ", ".join(filter(None, [detail, f"with {together[node_id]}" if node_id in together else ""]))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from .._errors import PlanError
@@ -12,22 +12,18 @@ from ..telemetry import logs
 from ..telemetry.text import printable
 from . import passes
 from .node import Node
+from .options import ChosenScheduler
 from .passes import Draft, PassReport, check_stream_limits
 from .program import Program
 from .tracing.template import Template, reads
 from .tracing.tracer import Step, Trace
 
 if TYPE_CHECKING:
-    from .engine import Runtime
     from .graph import Graph
     from .open_resources import Resources
     from .options import ExecutionOptions
-    from .scope import SharedWirings
-
-
-Scheduler: TypeAlias = Literal["auto", "actors", "parallel", "wave", "sequential"]
-"""The values of `scheduler=`."""
-ChosenScheduler: TypeAlias = Literal["actors", "parallel", "wave", "sequential"]
+    from .scope import Runtime
+    from .wiring import SharedWirings
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,16 @@ the whole level before; "actors" and "parallel" add none and differ in how scope
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..actors.node_actor import INLINE, NodeActor
+from .options import ChosenScheduler
 from .tracing.template import Read, Values, arguments_builder, builder, keywords_builder, reads
 
 if TYPE_CHECKING:
-    from .planning import ChosenScheduler, Plan, PlannedStep
+    from .planning import Plan, PlannedStep
 
 
 @dataclass
@@ -67,7 +70,7 @@ class Program:
         is_filled: whether new frames get them.
     """
 
-    def __init__(self, plan: "Plan", scheduler: "ChosenScheduler") -> None:
+    def __init__(self, plan: "Plan", scheduler: ChosenScheduler) -> None:
         self.name = plan.name
         self.plan = plan
         self.scheduler: ChosenScheduler = scheduler
@@ -221,3 +224,29 @@ def _add_barriers(units: list[Unit], edges: dict[int, set[int]]) -> None:
         edges[barrier.index] = set(before)
         for index in after:
             edges[index] = {barrier.index}
+
+
+@dataclass(frozen=True)
+class Wired:
+    """The actors of one program in one scope.
+
+    Attributes:
+        program: what its frames have in common.
+        actors: one for each unit.
+        entries: the actors that wait for nothing.
+    """
+
+    program: Program
+    actors: tuple[NodeActor, ...]
+    entries: tuple[NodeActor, ...]
+
+    @cached_property
+    def chain(self) -> NodeActor | None:
+        """The chain of plain functions that the whole graph is; None if it is more than that."""
+        actor = self.actors[0] if len(self.actors) == 1 else None
+        return actor if actor is not None and actor.mode == INLINE and actor.ends_line else None
+
+    @cached_property
+    def only_entry(self) -> NodeActor | None:
+        """The actor in which every frame begins; None if there are several, or none."""
+        return self.entries[0] if len(self.entries) == 1 else None
