@@ -25,10 +25,9 @@ from ..telemetry.metrics import Reading
 from .admission import Admission
 from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
-from .graph import Graph
+from .graph import Graph, gives_one_value, gives_stream
 from .nesting import host_context, hosts, refuse_from_inside
 from .options import ExecutionOptions
-from .planning import gives_one_value, gives_stream
 from .program import Program, Wired
 from .resource import Opening
 from .scope import Runtime, Scope

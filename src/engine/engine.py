@@ -15,10 +15,10 @@ from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
 from .call import RunningCall
-from .graph import Call, Graph, as_call, as_graph
+from .graph import Call, Graph, as_call, as_graph, one_value, values
 from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
-from .planning import Plan, one_value, values
+from .planning import Plan
 from .program import Wired
 from .scope import Runtime, Scope, running_loop
 from .streaming import CallsStream, Stream

@@ -4,10 +4,8 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from .._errors import PlanError
 from ..telemetry import logs
 from ..telemetry.text import printable
 from . import passes
@@ -17,13 +15,6 @@ from .passes import Draft, PassReport, check_stream_limits
 from .program import Program
 from .tracing.template import Template, reads
 from .tracing.tracer import Step, Trace
-
-if TYPE_CHECKING:
-    from .graph import Graph
-    from .open_resources import Resources
-    from .options import ExecutionOptions
-    from .scope import Runtime
-    from .wiring import SharedWirings
 
 
 @dataclass(frozen=True)
@@ -81,12 +72,12 @@ class Plan:
     trace: Trace
 
     @cached_property
-    def _wirings(self) -> "WeakKeyDictionary[Runtime, SharedWirings]":
-        """The actors that all runs of this plan in an Engine share, by Engine."""
+    def _kept_by_engines(self) -> WeakKeyDictionary[object, object]:
+        """What each Engine keeps for this plan; it ends with whichever of the two goes first."""
         return WeakKeyDictionary()
 
     @cached_property
-    def _programs_with_resources(self) -> "WeakKeyDictionary[Resources, dict[ChosenScheduler, Program]]":
+    def _programs_with_resources(self) -> WeakKeyDictionary[object, dict[ChosenScheduler, Program]]:
         """The programs whose frames have the resources of an Engine, by those."""
         return WeakKeyDictionary()
 
@@ -242,44 +233,3 @@ class _Labels:
         self._seen[name] += 1
         count = self._seen[name]
         return name if count == 1 else f"{name}#{count}"
-
-
-def one_value(
-    graph: "Graph[..., Any]", options: "ExecutionOptions", verb: str = "engine.stream of many calls"
-) -> "Plan":
-    """Return the plan of a graph whose calls give one value each.
-
-    Raises:
-        PlanError: they give streams.
-    """
-    plan = graph._planned(is_cached=options.enable_caching)
-    if plan._gives_stream:
-        raise gives_stream(graph, verb)
-    return plan
-
-
-def values(graph: "Graph[..., Any]") -> None:
-    """Check that the calls of a graph give streams.
-
-    Raises:
-        PlanError: they give one value.
-    """
-    if not graph._present_trace().gives_stream:
-        raise gives_one_value(graph, "engine")
-
-
-def gives_one_value(graph: "Graph[..., Any]", owner: str) -> PlanError:
-    """Return the error of a call that gives one value where a stream of values is asked for."""
-    return PlanError(
-        f"{owner}.stream takes an iterable of calls, or one call of a graph that returns an AsyncIterator; graph "
-        f"{graph.name!r} returns one value: for one call, use {owner}.run"
-    )
-
-
-def gives_stream(graph: "Graph[..., Any]", verb: str) -> PlanError:
-    """Return the error of a call that gives a stream where one value is asked for."""
-    owner = verb.partition(".")[0]
-    return PlanError(
-        f"graph {graph.name!r} returns a stream of values, and {verb} takes calls that give one value; read it with "
-        f"`async with {owner}.stream({graph.name}(...)) as values`"
-    )

@@ -153,11 +153,11 @@ class Runtime:
             options: those of the run.
         """
         # Kept with the plan and not here, so that graphs made by a factory for one call leave nothing behind.
-        shared = plan._wirings.get(self)
-        if shared is None:
+        shared = plan._kept_by_engines.get(self)
+        if not isinstance(shared, SharedWirings):
             if next(stateful_nodes(plan), None) is not None:
                 return None
-            shared = plan._wirings[self] = SharedWirings()
+            shared = plan._kept_by_engines[self] = SharedWirings()
             self._shared.add(shared)
         wiring = shared.get(self.pools, scheduler, options)
         return wiring.wire(self.resources.program(plan, scheduler))

@@ -26,7 +26,7 @@ from .deployment import Deployment, ServiceCall, ServiceState
 from .drawing import Drawing
 from .graph import Call, Graph, as_call, as_graph
 from .nesting import departed
-from .node import Node, is_known, value_of
+from .node import Node
 from .open_resources import Entry
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .picture import drawing_of
@@ -39,6 +39,7 @@ from .source import Calls
 from .statistics import Bottleneck, actors_less, find_bottleneck, since
 from .streaming import CallsStream, Stream
 from .tables import mean_rate, or_unknown, table_of
+from .tracing.template import is_known, value_of
 from .tracing.tracer import Trace
 from .values import DeploymentScope, StreamingCall, ValuesStream
 from .wiring import Wiring

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from .._errors import EngineClosedError
 from ..actors.frame import Frame
+from .graph import one_value
 from .options import ExecutionOptions
 from .pipeline import Pipeline, StreamProgress, length_of
-from .planning import one_value
 from .scope import Runtime, Scope
 from .source import Calls, ReorderWindow
 from .statistics import StreamStatistics

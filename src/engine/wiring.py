@@ -1,5 +1,6 @@
 """Wiring: the actors of one scope, made from programs and connected."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,12 @@ from .bodies import body_of, hand_over, input_of, mapping, opening, opening_in_l
 from .control import Control
 from .counters import node_counters, node_levels, node_readings
 from .instances import InstanceRegistry, instance_key
-from .node import Node, call_site_of, is_known, resources_of, value_of
+from .node import CallSite, Executor, Node
 from .options import ChosenScheduler, ExecutionOptions
 from .planning import Plan, PlannedStep
 from .pools import Pools
 from .program import Program, Unit, Wired
-from .tracing.template import Read
+from .tracing.template import Read, Template, is_known, reads, value_of
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import NodeReading
@@ -190,7 +191,7 @@ class Wiring:
             actor.invoke = reading(unit.streams)
         carrier = None
         if node.runs_in is not None:
-            carrier = node.runs_in.carrier(call_site_of(program, unit), self._pools, self._device_strategy)
+            carrier = node.runs_in.carrier(_call_site(program, unit), self._pools, self._device_strategy)
         actor.body = carrier or self._body(node)
         actor.needs_thread = node.runs_on == "thread"
         if actor.gate is None and not unit.streams and policy.is_once:
@@ -233,7 +234,7 @@ class Wiring:
                 self._instance_limiters[key] = Limiter(node._shared_places or UNLIMITED, shared=True)
             return self._instance_limiters[key]
         if policy.concurrency is not None:
-            return self._pools.limiter(node)
+            return self._pools.limiter(node.origin, policy.concurrency)
         if policy.runs_on == "thread":
             if not self._has_places_in_threads:
                 return Limiter()
@@ -368,7 +369,7 @@ async def _warm_up(program: "Program", pools: "Pools", device_strategy: str, kno
             continue
         callee = unit.step.head.callee
         if isinstance(callee, Node) and callee.runs_in is not None:
-            site, resources = call_site_of(program, unit), resources_of(unit, known)
+            site, resources = _call_site(program, unit), _resources_of(unit, known)
             await callee.runs_in.warm_up(site, pools, device_strategy, resources)
         for body in unit.step.bodies:
             await _warm_up(body._program("parallel"), pools, device_strategy, _inside(body, known))
@@ -381,3 +382,86 @@ def _inside(body: "Plan", known: Mapping[int, Any]) -> dict[int, Any]:
         for source, template in body.trace.captured
         if is_known(template, known.keys())
     }
+
+
+# What the executor of a node is told of where it is called.
+
+
+def _call_site(program: Program, unit: Unit) -> CallSite:
+    """Return what the executor of a unit's node has to know."""
+    step = unit.step
+    assert step is not None
+    node = step.head.callee
+    assert isinstance(node, Node)
+    shared = [name for name, template in _arguments(step, node) if is_known(template, program.plan.resource_sources)]
+    return CallSite(
+        node, step.label, frozenset(shared), _constants(step, node), _is_handed_on(program, unit, node),
+        _owned(program, unit, node),
+    )  # fmt: skip
+
+
+def _resources_of(unit: Unit, known: Mapping[int, Any]) -> dict[str, Any]:
+    """Return the arguments that come from resources, by parameter.
+
+    Args:
+        unit: where the node is called.
+        known: the values of resources, by their numbers.
+    """
+    step = unit.step
+    assert step is not None
+    node = step.head.callee
+    assert isinstance(node, Node)
+    return {
+        name: value_of(template, known) for name, template in _arguments(step, node) if is_known(template, known.keys())
+    }
+
+
+def _constants(step: PlannedStep, node: Node[..., Any]) -> dict[str, Any]:
+    given = dict(_arguments(step, node))
+    defaults = {name: one.default for name, one in node.parameters.items() if one.default is not one.empty}
+    written = {name: value_of(template, {}) for name, template in given.items() if not any(reads(template))}
+    return {**{name: value for name, value in defaults.items() if name not in given}, **written}
+
+
+def _arguments(step: PlannedStep, node: Node[..., Any]) -> Iterator[tuple[str, Template]]:
+    yield from zip(node._positional, step.head.args, strict=False)
+    yield from step.head.kwargs.items()
+
+
+def _is_handed_on(program: Program, unit: Unit, node: Node[..., Any]) -> bool:
+    assert unit.step is not None
+    policy = node.policy
+    if policy.retry is not None or policy.fallback is not None or policy.timeout_seconds is not None:
+        return False  # whether an attempt was good, and in time, is known when its result is there
+    readers = [_executor_of(program.units[index].step) for index in unit.consumers]
+    is_result = unit.step.source in {read.source for read in reads(program.plan.result)}
+    kind = type(node.executor)
+    return (
+        bool(readers)
+        and not is_result
+        and all(one is not None and type(one) is kind and one.takes_unready for one in readers)
+    )
+
+
+def _owned(program: Program, unit: Unit, node: Node[..., Any]) -> frozenset[str]:
+    if node.policy.retry is not None or node.policy.fallback is not None:
+        return frozenset()
+    assert unit.step is not None
+    arguments = list(_arguments(unit.step, node))
+    read = Counter(one.source for _, template in arguments for one in reads(template))
+    makers = {one.step.source: (one, one.step.head.callee) for one in program.units if one.step is not None}
+    owned: set[str] = set()
+    for name, template in arguments:
+        if not isinstance(template, Read) or template.path or read[template.source] != 1:
+            continue
+        maker, made_by = makers.get(template.source, (None, None))
+        if maker is None or not isinstance(made_by, Node) or made_by.runs_in is None:
+            continue
+        if len(maker.consumers) == 1 and _is_handed_on(program, maker, made_by):
+            owned.add(name)
+    return frozenset(owned)
+
+
+def _executor_of(step: PlannedStep | None) -> Executor | None:
+    callee = None if step is None else step.head.callee
+    return callee.runs_in if isinstance(callee, Node) else None
