@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from ..actors.policy import Policy
 from ..engine.node import Node
-from ..engine.passes import Draft, PassReport
+from ..engine.program import Draft, PassReport
 from ..engine.tracing.template import (
     Constant,
     Container,

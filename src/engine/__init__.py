@@ -16,7 +16,7 @@ from .graph import Call, Graph
 from .graph import as_graph as _as_graph
 from .options import CallOptions, Scheduler
 from .options import resolve as _resolve
-from .planning import Plan
+from .program import Plan
 from .statistics import Bottleneck, StreamStatistics
 from .streaming import Outcome, Stream
 

@@ -35,6 +35,14 @@ DEFAULT_MAP_CONCURRENCY = 32
 Kind = Literal["cond", "switch", "while_loop", "map_each"]
 
 
+_ARGUMENTS: dict[Kind, tuple[str, ...]] = {
+    "cond": ("predicate", "operand"),
+    "switch": ("index", "operand"),
+    "while_loop": ("initial",),
+    "map_each": ("items",),
+}
+
+
 @dataclass(frozen=True)
 class Control:
     """A control-flow step.
@@ -70,6 +78,16 @@ class Control:
     def _reads_streams(self) -> bool:
         """Whether its operand may be a stream."""
         return self.over_stream
+
+    @property
+    def _positional(self) -> tuple[str, ...]:
+        """The names of the arguments, without those that bodies take from outside."""
+        return _ARGUMENTS[self.kind]
+
+    @property
+    def _drawn_detail(self) -> str:
+        """What a drawing of the graph says of it."""
+        return "stream" if self.over_stream else ""
 
     def result_annotation(self) -> Any:
         """Return the annotation of the result; bodies of one construct have the same."""

@@ -11,8 +11,7 @@ from ..telemetry import names
 from ..telemetry.metrics import Reading, Series, series
 from .control import Control
 from .node import Node
-from .planning import Plan
-from .program import Wired
+from .program import Plan, Wired
 
 if TYPE_CHECKING:  # the records that a profile is made of are loaded when one is taken
     from ..actors.threads import ThreadShare

@@ -27,9 +27,9 @@ from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
 from .graph import Graph, gives_one_value, gives_stream
 from .nesting import host_context, hosts, refuse_from_inside
+from .open_resources import Opening
 from .options import ExecutionOptions
 from .program import Program, Wired
-from .resource import Opening
 from .scope import Runtime, Scope
 from .wiring import warm_up
 

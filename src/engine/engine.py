@@ -18,8 +18,7 @@ from .call import RunningCall
 from .graph import Call, Graph, as_call, as_graph, one_value, values
 from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
-from .planning import Plan
-from .program import Wired
+from .program import Plan, Wired
 from .scope import Runtime, Scope, running_loop
 from .streaming import CallsStream, Stream
 from .values import OwnScope, StreamingCall, ValuesStream

@@ -14,8 +14,8 @@ from .control import Control
 from .node import Node
 from .open_resources import run_eagerly
 from .options import ExecutionOptions
-from .passes import merge_equal_calls
-from .planning import Plan, make_plan
+from .planning import make_plan, merge_equal_calls
+from .program import Plan
 from .stateful import is_stateful
 from .tracing.annotations import hints_of, is_stream_parameter, signature_of
 from .tracing.ref import PendingRef, Ref, Unawaited, call_location, definition_location, is_users, refuse_leak

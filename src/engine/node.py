@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ..actors.loop_host import OwnsLoop
     from ..actors.threads import ThreadShare
     from .graph import Graph
-    from .passes import Pass
     from .pools import Pools
+    from .program import Pass
 
 
 # Executor: runs the handlers of nodes that run neither on the loop nor in threads or processes.
@@ -367,6 +367,25 @@ class Node(Generic[P, Ret_co]):
         fewest = sum(parameters[name].default is kinds.empty for name in self._positional)
         unlimited = any(one.kind is kinds.VAR_POSITIONAL for one in parameters.values())
         return fewest, math.inf if unlimited else len(self._positional)
+
+    @property
+    def _drawn_detail(self) -> str:
+        """What a drawing of the graph says of it."""
+        policy = self.policy
+        words = [
+            "stream" if self.gives_stream else "",
+            policy.runs_on if policy.runs_on != "loop" else "",
+            self.executor.label if self.executor is not None else "",
+            "own loop" if self.make_loop else "stateful" if self.template is not None else "",
+            f"{policy.concurrency} at once" if policy.concurrency else "",
+            f"{policy.retry.attempts} attempts" if policy.retry else "",
+            f"{policy.timeout_seconds:g} s" if policy.timeout_seconds else "",
+            "fallback" if policy.fallback else "",
+            "pure" if policy.pure else "",
+            "effectful" if policy.effectful else "",
+            "replaced" if self.origin.replacement is not None else "",
+        ]
+        return ", ".join(word for word in words if word)
 
     def _check_arity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.signature is None:

@@ -1,24 +1,10 @@
-"""What is drawn of a graph: its steps, and what its actors are doing."""
+"""What is drawn of a graph: its steps, and who reads what."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from .control import Control
 from .drawing import Drawing, DrawnNode, Edge
-from .node import Node
 from .tracing.template import Template, reads
 from .tracing.tracer import Step, Trace
-
-if TYPE_CHECKING:
-    pass
-
-
-_ARGUMENTS = {
-    "cond": ("predicate", "operand"),
-    "switch": ("index", "operand"),
-    "while_loop": ("initial",),
-    "map_each": ("items",),
-}
 
 
 def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
@@ -36,8 +22,8 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
         DrawnNode(
             str(step.source),
             step.callee.name,
-            _detail(step.callee),
-            "node" if isinstance(step.callee, Node) else "control",
+            step.callee._drawn_detail,
+            "control" if step.bodies else "node",
             _inputs(step, names, trace.streams),
         )
         for step in trace.steps
@@ -63,7 +49,7 @@ def _inputs(step: Step, names: dict[int, str], streams: frozenset[int]) -> tuple
 
 
 def _arguments(step: Step) -> list[tuple[str, Template]]:
-    names = _ARGUMENTS[step.callee.kind] if isinstance(step.callee, Control) else step.callee._positional
+    names = step.callee._positional
     padded = (*names, *[""] * (len(step.args) - len(names)))  # what *args takes, or a body from outside
     return [*zip(padded, step.args, strict=False), *step.kwargs.items()]
 
@@ -74,23 +60,3 @@ def _edges(name: str, template: Template, streams: frozenset[int]) -> list[Edge]
 
 def _path_only(label: str) -> str:
     return label if label.startswith((".", "[")) else ""
-
-
-def _detail(callee: Node[..., object] | Control) -> str:
-    if isinstance(callee, Control):
-        return "stream" if callee.over_stream else ""
-    policy = callee.policy
-    words = [
-        "stream" if callee.gives_stream else "",
-        policy.runs_on if policy.runs_on != "loop" else "",
-        callee.executor.label if callee.executor is not None else "",
-        "own loop" if callee.make_loop else "stateful" if callee.template is not None else "",
-        f"{policy.concurrency} at once" if policy.concurrency else "",
-        f"{policy.retry.attempts} attempts" if policy.retry else "",
-        f"{policy.timeout_seconds:g} s" if policy.timeout_seconds else "",
-        "fallback" if policy.fallback else "",
-        "pure" if policy.pure else "",
-        "effectful" if policy.effectful else "",
-        "replaced" if callee.origin.replacement is not None else "",
-    ]
-    return ", ".join(word for word in words if word)

@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError
@@ -23,16 +23,16 @@ from .counters import run_levels
 from .instances import InstanceRegistry, stateful_nodes
 from .open_resources import Resources
 from .options import DEFAULT_WORKERS, ChosenScheduler, ExecutionOptions
-from .planning import Plan
+from .planning import check_stream_limits
 from .pools import Pools
-from .program import Wired
+from .program import Plan, Program, Wired
 from .statistics import Uptime
+from .tracing.tracer import Callee
 from .wiring import SharedWirings, Wiring
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import Reader, WindowLook
     from .counters import Room
-    from .resource import Resource
 
 
 class Ongoing(Protocol):
@@ -103,7 +103,7 @@ class Runtime:
     def __init__(self, max_threads: int, max_processes: int | None, *, is_default: bool) -> None:
         self.pools = Pools(max_threads, max_processes, ends_with_loop=is_default)
         self.resources = Resources(closes_unused=is_default)
-        self.reloads: WeakKeyDictionary[Resource[..., Any], asyncio.Lock] = WeakKeyDictionary()
+        self.reloads: WeakKeyDictionary[Callee, asyncio.Lock] = WeakKeyDictionary()
         self.frames: set[Frame] = set()
         self.counted_runs: Counter[str] = Counter()
         self.streams: set[Ongoing] = set()
@@ -144,6 +144,16 @@ class Runtime:
         """Return the error of a call that the end of the Engine ends."""
         return EngineClosedError("the Engine was closed while this call was in flight")
 
+    def program(self, plan: Plan, scheduler: ChosenScheduler) -> Program:
+        """Return what frames of a plan need to run under a scheduler.
+
+        Raises:
+            PlanError: under this one streams would wait for each other.
+        """
+        if scheduler in ("sequential", "wave") and scheduler not in plan._programs:
+            check_stream_limits(plan.name, (one for step in plan.steps for one in step.chain), in_order=True)
+        return self.resources.program(plan, scheduler)
+
     def shared_wiring(self, plan: Plan, scheduler: ChosenScheduler, options: ExecutionOptions) -> Wired | None:
         """Return actors that all runs of a plan share; None if it has stateful nodes, which each run has its own of.
 
@@ -160,7 +170,7 @@ class Runtime:
             shared = plan._kept_by_engines[self] = SharedWirings()
             self._shared.add(shared)
         wiring = shared.get(self.pools, scheduler, options)
-        return wiring.wire(self.resources.program(plan, scheduler))
+        return wiring.wire(self.program(plan, scheduler))
 
     def counters(self) -> Iterable[Reading]:
         """Return nothing: it is scopes that count, for metrics."""
@@ -319,7 +329,7 @@ class Scope:
 
     async def prepare(self, plan: Plan) -> Wired:
         """Return the actors of a plan; the first time, open the resources and enter the stateful nodes it uses."""
-        program = self.engine.resources.program(plan, self.scheduler)
+        program = self.engine.program(plan, self.scheduler)
         await self.engine.resources.hold(program, self)
         await self.instances.open(plan)
         return self.wiring.wire(program)

@@ -27,13 +27,12 @@ from .drawing import Drawing
 from .graph import Call, Graph, as_call, as_graph
 from .nesting import departed
 from .node import Node
-from .open_resources import Entry
+from .open_resources import Entry, Opening
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .picture import drawing_of
 from .pipeline import Pipeline, is_shown
-from .planning import Plan
-from .program import Wired
-from .resource import Opening, Resource
+from .program import Plan, Wired
+from .resource import Resource
 from .scope import Runtime
 from .source import Calls
 from .statistics import Bottleneck, actors_less, find_bottleneck, since

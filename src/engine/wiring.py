@@ -24,9 +24,8 @@ from .counters import node_counters, node_levels, node_readings
 from .instances import InstanceRegistry, instance_key
 from .node import CallSite, Executor, Node
 from .options import ChosenScheduler, ExecutionOptions
-from .planning import Plan, PlannedStep
 from .pools import Pools
-from .program import Program, Unit, Wired
+from .program import Plan, PlannedStep, Program, Unit, Wired
 from .tracing.template import Read, Template, is_known, reads, value_of
 
 if TYPE_CHECKING:

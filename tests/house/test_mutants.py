@@ -83,13 +83,13 @@ MUTANTS = [
     ),
     Mutant(
         "only calls of pure nodes are merged",
-        "engine/passes.py", "if isinstance(step.callee, Node) and step.callee.policy.pure:",
+        "engine/planning.py", "if isinstance(step.callee, Node) and step.callee.policy.pure:",
         "if isinstance(step.callee, Node):",
         "tests/engine/test_plan.py",
     ),
     Mutant(
         "an effectful node runs although nobody reads its result",
-        "engine/passes.py", "if step.source in live or _has_effect(step):", "if step.source in live:",
+        "engine/planning.py", "if step.source in live or _has_effect(step):", "if step.source in live:",
         "tests/engine/test_plan.py",
     ),
     Mutant(
