@@ -16,10 +16,10 @@ from .._errors import (
 )
 from ..actors import current
 from ..actors.cancellation import Condition, uninterrupted
-from ..actors.current import start_task
 from ..actors.frame import Frame
 from ..actors.node_actor import NodeActor
 from ..actors.supervision import SupervisorFlags
+from ..actors.tasks import start_task
 from ..telemetry import logs, metrics
 from ..telemetry.metrics import Reading
 from .admission import Admission

@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError
 from ..actors.cancellation import Condition, uninterrupted
-from ..actors.current import EagerStarts
 from ..actors.frame import Frame
 from ..actors.node_actor import UNLIMITED, NodeActor
 from ..actors.supervision import Escalation, Supervisor, SupervisorFlags
+from ..actors.tasks import EagerStarts
 from ..actors.threads import ThreadShare
 from ..actors.worker import WorkerGroup
 from ..telemetry import metrics

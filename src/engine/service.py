@@ -11,9 +11,9 @@ from typing import Any, Generic, ParamSpec, Self, TypeAlias, TypeVar, Unpack, ov
 from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError, PlanError
 from ..actors.accepted import SWITCH, TIMEOUT, check
 from ..actors.cancellation import ContextTask, uninterrupted
-from ..actors.current import start_task
 from ..actors.frame import Frame
 from ..actors.supervision import SupervisorFlags
+from ..actors.tasks import start_task
 from ..telemetry import logs, metrics, spans
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
