@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import anyio
 
-from .current import start_task
+from .tasks import start_task
 
 # Postponed cancellation: one that arrived where it must not interrupt, and is raised at the task's next await.
 #

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from .._errors import DeadlineExceeded, NodeCancelledError, NodeError, add_note
 from ..telemetry import logs
 from ..telemetry.spans import FrameSpan
+from .stream_buffer import plain_error
 
 if TYPE_CHECKING:
     from .node_actor import NodeActor
@@ -385,12 +386,3 @@ def blame(error: BaseException, label: str) -> None:
     """Say in which node of a frame an error was caused that another one will raise; the first to say it is right."""
     if not hasattr(error, _BLAMED):
         setattr(error, _BLAMED, label)
-
-
-def plain_error(error: Any, origin: str) -> Any:
-    """Return the error, but not one that would end the loop of whoever reads the results, as if they were complete."""
-    if not isinstance(error, StopIteration | StopAsyncIteration):
-        return error
-    substitute = RuntimeError(f"{origin} raised {type(error).__name__}")
-    substitute.__cause__ = error
-    return substitute

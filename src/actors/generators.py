@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from .._errors import NodeCancelledError
 from ..telemetry import logs
 from . import current
-from .current import start_task
 from .invocation import Invocation, TracedExecution, invoke_with, tell_consumers
 from .loop_host import LoopStream
 from .stream_buffer import Reader, StreamBuffer, close_stream
+from .tasks import start_task
 
 if TYPE_CHECKING:
     from .frame import Frame

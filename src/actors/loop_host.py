@@ -11,9 +11,9 @@ from .._errors import ActorRestarted, ActorStopped, InboxClosed, NodeCancelledEr
 from ..telemetry import logs
 from . import current
 from .cancellation import Condition, until
-from .current import start_task
 from .own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
 from .stream_buffer import STREAM_CAPACITY, StreamBuffer
+from .tasks import start_task
 
 if TYPE_CHECKING:
     from .invocation import Runner

@@ -11,8 +11,7 @@ import anyio
 from .._errors import ChannelClosed, InboxClosed, WorkSettledError
 from ..telemetry.counters import ChannelStatistics
 from .channel import Channel
-from .frame import plain_error
-from .stream_buffer import STREAM_CAPACITY, StreamBuffer
+from .stream_buffer import STREAM_CAPACITY, StreamBuffer, plain_error
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.durations import DepthWatch

@@ -202,3 +202,12 @@ async def close_stream(iterator: Any) -> None:
     aclose: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
     if aclose is not None:
         await aclose()
+
+
+def plain_error(error: Any, origin: str) -> Any:
+    """Return the error, but not one that would end the loop of whoever reads the results, as if they were complete."""
+    if not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    substitute = RuntimeError(f"{origin} raised {type(error).__name__}")
+    substitute.__cause__ = error
+    return substitute

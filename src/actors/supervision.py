@@ -11,7 +11,7 @@ from .._errors import DeploymentFailed
 from ..telemetry import logs
 from ..telemetry.counters import ActorState
 from .accepted import POSITIVE, check_fields, one_of, whole
-from .current import start_task
+from .tasks import start_task
 
 # Supervision: what becomes of the children of a supervisor when one of them exits, decided as in Erlang/OTP.
 #

@@ -8,11 +8,11 @@ from time import perf_counter
 from typing import Any, Protocol, cast
 
 from . import current
-from .current import start_eagerly, start_task
 from .detached import DetachedStep
 from .frame import NOTHING, Frame, foreign_cancel
 from .invocation import OutsideCall
 from .node_actor import ASYNC, INLINE, Limiter, NodeActor
+from .tasks import start_eagerly, start_task
 from .threads import ThreadShare
 
 # Worker: a plain asyncio task that carries frames through actors.

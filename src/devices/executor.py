@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ..actors.node_actor import NodeActor
     from ..actors.worker import Worker
     from ..engine.node import CallSite
-    from ..engine.passes import Pass
     from ..engine.pools import Pools
+    from ..engine.program import Pass
 
 
 # From the arguments that come from resources, by parameter, to the other arguments of items like those that will come.

@@ -11,9 +11,19 @@ from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from ..actors.policy import Policy
-from ..engine.node import Node, is_known
-from ..engine.passes import Draft, PassReport
-from ..engine.tracing.template import Constant, Container, Read, Template, Values, arguments_builder, key, reads
+from ..engine.node import Node
+from ..engine.program import Draft, PassReport
+from ..engine.tracing.template import (
+    Constant,
+    Container,
+    Read,
+    Template,
+    Values,
+    arguments_builder,
+    is_known,
+    key,
+    reads,
+)
 from ..engine.tracing.tracer import Step
 from .contraction import Contraction
 from .executor import DeviceExecutor, Samples

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, Final, TypeAlias, get_origin
 
 from ..engine.node import Node
-from ..engine.passes import Draft, PassReport
+from ..engine.program import Draft, PassReport
 from ..engine.tracing.annotations import hint_inside
 from ..engine.tracing.template import Access, Read, Values, builder, key, reads, with_reads
 from ..engine.tracing.tracer import Step

@@ -14,11 +14,11 @@ from .engine import Engine, EngineStatistics
 from .engine import default_engine as _default_engine
 from .graph import Call, Graph
 from .graph import as_graph as _as_graph
-from .options import CallOptions
+from .options import CallOptions, Scheduler
 from .options import resolve as _resolve
-from .planning import Plan, Scheduler
-from .statistics import Bottleneck
-from .streaming import Outcome, Stream, StreamStatistics
+from .program import Plan
+from .statistics import Bottleneck, StreamStatistics
+from .streaming import Outcome, Stream
 
 __all__ = [
     "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CallOptions", "ChannelStatistics",

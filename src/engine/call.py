@@ -9,16 +9,18 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
-from ..actors.current import EagerStarts, calling_actor, enclosing_frame, is_detached, source
+from ..actors.current import calling_actor, enclosing_frame, is_detached, source
 from ..actors.detached import Carrier, DetachedStep
 from ..actors.frame import AnyDeployment, Frame, Listener
 from ..actors.invocation import outcome_of
 from ..actors.node_actor import NodeActor
+from ..actors.tasks import EagerStarts
 from ..actors.threads import ThreadShare
 from ..actors.worker import NOTHING_READY, WorkerGroup
 from ..telemetry import metrics, spans
 from .options import ExecutionOptions
-from .scope import Scope, Wired
+from .program import Wired
+from .scope import Scope
 
 
 class RunningCall(Frame, WorkerGroup):

@@ -11,15 +11,13 @@ from ..telemetry import names
 from ..telemetry.metrics import Reading, Series, series
 from .control import Control
 from .node import Node
-from .planning import Plan
+from .program import Plan, Wired
 
 if TYPE_CHECKING:  # the records that a profile is made of are loaded when one is taken
     from ..actors.threads import ThreadShare
-    from ..telemetry.profiling.records import Around, Bound, NodeReading, Places, WindowLook
+    from ..telemetry.profiling.records import Around, Bound, NodeReading, Places
     from .admission import AdmissionStatistics
     from .pools import Pools
-    from .scope import Wired
-    from .source import ReorderWindow
 
 
 @cache  # scopes of one graph open and close again and again
@@ -29,7 +27,7 @@ def _of_node(metric: str, graph: str, node: str, outcome: str = "") -> Series:
     return series(metric, *of, (names.OUTCOME, outcome)) if outcome else series(metric, *of)
 
 
-def node_counters(wired: "Iterable[Wired]") -> Iterator[Reading]:
+def node_counters(wired: Iterable[Wired]) -> Iterator[Reading]:
     """Yield what nodes have done; control flow is none, what is in its bodies is.
 
     Args:
@@ -51,7 +49,7 @@ def node_counters(wired: "Iterable[Wired]") -> Iterator[Reading]:
             yield _of_node(names.METRIC_QUEUE_PUT_WAIT_TIME, *of), actor.intake.put_wait_seconds, actor.work
 
 
-def node_levels(wired: "Iterable[Wired]") -> Iterator[Reading]:
+def node_levels(wired: Iterable[Wired]) -> Iterator[Reading]:
     """Yield what is in nodes now; as above."""
     for actor in _nodes(wired):
         now = actor.statistics()
@@ -66,7 +64,7 @@ def node_levels(wired: "Iterable[Wired]") -> Iterator[Reading]:
             yield _of_node(names.METRIC_QUEUE_SIZE, *of), now.inbox.bytes_held, actor.work
 
 
-def _nodes(wired: "Iterable[Wired]") -> Iterator[NodeActor]:
+def _nodes(wired: Iterable[Wired]) -> Iterator[NodeActor]:
     for one in wired:
         for actor, unit in zip(one.actors, one.program.units, strict=True):
             if unit.step is not None and isinstance(unit.step.head.callee, Node):
@@ -77,31 +75,6 @@ def run_levels(in_flight: "Counter[str]") -> Iterator[Reading]:
     """Yield how many calls are in flight, of each graph."""
     for graph, count in in_flight.copy().items():
         yield series(names.METRIC_RUN_IN_FLIGHT, (names.GRAPH, graph)), count, None
-
-
-def stream_counters(graph: str, window: "ReorderWindow") -> Iterator[Reading]:
-    """Yield how many items of a stream of calls have ended, by how.
-
-    Args:
-        graph: name of the graph of its first call.
-        window: its places and items.
-    """
-    failed, cancelled, expired = window.failed, window.cancelled, window.expired
-    counts = {
-        "done": window.completed,
-        "failed": failed - cancelled - expired,
-        "cancelled": cancelled,
-        "expired": expired,
-    }
-    for outcome, count in counts.items():
-        yield series(names.METRIC_STREAM_ITEMS, (names.GRAPH, graph), (names.OUTCOME, outcome)), count, None
-
-
-def stream_levels(graph: str, window: "ReorderWindow") -> Iterator[Reading]:
-    """Yield how many items of a stream of calls count in its limit, and the limit; as above."""
-    of = names.GRAPH, graph
-    yield series(names.METRIC_STREAM_IN_FLIGHT, of), window.in_flight, None
-    yield series(names.METRIC_STREAM_MAX_IN_FLIGHT, of), window.size, None
 
 
 def deployment_counters(graphs: str, admission: "AdmissionStatistics") -> Iterator[Reading]:
@@ -127,7 +100,7 @@ Room: TypeAlias = "tuple[int, Bound] | None"
 
 
 def node_readings(
-    wired: "Iterable[Wired]", room: Room, pools: "Pools", threads: "ThreadShare | None"
+    wired: Iterable[Wired], room: Room, pools: "Pools", threads: "ThreadShare | None"
 ) -> "Iterator[NodeReading]":
     """Yield what the counters of nodes say; control flow is none, what is in its bodies is.
 
@@ -167,7 +140,7 @@ def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...
     return tuple([consumer.name for consumer in found if consumer in nodes])
 
 
-def _around(wired: "Iterable[Wired]") -> "dict[Plan, Around]":
+def _around(wired: Iterable[Wired]) -> "dict[Plan, Around]":
     """Return where each body of control flow stands in the graph around it."""
     from ..telemetry.profiling.records import Around
 
@@ -186,20 +159,6 @@ def _around(wired: "Iterable[Wired]") -> "dict[Plan, Around]":
                 around = Around(one.program.name, tuple(sources), tuple(consumers))
                 found |= dict.fromkeys(step.bodies, around)
     return found
-
-
-def window_look(window: "ReorderWindow") -> "WindowLook":
-    """Return what the items of a stream do now."""
-    from ..telemetry.profiling.records import WindowLook
-
-    return WindowLook(
-        size=window.size,
-        ordered=window.ordered,
-        in_flight=window.in_flight,
-        ended=len(window.frames) - window.running,
-        is_ready=window.peek() is not None,
-        is_asking=window.asking and bool(window.reserved),
-    )
 
 
 def _rooms(plans: list[Plan], room: Room) -> dict[Plan, Room]:

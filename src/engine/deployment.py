@@ -16,24 +16,24 @@ from .._errors import (
 )
 from ..actors import current
 from ..actors.cancellation import Condition, uninterrupted
-from ..actors.current import start_task
 from ..actors.frame import Frame
+from ..actors.node_actor import NodeActor
 from ..actors.supervision import SupervisorFlags
+from ..actors.tasks import start_task
 from ..telemetry import logs, metrics
 from ..telemetry.metrics import Reading
 from .admission import Admission
 from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
-from .graph import Graph
+from .graph import Graph, gives_one_value, gives_stream
 from .nesting import host_context, hosts, refuse_from_inside
+from .open_resources import Opening
 from .options import ExecutionOptions
-from .planning import gives_one_value, gives_stream
-from .program import Program
-from .resource import Opening
-from .scope import Scope, Wired, warm_up
+from .program import Program, Wired
+from .scope import Runtime, Scope
+from .wiring import warm_up
 
 if TYPE_CHECKING:
-    from .engine import Runtime
     from .pipeline import Pipeline
 
 
@@ -308,7 +308,7 @@ class Deployment:
 
     def __init__(
         self,
-        runtime: "Runtime",
+        runtime: Runtime,
         graphs: tuple[Graph[..., Any], ...],
         options: ExecutionOptions,
         flags: SupervisorFlags,
@@ -342,6 +342,14 @@ class Deployment:
         """Return how its places are taken now, for metrics."""
         return () if self.in_flight is None else deployment_levels(self.names, self.in_flight.admission.statistics())
 
+    def frames(self) -> Iterable[Frame]:
+        """Return the calls for which something may still run; its streams know theirs."""
+        return () if self.in_flight is None else self.in_flight.live
+
+    def actors(self) -> list[NodeActor]:
+        """Return the actors that they go through."""
+        return [] if self.scope is None else self.scope.wiring.actors()
+
     async def start(self) -> None:
         """Make the actors and enter the stateful nodes.
 
@@ -357,6 +365,7 @@ class Deployment:
         options = self._options
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
         self.runtime.deployments.add(self)
+        self.runtime.resources.on_lost.add(self.graphs.lost)
         context = host_context(self)
         self.scope = context.run(partial(Scope, is_admitted=True), self.runtime, options, scheduler, self._flags)
         self.scope.on_failed = self._fail
@@ -469,6 +478,7 @@ class Deployment:
             logs.warning("deployment.not_released", deployment=self.names, error=repr(error))
         finally:
             self.runtime.deployments.discard(self)
+            self.runtime.resources.on_lost.discard(self.graphs.lost)
             metrics.closed(self)
 
     def _fail(self, make_error: "Callable[[str], DeploymentFailed]") -> None:

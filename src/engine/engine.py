@@ -1,252 +1,38 @@
 """Engine: owns threads, processes and the limits of nodes; `run`, `stream` and `deploy` are its verbs."""
 
 import asyncio
-import threading
-from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
-from weakref import WeakKeyDictionary, WeakSet
 
-from .._errors import EngineClosedError, EngineLoopError
+from .._errors import DeadlineExceeded, DeploymentFailed
 from .._public import LateModule
 from ..actors.accepted import check, optional, whole
-from ..actors.cancellation import Condition, uninterrupted
-from ..actors.current import EagerStarts
-from ..actors.frame import Frame
-from ..actors.node_actor import NodeActor
+from ..actors.cancellation import uninterrupted, until
 from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
-from ..telemetry import metrics
 from ..telemetry.counters import ActorStatistics
-from ..telemetry.metrics import Reading
-from ..telemetry.profiling import collectors
 from ..telemetry.rendered import Rendered
-from .counters import run_levels
-from .graph import Call, Graph, as_call, as_graph
-from .instances import stateful_nodes
-from .open_resources import Resources
-from .options import DEFAULT_WORKERS, CallOptions, ExecutionOptions, checked, of_engine, resolve
+from .call import RunningCall
+from .graph import Call, Graph, as_call, as_graph, one_value, values
+from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
-from .planning import ChosenScheduler, Plan, values
-from .pools import Pools
-from .program import Program
-from .running import run_call
-from .scope import SharedWirings, Wired, Wiring
+from .program import Plan, Wired
+from .scope import Runtime, Scope, running_loop
 from .streaming import CallsStream, Stream
 from .values import OwnScope, StreamingCall, ValuesStream
 
 if TYPE_CHECKING:
     from .. import engine
     from ..telemetry.tables import Table
-    from .deployment import Deployment
-    from .pipeline import Pipeline
-    from .resource import Resource
 else:
     engine = LateModule(__package__)
 
 
-class Runtime:
-    """What an Engine owns, what is open in it, and how that ends.
-
-    Args:
-        max_threads: the most threads that run handlers.
-        max_processes: the most worker processes; None for as many as there are cores.
-        is_default: nobody closes it: its processes end with the last scope, its threads with the loop.
-
-    Attributes:
-        pools: threads, worker processes and the limits of nodes.
-        resources: what is open.
-        reloads: for each resource that was reloaded, who does it now.
-        frames: the calls of `run` in flight.
-        counted_runs: of each graph, how many of its calls that give a value, or a stream, are in flight and count in
-            metrics.
-        pipelines: the streams that have begun and not ended.
-        deployments: those that were entered and have not ended.
-        scopes: runs, streams and deployments that are open.
-        wirings: the actors of those that have their own.
-        closed: whether `async with` was left, or is being left.
-        loop: its event loop; None before its first use.
-        loop_thread: the thread of its event loop, by the number of the operating system; None before its first use.
-        eager_starts: says whether a call may begin at once; None before its first use.
-    """
-
-    def __init__(self, max_threads: int, max_processes: int | None, *, is_default: bool) -> None:
-        self.pools = Pools(max_threads, max_processes, ends_with_loop=is_default)
-        self.resources = Resources(closes_unused=is_default, on_lost=self._resource_lost)
-        self.reloads: WeakKeyDictionary[Resource[..., Any], asyncio.Lock] = WeakKeyDictionary()
-        self.frames: set[Frame] = set()
-        self.counted_runs: Counter[str] = Counter()
-        self.pipelines: set[Pipeline | StreamingCall] = set()
-        self.deployments: set[Deployment] = set()
-        self.scopes = 0
-        self.wirings: set[Wiring] = set()
-        self.closed = False
-        self._is_default = is_default
-        self.loop_thread: int | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.eager_starts: EagerStarts | None = None
-        self._last_scope_closed = Condition()
-        self._plans: WeakSet[Plan] = WeakSet()
-        collectors.hosts.add(self)
-        metrics.opened(self)
-
-    def check_loop(self) -> None:
-        """Refuse another loop than the one of the first use, and any use after the end.
-
-        Raises:
-            EngineLoopError: this Engine belongs to another event loop, or none is running.
-            EngineClosedError: this Engine was closed.
-        """
-        loop = running_loop()
-        if self.closed:
-            raise EngineClosedError("this Engine was closed; make a new one: async with engine.Engine() as e: ...")
-        if self.loop is None:
-            self.loop, self.loop_thread = loop, threading.get_native_id()
-            self.eager_starts = EagerStarts(loop)
-        elif self.loop is not loop:
-            raise EngineLoopError(
-                "this Engine was first used on another event loop; make one for each loop, or use the functions of "
-                "penstock.engine, which have a default Engine for each"
-            )
-
-    def closed_error(self) -> EngineClosedError:
-        """Return the error of a call that the end of the Engine ends."""
-        return EngineClosedError("the Engine was closed while this call was in flight")
-
-    def shared_wiring(self, plan: Plan, scheduler: ChosenScheduler, options: "ExecutionOptions") -> Wired | None:
-        """Return actors that all runs of a plan share; None if it has stateful nodes, which each run has its own of.
-
-        Args:
-            plan: the plan.
-            scheduler: the scheduler.
-            options: those of the run.
-        """
-        # Kept with the plan and not here, so that graphs made by a factory for one call leave nothing behind.
-        shared = plan._wirings.get(self)
-        if shared is None:
-            if next(stateful_nodes(plan), None) is not None:
-                return None
-            shared = plan._wirings[self] = SharedWirings()
-            self._plans.add(plan)
-        wiring = shared.get(self.pools, scheduler, options)
-        return wiring.wire(self.resources.program(plan, scheduler))
-
-    def counters(self) -> Iterable[Reading]:
-        """Return nothing: it is scopes that count, for metrics."""
-        return ()
-
-    def levels(self) -> Iterable[Reading]:
-        """Return how many runs are in flight, for metrics."""
-        return run_levels(self.counted_runs)
-
-    def open_scopes(self) -> list[Wiring]:
-        """Return the actors of all scopes that are open, for a profile; those that runs share, until the loop ends."""
-        if self.loop is not None and self.loop.is_closed():
-            return []
-        shared = [wiring for plan in self._plans for wiring in plan._wirings[self]]
-        return [*shared, *self.wirings]
-
-    def open_readers(self) -> "list[Pipeline | StreamingCall]":
-        """Return the streams that are open, for a profile."""
-        return list(self.pipelines)
-
-    def stream_opened(self, stream: "Pipeline | StreamingCall") -> None:
-        """Keep a stream that has begun."""
-        self.pipelines.add(stream)
-        collectors.reader_opened(stream)
-
-    def stream_closed(self, stream: "Pipeline | StreamingCall") -> None:
-        """Forget a stream that has ended."""
-        self.pipelines.discard(stream)
-        collectors.reader_closed(stream)
-
-    def shared_actors(self) -> list[NodeActor]:
-        """Return the actors that runs share."""
-        return [actor for plan in self._plans for wiring in plan._wirings[self] for actor in wiring.actors()]
-
-    def frames_in_flight(self) -> set[Frame]:
-        """Return every call and item, of any scope, for which something may still run."""
-        found = {*self.frames, *(frame for pipeline in self.pipelines for frame in pipeline.frames())}
-        for deployment in self.deployments:
-            if deployment.in_flight is not None:
-                found |= deployment.in_flight.live
-        return {frame for frame in found if not frame.settled}
-
-    def _resource_lost(self, programs: Collection[Program]) -> None:
-        for deployment in self.deployments:
-            deployment.graphs.lost(programs)
-
-    async def threads_returned(self) -> None:
-        """Wait until no thread runs on for an item that has ended, in any scope that is open now."""
-        actors = self.shared_actors()
-        for pipeline in self.pipelines:
-            actors += pipeline.actors()
-        for deployment in self.deployments:
-            if deployment.scope is not None:
-                actors += deployment.scope.wiring.actors()
-        for actor in actors:
-            await actor.all_returned()
-
-    def scope_opened(self) -> None:
-        """Count a scope that uses the pools."""
-        self.scopes += 1
-
-    async def scope_closed(self) -> None:
-        """The default Engine's worker processes end with the last scope that may use them."""
-        self.scope_closed_nowait()
-        if self._is_default and not self.scopes:
-            await self.pools.close_processes()
-
-    def scope_closed_nowait(self) -> None:
-        """Count a scope that used no processes."""
-        self.scopes -= 1
-        if not self.scopes:
-            self._last_scope_closed.notify_all()
-
-    def has_to_close_processes(self) -> bool:
-        """Whether the end of the last scope ends worker processes."""
-        return self._is_default and self.pools.has_processes and self.scopes == 1
-
-    async def close(self) -> None:
-        """End what is still open, then the threads and worker processes; waits for what runs in them."""
-        self.closed = True
-        self.resources.refuse()
-        for frame in list(self.frames):
-            frame.fail(self.closed_error())
-        for pipeline in list(self.pipelines):
-            # The next read raises this, and does not look like the end of the stream.
-            pipeline.abort(EngineClosedError("the Engine was closed while this stream was open"))
-            await pipeline.aclose()
-        for deployment in list(self.deployments):
-            await deployment.end()
-        # Handlers that are unwinding, and runs that were entering a stateful node.
-        await self._last_scope_closed.wait_for(lambda: not self.scopes)
-        try:
-            await self.resources.close()
-        finally:
-            await self.pools.close()
-
-
-def running_loop() -> asyncio.AbstractEventLoop:
-    """Return the running event loop.
-
-    Raises:
-        EngineLoopError: none is running.
-    """
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        raise EngineLoopError(
-            "no event loop of asyncio is running: call this inside an `async def main()`, and start that with "
-            "asyncio.run(main()); to make streams and services before, make an Engine first: e = engine.Engine(), "
-            "e.deploy(...)"
-        ) from None
-
-
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -268,9 +54,23 @@ class EngineStatistics(Rendered):
     actors: tuple[ActorStatistics, ...]
 
     def _table(self) -> "Table":
-        from .tables import engine_table
+        from ..telemetry.tables import UNKNOWN, count, of
+        from .tables import table_of
 
-        return engine_table(self)
+        threads = processes = UNKNOWN
+        if (pool := self.threads) is not None:
+            threads = f"{of(pool.busy, pool.threads)} busy, {count(pool.queued)} queued, {count(pool.completed)} done"
+        if (workers := self.processes) is not None:
+            processes = (
+                f"{of(workers.busy, workers.workers)} busy, {count(workers.queued)} queued, "
+                f"{count(workers.completed)} done, {count(workers.died)} died, {count(workers.killed)} killed"
+            )
+        facts = (
+            ("engine", f"{count(self.runs_in_flight)} runs in flight, {count(self.scopes)} scopes open"),
+            ("threads", threads),
+            ("processes", processes),
+        )
+        return table_of(facts, self.actors)
 
 
 class Engine:
@@ -309,7 +109,7 @@ class Engine:
     async def run(self, call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -> R:
         """Run one call and return its result; see `penstock.engine.run`."""
         self._runtime.check_loop()
-        result: R = await run_call(self._runtime, as_call(call, "engine.run"), resolve("run", options, self._options))
+        result: R = await _run_call(self._runtime, as_call(call, "engine.run"), resolve("run", options, self._options))
         return result
 
     @overload
@@ -392,3 +192,123 @@ def default_engine() -> Engine:
             _defaults.pop(other, None)  # another thread may be at it, too
         engine = _defaults[loop] = _DefaultEngine()
     return engine
+
+
+# Running one call.
+
+
+async def _run_call(runtime: Runtime, call: Call[Any], options: ExecutionOptions) -> Any:
+    """Run one call from start to end; nothing of it is left when this returns or raises."""
+    plan = one_value(call.graph, options, "engine.run")
+    scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
+    wired = runtime.shared_wiring(plan, scheduler, options)
+    if wired is not None and wired.program.resources:
+        return await _run_with_resources(runtime, call, options, wired)
+    if wired is not None:
+        runtime.scope_opened()
+        try:
+            return await _Run(runtime, call, options).run_to_end(wired)
+        finally:
+            if runtime.has_to_close_processes():
+                await runtime.scope_closed()
+            else:
+                runtime.scope_closed_nowait()
+    return await _run_in_own_scope(runtime, call, options, plan, scheduler)
+
+
+async def _run_in_own_scope(
+    runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan, scheduler: ChosenScheduler
+) -> Any:
+    run = _Run(runtime, call, options)
+    scope = Scope(runtime, options, scheduler, is_one_call=True, threads=run.threads)
+    try:
+        wired = await run.started(scope.prepare(plan))
+        scope.on_failed = run.fail_with
+        return await run.run_to_end(wired)
+    finally:
+        await scope.close()
+
+
+async def _run_with_resources(runtime: Runtime, call: Call[Any], options: ExecutionOptions, wired: Wired) -> Any:
+    run = _Run(runtime, call, options)
+    runtime.scope_opened()
+    try:
+        if not runtime.resources.hold_nowait(wired.program, run):
+            await run.started(runtime.resources.hold(wired.program, run))
+        return await run.run_to_end(wired)
+    finally:
+        try:
+            await runtime.resources.release(run)
+        finally:
+            await runtime.scope_closed()
+
+
+class _Run(RunningCall):
+    """One call on its own."""
+
+    def __init__(self, runtime: Runtime, call: Call[Any], options: ExecutionOptions) -> None:
+        loop = asyncio.get_running_loop()
+        seconds = options.timeout_seconds
+        super().__init__(loop, call.graph.name, options, call._trace_headers, timeout_seconds=seconds)
+        if options.collect_metrics:
+            self.count(runtime.counted_runs)
+        self.threads = runtime.pools.share_of_threads(options.max_workers)
+        self._runtime = runtime
+        self._call = call
+        self._is_launched = False
+        self._over: asyncio.Future[None] = loop.create_future()
+
+    async def started(self, starting: Coroutine[Any, Any, T]) -> T:
+        """Wait for the start of what the graph needs; the deadline covers it as well."""
+        timer = asyncio.timeout_at(self.ends_at)
+        try:
+            async with timer:
+                return await starting
+        except BaseException as error:
+            substitute = self._not_started(error, timed_out=timer.expired())
+            if substitute is error:
+                raise
+            raise substitute from None
+
+    async def run_to_end(self, wired: Wired) -> Any:
+        """Run it to its end; nothing of it is left then."""
+        runtime = self._runtime
+        if runtime.closed:  # while something was opened
+            raise self._not_started(runtime.closed_error(), timed_out=False)
+        runtime.frames.add(self)
+        self._is_launched = True
+        self.launch(wired, self._call.arguments, 0, runtime.eager_starts)
+        try:
+            await self._over
+        except asyncio.CancelledError:
+            self.cancel()
+            await until(lambda: not self._unwinding(), lambda: asyncio.wait(self._unwinding()))
+            raise
+        finally:
+            runtime.frames.discard(self)
+            self.report()
+        return self.outcome()
+
+    def fail_with(self, make_error: Callable[[str], DeploymentFailed]) -> None:
+        """Its stateful nodes crash too often."""
+        if self._is_launched and self.state == "running":
+            self.fail(make_error(f"the run of graph {self._call.graph.name!r}"))
+
+    def ended(self) -> None:
+        """Release the caller: nothing runs for it any more."""
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _not_started(self, error: BaseException, *, timed_out: bool) -> BaseException:
+        """End the span of a call that did not start; returns what to raise."""
+        if timed_out and self.timeout_seconds is not None:
+            error = DeadlineExceeded(
+                f"the resources and stateful nodes of graph {self._call.graph.name!r} did not start within "
+                f"{self.timeout_seconds:g} s"
+            )
+        self.report("failed", error)
+        return error
+
+    def _unwinding(self) -> list[asyncio.Task[None]]:
+        # By tasks and not by `ended`: a worker that is cancelled before its first step never says that it has ended.
+        return [worker.task for worker in self.workers if worker.task and not worker.task.done()]

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
-from .._errors import GraphTraceError
+from .._errors import GraphTraceError, PlanError
 from ..telemetry.text import printable
 from .control import Control
 from .node import Node
 from .open_resources import run_eagerly
-from .passes import merge_equal_calls
-from .planning import Plan, make_plan
+from .options import ExecutionOptions
+from .planning import make_plan, merge_equal_calls
+from .program import Plan
 from .stateful import is_stateful
 from .tracing.annotations import hints_of, is_stream_parameter, signature_of
 from .tracing.ref import PendingRef, Ref, Unawaited, call_location, definition_location, is_users, refuse_leak
@@ -430,3 +431,42 @@ def as_call(call: Any, verb: str) -> Call[Any]:
         call.close()
         raise TypeError(f"{verb} takes a call of a graph, got a coroutine of {call.__name__!r}: call it in a graph")
     raise TypeError(f"{verb} takes a call of a graph, such as search(url), got {call!r}")
+
+
+def one_value(graph: Graph[..., Any], options: ExecutionOptions, verb: str = "engine.stream of many calls") -> Plan:
+    """Return the plan of a graph whose calls give one value each.
+
+    Raises:
+        PlanError: they give streams.
+    """
+    plan = graph._planned(is_cached=options.enable_caching)
+    if plan._gives_stream:
+        raise gives_stream(graph, verb)
+    return plan
+
+
+def values(graph: Graph[..., Any]) -> None:
+    """Check that the calls of a graph give streams.
+
+    Raises:
+        PlanError: they give one value.
+    """
+    if not graph._present_trace().gives_stream:
+        raise gives_one_value(graph, "engine")
+
+
+def gives_one_value(graph: Graph[..., Any], owner: str) -> PlanError:
+    """Return the error of a call that gives one value where a stream of values is asked for."""
+    return PlanError(
+        f"{owner}.stream takes an iterable of calls, or one call of a graph that returns an AsyncIterator; graph "
+        f"{graph.name!r} returns one value: for one call, use {owner}.run"
+    )
+
+
+def gives_stream(graph: Graph[..., Any], verb: str) -> PlanError:
+    """Return the error of a call that gives a stream where one value is asked for."""
+    owner = verb.partition(".")[0]
+    return PlanError(
+        f"graph {graph.name!r} returns a stream of values, and {verb} takes calls that give one value; read it with "
+        f"`async with {owner}.stream({graph.name}(...)) as values`"
+    )

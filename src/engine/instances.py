@@ -16,8 +16,8 @@ from ..telemetry import logs
 from ..telemetry.counters import ActorState
 from . import nesting
 from .node import MakeLoop, Node
-from .planning import Plan
 from .pools import Pools
+from .program import Plan
 from .stateful import fresh_instance
 
 Handler = Callable[..., Any]

@@ -1,17 +1,15 @@
 """Calls inside of handlers: what they take over from around them, and what must not wait for itself."""
 
+import asyncio
+from collections.abc import Iterable
 from contextvars import Context, ContextVar, copy_context
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from .._errors import ReentrantCallError
 from ..actors import current
 from ..actors.current import enclosing_frame
-from .open_resources import listener_of
+from ..actors.frame import AnyDeployment, Frame, Listener
 from .pools import Pools
-
-if TYPE_CHECKING:
-    from ..actors.frame import AnyDeployment
-
 
 # For the task of an instance or a loop, which is no handler: what its Engine owns, and the handler around its scope.
 _host: ContextVar[tuple[Pools, object] | None] = ContextVar("penstock_host_pools", default=None)
@@ -36,17 +34,17 @@ def pools_around() -> Pools | None:
 
 # The deployments that the task is part of: one that hosts a stateful node or runs a loop, or one started by such a
 # task. Handlers need no mark, since their frames lead to the deployment.
-hosts: ContextVar[tuple["AnyDeployment", ...]] = ContextVar("penstock_hosts", default=())
+hosts: ContextVar[tuple[AnyDeployment, ...]] = ContextVar("penstock_hosts", default=())
 
 
-def host_context(deployment: "AnyDeployment") -> Context:
+def host_context(deployment: AnyDeployment) -> Context:
     """Return the context in which the tasks of a deployment are started, so that they know what they are part of."""
     context = copy_context()
     context.run(hosts.set, (*hosts.get(), deployment))
     return context
 
 
-def refuse_from_inside(deployment: "AnyDeployment") -> None:
+def refuse_from_inside(deployment: AnyDeployment) -> None:
     """Refuse what waits for a deployment, if that waits for the caller.
 
     Raises:
@@ -89,6 +87,52 @@ def refuse_to_close_from_inside(listener: object) -> None:
         )
 
 
-def _chain(around: "list[AnyDeployment]") -> str:
+def _chain(around: list[AnyDeployment]) -> str:
     """Return the names of deployments from the outside in, given from the inside out."""
     return " → ".join(one.names for one in reversed(around))
+
+
+# Departures: waiting until certain frames have ended and nothing runs for them any more.
+#
+# Nobody keeps count of that for every frame: only when somebody has to know, the frames that are in flight get a
+# listener between themselves and theirs. So a frame costs nothing for it.
+
+
+async def departed(frames: Iterable[Frame]) -> None:
+    """Wait until nothing runs for any of these frames; from the first step on, none that ends is missed."""
+    departures = [_Departure(frame) for frame in frames if not frame.settled]
+    for departure in departures:
+        await departure.gone.wait()
+
+
+def listener_of(frame: Frame) -> Listener:
+    """Return the listener that the frame was made with."""
+    listener = frame.listener
+    while isinstance(listener, _Departure):
+        listener = listener.listener
+    return listener
+
+
+class _Departure:
+    """Passes on what happens to a frame, and notes when it has settled."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.gone = asyncio.Event()
+        self.listener = frame.listener
+        frame.listener = self
+
+    @property
+    def service(self) -> AnyDeployment | None:
+        """The deployment that the frame belongs to."""
+        return self.listener.service
+
+    def frame_done(self, frame: Frame) -> None:
+        """The outcome is known."""
+        self.listener.frame_done(frame)
+        if frame.settled:
+            self.gone.set()
+
+    def frame_settled(self, frame: Frame) -> None:
+        """The last handler has unwound."""
+        self.listener.frame_settled(frame)
+        self.gone.set()

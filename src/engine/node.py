@@ -1,12 +1,11 @@
-"""Node: a function, or a class whose instances are called, plus policy; what an executor is told of its call sites."""
+"""Node: a function, or a class whose instances are called, plus policy; and what an executor does for one."""
 
 import dataclasses
 import functools
 import inspect
 import math
 import types
-from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Set
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -29,7 +28,6 @@ from ..actors.policy import Policy, Retry, RunsOn
 from ..telemetry.text import printable
 from .tracing.annotations import hints_of, signature_of
 from .tracing.ref import PendingRef, Ref, call_location, refuse_leak
-from .tracing.template import Read, Template, builder, reads
 from .tracing.tracer import active
 
 if TYPE_CHECKING:
@@ -37,10 +35,8 @@ if TYPE_CHECKING:
     from ..actors.loop_host import OwnsLoop
     from ..actors.threads import ThreadShare
     from .graph import Graph
-    from .passes import Pass
-    from .planning import PlannedStep
     from .pools import Pools
-    from .program import Program, Unit
+    from .program import Pass
 
 
 # Executor: runs the handlers of nodes that run neither on the loop nor in threads or processes.
@@ -372,6 +368,25 @@ class Node(Generic[P, Ret_co]):
         unlimited = any(one.kind is kinds.VAR_POSITIONAL for one in parameters.values())
         return fewest, math.inf if unlimited else len(self._positional)
 
+    @property
+    def _drawn_detail(self) -> str:
+        """What a drawing of the graph says of it."""
+        policy = self.policy
+        words = [
+            "stream" if self.gives_stream else "",
+            policy.runs_on if policy.runs_on != "loop" else "",
+            self.executor.label if self.executor is not None else "",
+            "own loop" if self.make_loop else "stateful" if self.template is not None else "",
+            f"{policy.concurrency} at once" if policy.concurrency else "",
+            f"{policy.retry.attempts} attempts" if policy.retry else "",
+            f"{policy.timeout_seconds:g} s" if policy.timeout_seconds else "",
+            "fallback" if policy.fallback else "",
+            "pure" if policy.pure else "",
+            "effectful" if policy.effectful else "",
+            "replaced" if self.origin.replacement is not None else "",
+        ]
+        return ", ".join(word for word in words if word)
+
     def _check_arity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.signature is None:
             return
@@ -474,95 +489,3 @@ class CallSite:
     constants: Mapping[str, Any]
     is_handed_on: bool
     owned: frozenset[str]
-
-
-def call_site_of(program: "Program", unit: "Unit") -> CallSite:
-    """Return what the executor of a unit's node has to know."""
-    step = unit.step
-    assert step is not None
-    node = step.head.callee
-    assert isinstance(node, Node)
-    shared = [name for name, template in _arguments(step, node) if is_known(template, program.plan.resource_sources)]
-    return CallSite(
-        node, step.label, frozenset(shared), _constants(step, node), _is_handed_on(program, unit, node),
-        _owned(program, unit, node),
-    )  # fmt: skip
-
-
-def resources_of(unit: "Unit", known: Mapping[int, Any]) -> dict[str, Any]:
-    """Return the arguments that come from resources, by parameter.
-
-    Args:
-        unit: where the node is called.
-        known: the values of resources, by their numbers.
-    """
-    step = unit.step
-    assert step is not None
-    node = step.head.callee
-    assert isinstance(node, Node)
-    return {
-        name: value_of(template, known) for name, template in _arguments(step, node) if is_known(template, known.keys())
-    }
-
-
-def is_known(template: Template, sources: Set[int]) -> bool:
-    """Return whether a template reads values of these numbers, and nothing else."""
-    read = {read.source for read in reads(template)}
-    return bool(read) and read <= sources
-
-
-def value_of(template: Template, known: Mapping[int, Any]) -> Any:
-    """Return the value of a template that reads only values that are known."""
-    slots = {source: slot for slot, source in enumerate(known)}
-    return builder(template, slots)([*known.values()])
-
-
-def _constants(step: "PlannedStep", node: Node[..., Any]) -> dict[str, Any]:
-    given = dict(_arguments(step, node))
-    defaults = {name: one.default for name, one in node.parameters.items() if one.default is not one.empty}
-    written = {name: value_of(template, {}) for name, template in given.items() if not any(reads(template))}
-    return {**{name: value for name, value in defaults.items() if name not in given}, **written}
-
-
-def _arguments(step: "PlannedStep", node: Node[..., Any]) -> Iterator[tuple[str, Template]]:
-    yield from zip(node._positional, step.head.args, strict=False)
-    yield from step.head.kwargs.items()
-
-
-def _is_handed_on(program: "Program", unit: "Unit", node: Node[..., Any]) -> bool:
-    assert unit.step is not None
-    policy = node.policy
-    if policy.retry is not None or policy.fallback is not None or policy.timeout_seconds is not None:
-        return False  # whether an attempt was good, and in time, is known when its result is there
-    readers = [_executor_of(program.units[index].step) for index in unit.consumers]
-    is_result = unit.step.source in {read.source for read in reads(program.plan.result)}
-    kind = type(node.executor)
-    return (
-        bool(readers)
-        and not is_result
-        and all(one is not None and type(one) is kind and one.takes_unready for one in readers)
-    )
-
-
-def _owned(program: "Program", unit: "Unit", node: Node[..., Any]) -> frozenset[str]:
-    if node.policy.retry is not None or node.policy.fallback is not None:
-        return frozenset()
-    assert unit.step is not None
-    arguments = list(_arguments(unit.step, node))
-    read = Counter(one.source for _, template in arguments for one in reads(template))
-    makers = {one.step.source: (one, one.step.head.callee) for one in program.units if one.step is not None}
-    owned: set[str] = set()
-    for name, template in arguments:
-        if not isinstance(template, Read) or template.path or read[template.source] != 1:
-            continue
-        maker, made_by = makers.get(template.source, (None, None))
-        if maker is None or not isinstance(made_by, Node) or made_by.runs_in is None:
-            continue
-        if len(maker.consumers) == 1 and _is_handed_on(program, maker, made_by):
-            owned.add(name)
-    return frozenset(owned)
-
-
-def _executor_of(step: "PlannedStep | None") -> "Executor | None":
-    callee = None if step is None else step.head.callee
-    return callee.runs_in if isinstance(callee, Node) else None

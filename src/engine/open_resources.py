@@ -1,71 +1,123 @@
-"""What resources are open in one Engine: who uses them, how they are opened, reloaded and closed."""
+"""What resources are open in one Engine: who uses them, how they are opened, replaced and closed."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterable
-from contextvars import Context
+import inspect
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Mapping,
+)
+from contextvars import Context, ContextVar
 from copy import copy
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import TracebackType
+from typing import Any, cast
 from weakref import WeakSet
 
-from .._errors import EngineClosedError, EngineLoopError, NodeCancelledError, NodeError, PlanError
+from .._errors import EngineClosedError, NodeCancelledError, NodeError, ResourceError
 from ..actors.cancellation import ContextTask, uninterrupted
-from ..actors.current import start_task
-from ..actors.frame import AnyDeployment, Frame, Listener
 from ..telemetry import logs
-from .node import Node, is_known, value_of
-from .program import Program
-from .resource import Opening, Resource, opened_eagerly
-
-if TYPE_CHECKING:
-    from .deployment import Deployment
-    from .engine import Runtime
-    from .planning import ChosenScheduler, Plan
+from .options import ChosenScheduler
+from .program import Plan, Program
+from .tracing.tracer import Callee
 
 
-# Departures: waiting until certain frames have ended and nothing runs for them any more.
-#
-# Nobody keeps count of that for every frame: only when somebody has to know, the frames that are in flight get a
-# listener between themselves and theirs. So a frame costs nothing for it.
+class Opening:
+    """A resource and the static arguments that it is opened with; equal ones are opened once and shared.
 
+    Attributes:
+        resource: the resource.
+        opener: its function, or the fake that `testing.replace` put in its place when the graph was traced.
+        name: name of the resource.
+    """
 
-async def departed(frames: Iterable[Frame]) -> None:
-    """Wait until nothing runs for any of these frames; from the first step on, none that ends is missed."""
-    departures = [_Departure(frame) for frame in frames if not frame.settled]
-    for departure in departures:
-        await departure.gone.wait()
+    __slots__ = ("_args", "_hash", "_key", "_kwargs", "name", "opener", "resource")
 
+    def __init__(
+        self,
+        resource: Callee,
+        opener: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self.resource = resource
+        self.opener = opener
+        self.name = resource.name
+        self._args = args
+        self._kwargs = kwargs
+        self._key = (
+            id(resource),
+            id(opener),
+            tuple([_exact(arg) for arg in args]),
+            tuple([(name, _exact(arg)) for name, arg in sorted(kwargs.items())]),
+        )
+        self._hash = hash(self._key)
 
-def listener_of(frame: Frame) -> Listener:
-    """Return the listener that the frame was made with."""
-    listener = frame.listener
-    while isinstance(listener, _Departure):
-        listener = listener.listener
-    return listener
+    def manager(self) -> "_Opened":
+        """Return what opens it once."""
+        return _Opened(self)
 
-
-class _Departure:
-    """Passes on what happens to a frame, and notes when it has settled."""
-
-    def __init__(self, frame: Frame) -> None:
-        self.gone = asyncio.Event()
-        self.listener = frame.listener
-        frame.listener = self
+    def make(self) -> Any:
+        """Call the function."""
+        return self.opener(*self._args, **self._kwargs)
 
     @property
-    def service(self) -> AnyDeployment | None:
-        """The deployment that the frame belongs to."""
-        return self.listener.service
+    def arguments(self) -> str:
+        """The arguments, as one would write them."""
+        named = [f"{name}={value!r}" for name, value in self._kwargs.items()]
+        return ", ".join([*map(repr, self._args), *named])
 
-    def frame_done(self, frame: Frame) -> None:
-        """The outcome is known."""
-        self.listener.frame_done(frame)
-        if frame.settled:
-            self.gone.set()
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Opening) and self._key == other._key
 
-    def frame_settled(self, frame: Frame) -> None:
-        """The last handler has unwound."""
-        self.listener.frame_settled(frame)
-        self.gone.set()
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class _Opened:
+    """Runs the function of a resource to its `yield` and, later, to its end."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._generator: AsyncGenerator[Any, None] | None = None
+
+    async def __aenter__(self) -> Any:
+        made = self._opening.make()
+        if not inspect.isasyncgen(made):  # a fake may just give the value
+            return await made if inspect.isawaitable(made) else made
+        self._generator = cast("AsyncGenerator[Any, None]", made)
+        try:
+            return await anext(self._generator)
+        except StopAsyncIteration:
+            raise ResourceError(
+                f"resource {self._opening.name!r} ended without a `yield`: it yields what it opened, once"
+            ) from None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        generator = self._generator
+        if generator is None:
+            return
+        try:
+            # A host that is cancelled, by a loop that is shut down or by a task group of the resource's own, raises
+            # at the `yield`, as it would inside any other `async with`.
+            await (anext(generator) if error is None else generator.athrow(error))
+        except StopAsyncIteration:
+            return
+        await generator.aclose()
+        raise ResourceError(f"resource {self._opening.name!r} yielded twice: it yields what it opened, once")
+
+
+def _exact(value: object) -> Hashable:
+    """Return what tells values apart that are equal and yet not the same, such as 1 and True."""
+    if type(value) is tuple:
+        return tuple, tuple([_exact(member) for member in cast("tuple[object, ...]", value)])
+    return type(value), value
 
 
 _MARK = "__penstock_opening__"
@@ -99,25 +151,25 @@ class Resources:
 
     Args:
         closes_unused: close a resource when nobody uses it any more, and not only in the end.
-        on_lost: called with programs whose frames have a resource that has ended by itself.
 
     Attributes:
         closed: nothing is opened any more.
         entries: what is open, or being opened or closed.
+        on_lost: called with programs whose frames have a resource that has ended by itself.
     """
 
-    def __init__(self, *, closes_unused: bool, on_lost: "Callable[[Collection[Program]], None] | None" = None) -> None:
+    def __init__(self, *, closes_unused: bool) -> None:
         self.closed = False
         self.entries: dict[Opening, Entry] = {}
         self._closes_unused = closes_unused
-        self._on_lost = on_lost
+        self.on_lost: set[Callable[[Collection[Program]], None]] = set()
 
     @property
     def has_opened(self) -> bool:
         """Whether anything is open, or being opened or closed."""
         return bool(self.entries)
 
-    def program(self, plan: "Plan", scheduler: "ChosenScheduler") -> Program:
+    def program(self, plan: Plan, scheduler: ChosenScheduler) -> Program:
         """Return what frames of a plan need to run; with resources, a copy whose frames have those of this Engine."""
         program = plan._program(scheduler)
         if not program.resources:
@@ -325,8 +377,8 @@ class Resources:
             logs.warning("resource.ended", resource=entry.opening.name, error=why)
         for program in entry.programs:
             program.is_filled = False
-        if self._on_lost is not None:
-            self._on_lost(entry.programs)
+        for lost in self.on_lost:
+            lost(entry.programs)
         if not entry.programs:
             self._forget(entry)
 
@@ -358,155 +410,6 @@ def _noted(error: BaseException, note: str) -> BaseException:
     except Exception:  # noqa: BLE001 - an exception that refuses attributes goes without
         pass
     return error
-
-
-_Known: TypeAlias = dict[int, Any]  # what is of a resource in a graph, by the number of the value
-
-
-async def reload(deployment: "Deployment", resource: object) -> None:
-    """Open a resource anew for every distinct arguments that a deployment uses it with, and swap.
-
-    Raises:
-        PlanError: the deployment does not use it.
-        EngineClosedError: the deployment is not ready, or was stopped meanwhile.
-        Exception: what an opening raised; the old ones stay in place then.
-    """
-    openings = _openings(deployment, resource)
-    runtime = deployment.runtime
-    # One reload of a resource at a time: a later one opens again, since it may have been asked for after a change.
-    lock = runtime.reloads.setdefault(openings[0].resource, asyncio.Lock())
-    async with lock:
-        entries = [await _entry(deployment, opening) for opening in openings]
-        try:
-            for entry in entries:
-                await _open_next(deployment, entry)
-            for entry in entries:
-                _check_wanted(deployment, entry)
-                _check_fits(entry)
-        except BaseException:
-            await uninterrupted(_discard(entries))
-            raise
-        _swap(runtime, entries)
-
-
-def _openings(deployment: "Deployment", resource: object) -> list[Opening]:
-    if deployment.scope is None or deployment.state != "ready":
-        raise deployment.stopped_error()
-    if asyncio.get_running_loop() is not deployment.scope.loop:
-        raise EngineLoopError("this deployment runs on another event loop than this code; call it from there")
-    if not isinstance(resource, Resource):
-        raise TypeError(f"service.reload takes a resource, got {resource!r}")
-    name: str = resource.name
-    used = dict.fromkeys(opening for wired in deployment.graphs for opening in wired.program.resources)
-    openings = [opening for opening in used if opening.resource is resource]
-    if not openings:
-        names = ", ".join(dict.fromkeys(opening.name for opening in used)) or "none"
-        raise PlanError(f"resource {name!r} is not used by this deployment of {deployment.names}; it uses: {names}")
-    return openings
-
-
-async def _entry(deployment: "Deployment", opening: Opening) -> Entry:
-    entries = deployment.runtime.resources.entries
-    while opening not in entries:  # it was lost, and a call that opened it again has given up
-        await deployment.reopen(opening)
-    entry = entries[opening]
-    _check_wanted(deployment, entry)
-    return entry
-
-
-def _check_wanted(deployment: "Deployment", entry: Entry) -> None:
-    """Refuse to go on when the deployment was stopped meanwhile, or what is to be replaced is being closed."""
-    if deployment.state != "ready":
-        raise deployment.stopped_error()
-    if entry.ending:
-        raise EngineClosedError(f"resource {entry.opening.name!r} is not reloaded: its Engine is being closed")
-
-
-def _check_fits(entry: Entry) -> None:
-    """Ask the executors of the nodes that use a resource whether its new value is one for them."""
-    assert entry.candidate is not None
-    if not entry.context_task.was_opened:
-        return  # it was lost, and is only being opened again: there is nothing to compare with
-    values = entry.context_task.value, entry.candidate.value
-    for program in entry.programs:
-        _check_plan(program.plan, entry.opening, ({}, {}), values)
-
-
-def _check_plan(plan: "Plan", opening: Opening, around: tuple[_Known, _Known], values: tuple[Any, Any]) -> None:
-    """Ask the executors of a graph's nodes, and of those of its bodies.
-
-    Args:
-        plan: of the graph.
-        opening: of the resource.
-        around: for a body, what it takes of the present value, and of the new one.
-        values: the present one, and the new one.
-    """
-    old, new = around
-    if opening in plan.trace.resources:
-        source = plan.trace.resources[opening]
-        old, new = {**old, source: values[0]}, {**new, source: values[1]}
-    for step in plan.steps:
-        callee = step.head.callee
-        if isinstance(callee, Node) and callee.runs_in:
-            try:
-                for read in step.head.reads():
-                    if read.source in old:
-                        callee.runs_in.check_reload(value_of(read, old), value_of(read, new))
-            except Exception as error:
-                error.add_note(f"resource {opening.name!r} was not reloaded: node {step.label!r} uses it")
-                raise
-        for body in step.bodies:
-            taken = [(source, template) for source, template in body.trace.captured if is_known(template, old.keys())]
-            inside = tuple([{source: value_of(one, known) for source, one in taken} for known in (old, new)])
-            _check_plan(body, opening, (inside[0], inside[1]), values)
-
-
-async def _open_next(deployment: "Deployment", entry: Entry) -> None:
-    resources = deployment.runtime.resources
-    context_task = entry.candidate = resources.new_context_task(entry.opening)
-    await context_task.settled()
-    _check_wanted(deployment, entry)
-    if not context_task.is_open:
-        raise resources.failure(entry.opening, context_task, deployment.names)
-
-
-async def _discard(entries: list[Entry]) -> None:
-    """Close what was opened for a reload that failed, the last opened first."""
-    for entry in reversed(entries):
-        context_task = entry.candidate
-        if context_task is None:
-            continue
-        was_open = context_task.is_open
-        error = await context_task.ended()
-        entry.candidate = None  # not before: what ends the resource waits for it
-        if was_open and error is not None:
-            logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
-
-
-def _swap(runtime: "Runtime", entries: list[Entry]) -> None:
-    replaced: list[ContextTask[Any]] = []
-    for entry in entries:
-        context_task, entry.candidate = entry.candidate, None
-        assert context_task is not None
-        replaced.append(runtime.resources.swap(entry, context_task))
-    programs = {program for entry in entries for program in entry.programs}
-    frames = [frame for frame in runtime.frames_in_flight() if frame.layout in programs]
-    work = _retire(runtime, entries[0].opening.name, replaced, frames)
-    task = start_task(asyncio.get_running_loop(), work, name="penstock-resource-retires", context=Context())
-    for entry in entries:
-        entry.retiring.add(task)
-        task.add_done_callback(entry.retiring.discard)
-
-
-async def _retire(runtime: "Runtime", name: str, replaced: list[ContextTask[Any]], frames: list[Frame]) -> None:
-    """Close what was replaced, the last opened first, once nothing can use it any more."""
-    await departed(frames)
-    frames.clear()
-    await runtime.threads_returned()
-    for context_task in sorted(replaced, key=lambda context_task: context_task.number, reverse=True):
-        error = await context_task.ended()
-        if error is not None:
-            logs.warning("resource.not_closed", resource=name, error=repr(error))
 
 
 async def run_eagerly(running: Coroutine[Any, Any, Any]) -> Any:
@@ -542,3 +445,13 @@ async def _reading(values: Any, resources: Resources) -> AsyncGenerator[Any, Non
                 await aclose()
         finally:
             await resources.close()
+
+
+# What the present call that runs without an engine has opened: `run_eagerly` sets it.
+opened_eagerly: ContextVar[Resources | None] = ContextVar("penstock_eager_resources", default=None)
+
+
+def open_eagerly(opening: Opening) -> Coroutine[Any, Any, Any] | None:
+    """Return what opens a resource until the present call ends; None outside of any such call."""
+    resources = opened_eagerly.get()
+    return None if resources is None or resources.closed else resources.value_of(opening)

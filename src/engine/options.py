@@ -6,11 +6,14 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
 
 from .._errors import OptionsError
 from ..actors.accepted import SWITCH, TIMEOUT, Accepted, check, check_fields, is_whole, one_of, optional, whole
-from .planning import Scheduler
+
+Scheduler: TypeAlias = Literal["auto", "actors", "parallel", "wave", "sequential"]
+"""The values of `scheduler=`."""
+ChosenScheduler: TypeAlias = Literal["actors", "parallel", "wave", "sequential"]
 
 
 class CallOptions(TypedDict, total=False):

@@ -1,27 +1,10 @@
-"""What is drawn of a graph: its steps, and what its actors are doing."""
+"""What is drawn of a graph: its steps, and who reads what."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from ..telemetry.counters import ActorStatistics
-from .control import Control
 from .drawing import Drawing, DrawnNode, Edge
-from .node import Node
 from .tracing.template import Template, reads
 from .tracing.tracer import Step, Trace
-
-if TYPE_CHECKING:
-    from .planning import Plan
-    from .scope import Wiring
-
-
-_ARGUMENTS = {
-    "cond": ("predicate", "operand"),
-    "switch": ("index", "operand"),
-    "while_loop": ("initial",),
-    "map_each": ("items",),
-}
 
 
 def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
@@ -39,8 +22,8 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
         DrawnNode(
             str(step.source),
             step.callee.name,
-            _detail(step.callee),
-            "node" if isinstance(step.callee, Node) else "control",
+            step.callee._drawn_detail,
+            "control" if step.bodies else "node",
             _inputs(step, names, trace.streams),
         )
         for step in trace.steps
@@ -66,7 +49,7 @@ def _inputs(step: Step, names: dict[int, str], streams: frozenset[int]) -> tuple
 
 
 def _arguments(step: Step) -> list[tuple[str, Template]]:
-    names = _ARGUMENTS[step.callee.kind] if isinstance(step.callee, Control) else step.callee._positional
+    names = step.callee._positional
     padded = (*names, *[""] * (len(step.args) - len(names)))  # what *args takes, or a body from outside
     return [*zip(padded, step.args, strict=False), *step.kwargs.items()]
 
@@ -77,75 +60,3 @@ def _edges(name: str, template: Template, streams: frozenset[int]) -> list[Edge]
 
 def _path_only(label: str) -> str:
     return label if label.startswith((".", "[")) else ""
-
-
-def _detail(callee: Node[..., object] | Control) -> str:
-    if isinstance(callee, Control):
-        return "stream" if callee.over_stream else ""
-    policy = callee.policy
-    words = [
-        "stream" if callee.gives_stream else "",
-        policy.runs_on if policy.runs_on != "loop" else "",
-        callee.executor.label if callee.executor is not None else "",
-        "own loop" if callee.make_loop else "stateful" if callee.template is not None else "",
-        f"{policy.concurrency} at once" if policy.concurrency else "",
-        f"{policy.retry.attempts} attempts" if policy.retry else "",
-        f"{policy.timeout_seconds:g} s" if policy.timeout_seconds else "",
-        "fallback" if policy.fallback else "",
-        "pure" if policy.pure else "",
-        "effectful" if policy.effectful else "",
-        "replaced" if callee.origin.replacement is not None else "",
-    ]
-    return ", ".join(word for word in words if word)
-
-
-def running_drawing(plan: "Plan", wiring: "Wiring", elapsed_seconds: float | None) -> Drawing:
-    """Return the drawing of a plan at work.
-
-    Args:
-        plan: the plan.
-        wiring: where its actors are.
-        elapsed_seconds: the time that their counters cover; None if nothing is to be said of rates.
-    """
-    return _with_loads(drawing_of(_kept(plan)), plan, wiring, elapsed_seconds)
-
-
-def _kept(plan: "Plan") -> "Trace":
-    """Return the trace of a plan without what its passes have dropped or merged."""
-    steps = tuple(
-        replace(step, bodies=tuple(map(_kept, planned.bodies)) if step is planned.head else step.bodies)
-        for planned in plan.steps
-        for step in planned.chain
-    )
-    return replace(plan.trace, steps=steps, result=plan.result)
-
-
-def _with_loads(drawing: Drawing, plan: "Plan", wiring: "Wiring", elapsed_seconds: float | None) -> Drawing:
-    wired = wiring.wired(plan)
-    actors: dict[str, ActorStatistics] = {}
-    together: dict[str, str] = {}  # the further steps of a chain, and the one whose actor runs them
-    for unit, actor in () if wired is None else zip(wired.program.units, wired.actors, strict=True):
-        if unit.step is not None:
-            actors[str(unit.step.head.source)] = actor.statistics()
-            together |= {str(step.source): actor.name for step in unit.step.chain[1:]}
-    bodies = [body for planned in plan.steps for body in planned.bodies]
-    return Drawing(
-        drawing.title,
-        tuple(
-            replace(
-                node,
-                actors=(actors[node.id],) if node.id in actors else (),
-                detail=_joined(node.detail, together, node.id),
-            )
-            for node in drawing.nodes
-        ),
-        tuple(
-            (owner_id, _with_loads(drawn, body, wiring, elapsed_seconds))
-            for (owner_id, drawn), body in zip(drawing.bodies, bodies, strict=True)
-        ),
-        elapsed_seconds,
-    )
-
-
-def _joined(detail: str, together: Mapping[str, str], node_id: str) -> str:
-    return ", ".join(filter(None, [detail, f"with {together[node_id]}" if node_id in together else ""]))

@@ -15,27 +15,28 @@ from opentelemetry.trace import Span
 from .._errors import DeadlineExceeded, DeploymentFailed, EngineClosedError, MissingExtraError, NodeCancelledError
 from ..actors.accepted import SWITCH, check
 from ..actors.cancellation import Condition, uninterrupted
-from ..actors.current import calling_actor, enclosing_frame, start_task
-from ..actors.frame import Frame, plain_error
+from ..actors.current import calling_actor, enclosing_frame
+from ..actors.frame import Frame
 from ..actors.invocation import Outcome, outcome_of
 from ..actors.node_actor import NodeActor
+from ..actors.stream_buffer import plain_error
+from ..actors.tasks import start_task
 from ..actors.worker import WorkerGroup
-from ..telemetry import logs, metrics, spans
-from ..telemetry.metrics import Reading
+from ..telemetry import logs, metrics, names, spans
+from ..telemetry.metrics import Reading, series
 from .admission import Admission
 from .call import RunningCall
-from .counters import stream_counters, stream_levels, window_look
 from .graph import Graph
 from .nesting import refuse_to_close_from_inside
 from .options import ExecutionOptions
-from .scope import Scope, Wired
+from .program import Wired
+from .scope import Scope
 from .source import Calls, Prepare, PulledSource, ReorderWindow, checked_call, enter, feed
-from .statistics import Uptime
+from .statistics import StreamStatistics, Uptime
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import WindowLook
     from ..telemetry.progress import Standing
-    from .streaming import StreamStatistics
 
 
 class ReaderWait:
@@ -282,7 +283,7 @@ class Pipeline:
 
     def look(self) -> "WindowLook":
         """Return what its items do now, for a profile."""
-        return window_look(self.window)
+        return _window_look(self.window)
 
     @property
     def actors_uptime(self) -> Uptime:
@@ -291,11 +292,11 @@ class Pipeline:
 
     def counters(self) -> Iterable[Reading]:
         """Return how its items have ended, for metrics."""
-        return () if not self._graph_name else stream_counters(self._graph_name, self.window)
+        return () if not self._graph_name else _stream_counters(self._graph_name, self.window)
 
     def levels(self) -> Iterable[Reading]:
         """Return how many count in its limit now, for metrics."""
-        return () if not self._graph_name else stream_levels(self._graph_name, self.window)
+        return () if not self._graph_name else _stream_levels(self._graph_name, self.window)
 
     def actors(self) -> list[NodeActor]:
         """Return the actors that the items go through."""
@@ -344,6 +345,11 @@ class Pipeline:
         self.abort()
         assert self._closing is not None
         await uninterrupted(self._closing)
+
+    async def end(self) -> None:
+        """End it with its Engine: the next read raises that, and does not look like the end of the stream."""
+        self.abort(EngineClosedError("the Engine was closed while this stream was open"))
+        await self.aclose()
 
     async def _feed(self, calls: Calls) -> None:
         """The task of the source, from its first step to its last."""
@@ -470,3 +476,42 @@ def _closed_error() -> EngineClosedError:
 
 def _cut_short() -> EngineClosedError:
     return EngineClosedError("the deployment was drained: the source of this stream was asked for no more calls")
+
+
+def _stream_counters(graph: str, window: ReorderWindow) -> Iterator[Reading]:
+    """Yield how many items of a stream of calls have ended, by how.
+
+    Args:
+        graph: name of the graph of its first call.
+        window: its places and items.
+    """
+    failed, cancelled, expired = window.failed, window.cancelled, window.expired
+    counts = {
+        "done": window.completed,
+        "failed": failed - cancelled - expired,
+        "cancelled": cancelled,
+        "expired": expired,
+    }
+    for outcome, count in counts.items():
+        yield series(names.METRIC_STREAM_ITEMS, (names.GRAPH, graph), (names.OUTCOME, outcome)), count, None
+
+
+def _stream_levels(graph: str, window: ReorderWindow) -> Iterator[Reading]:
+    """Yield how many items of a stream of calls count in its limit, and the limit; as above."""
+    of = names.GRAPH, graph
+    yield series(names.METRIC_STREAM_IN_FLIGHT, of), window.in_flight, None
+    yield series(names.METRIC_STREAM_MAX_IN_FLIGHT, of), window.size, None
+
+
+def _window_look(window: ReorderWindow) -> "WindowLook":
+    """Return what the items of a stream do now."""
+    from ..telemetry.profiling.records import WindowLook
+
+    return WindowLook(
+        size=window.size,
+        ordered=window.ordered,
+        in_flight=window.in_flight,
+        ended=len(window.frames) - window.running,
+        is_ready=window.peek() is not None,
+        is_asking=window.asking and bool(window.reserved),
+    )

@@ -1,169 +1,426 @@
-"""Plan: what a graph will do, after the passes; immutable and printable."""
+"""Planning: from a trace to a plan, by passes: pure functions from steps to steps, each with a report."""
 
+import inspect
+import itertools
+from abc import ABCMeta
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-from weakref import WeakKeyDictionary
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard, cast, get_origin
 
 from .._errors import PlanError
 from ..telemetry import logs
-from ..telemetry.text import printable
-from . import passes
 from .node import Node
-from .passes import Draft, PassReport, check_stream_limits
-from .program import Program
-from .tracing.template import Template, reads
+from .program import Draft, Pass, PassReport, Plan, PlannedStep
+from .tracing.template import Constant, Container, Read, Template, key, reads, with_reads
 from .tracing.tracer import Step, Trace
 
-if TYPE_CHECKING:
-    from .engine import Runtime
-    from .graph import Graph
-    from .open_resources import Resources
-    from .options import ExecutionOptions
-    from .scope import SharedWirings
-
-
-Scheduler: TypeAlias = Literal["auto", "actors", "parallel", "wave", "sequential"]
-"""The values of `scheduler=`."""
-ChosenScheduler: TypeAlias = Literal["actors", "parallel", "wave", "sequential"]
+# Streams that would wait for each other: a limited node that is needed again for a stream that it gives or reads.
+#
+# A node whose places are limited holds one until the stream that it gives has ended, or until it has read the one that
+# it is given. If that stream needs another place of the same node, each frame needs two at a time, and frames that have
+# one each wait for ever. It may need one because it is read through another stream of the node, together with one, or
+# through a `map_each` whose body calls the node. And a stream that is open holds a place while its reader still waits
+# for another value, for which the node may be needed as well.
+#
+# In the same way two nodes may hold places for each other: one for a stream that needs the other, and the other, in
+# another step or in a body, for one that needs the first. So all such waits of a graph are looked at together, and a
+# circle is refused.
 
 
 @dataclass(frozen=True)
-class PlannedStep:
-    """One actor of a plan: a step, or a chain of inline steps.
+class _Need:
+    """A limited node that is needed for a stream to go on.
 
     Attributes:
-        label: its name, unique in the plan: "fetch", "fetch#2".
-        chain: the steps that it runs one after the other; nearly always one.
-        tail_labels: the labels of the chain's further steps.
-        bodies: the plans of the bodies of a control-flow step.
+        node: the node.
+        step: the step that needs it.
+        is_held: whether it holds its place until the stream has ended, and not only now and then, in a body.
     """
 
-    label: str
-    chain: tuple[Step, ...]
-    tail_labels: tuple[str, ...]
-    bodies: "tuple[Plan, ...]"
-
-    @property
-    def head(self) -> Step:
-        """The step that takes the arguments."""
-        return self.chain[0]
-
-    @property
-    def source(self) -> int:
-        """The number of the value that it produces."""
-        return self.chain[-1].source
+    node: Node[..., object]
+    step: Step
+    is_held: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """A graph as it will run. `print(plan)` shows it.
+@dataclass(frozen=True)
+class _Wait:
+    """One node holds a place while another node, or itself, is needed.
 
     Attributes:
-        name: name of the graph.
-        parameters: names of its parameters.
-        parameter_sources: the numbers of their values.
-        steps: in topological order.
-        result: template of the result.
-        captures: for a body, what it takes from the enclosing graph.
-        resource_sources: the numbers of the values that are resources; in a body, also of those that it takes from
-            outside.
-        reports: what each pass changed.
-        trace: what was recorded.
+        held: the node that holds one.
+        needed: the node that is needed meanwhile.
+        step: where that is known: the step that reads the stream.
     """
 
-    name: str
-    parameters: tuple[str, ...]
-    parameter_sources: tuple[int, ...]
-    steps: tuple[PlannedStep, ...]
-    result: Template
-    captures: tuple[Template, ...]
-    resource_sources: frozenset[int]
-    reports: tuple[PassReport, ...]
-    trace: Trace
+    held: Node[..., object]
+    needed: Node[..., object]
+    step: Step
 
-    @cached_property
-    def _wirings(self) -> "WeakKeyDictionary[Runtime, SharedWirings]":
-        """The actors that all runs of this plan in an Engine share, by Engine."""
-        return WeakKeyDictionary()
 
-    @cached_property
-    def _programs_with_resources(self) -> "WeakKeyDictionary[Resources, dict[ChosenScheduler, Program]]":
-        """The programs whose frames have the resources of an Engine, by those."""
-        return WeakKeyDictionary()
+def check_stream_limits(graph: str, steps: Iterable[Step], *, in_order: bool = False) -> None:
+    """Refuse streams that need a place of a node while the same node, or one that waits for it, holds one for them.
 
-    @cached_property
-    def _programs(self) -> dict[ChosenScheduler, Program]:
-        return {}
+    Args:
+        graph: name of the graph.
+        steps: its steps, in the order in which they were recorded.
+        in_order: whether each step waits for those before, and not only for its arguments.
 
-    def _program(self, scheduler: ChosenScheduler) -> Program:
-        """Return what frames of this plan need to run under a scheduler; made once.
+    Raises:
+        PlanError: there are such streams; the message names the line at which they meet.
+    """
+    found: dict[int, dict[int, _Wait]] = {}  # by the node that holds a place, and by the one that is needed
+    for wait in _waits(steps, in_order=in_order):
+        held, needed = _key(wait.held), _key(wait.needed)
+        if held == needed:
+            raise PlanError(_message(graph, wait.step, wait.held))
+        found.setdefault(held, {}).setdefault(needed, wait)
+        back = _way(found, needed, held)
+        if back:
+            raise PlanError(_message_of_circle(graph, [wait, *back]))
 
-        Raises:
-            PlanError: under this one streams would wait for each other.
-        """
-        if scheduler not in self._programs:
-            if scheduler in ("sequential", "wave"):
-                check_stream_limits(self.name, (one for step in self.steps for one in step.chain), in_order=True)
-            self._programs[scheduler] = Program(self, scheduler)
-        return self._programs[scheduler]
 
-    @property
-    def _gives_stream(self) -> bool:
-        """Whether the result is a stream of values."""
-        return self.trace.gives_stream
+def _waits(steps: Iterable[Step], *, in_order: bool) -> Iterator[_Wait]:
+    """Yield what waits for places while it holds one, in these steps and in their bodies."""
+    behind: dict[int, list[_Need]] = {}  # of each stream
+    earlier: dict[int, Step] = {}
+    for step in steps:
+        sources = {read.source for read in step.reads()} & behind.keys()
+        if sources or step.callee.gives_stream:
+            needs = [*_own(step), *(need for source in sources for need in behind[source])]
+            for need in needs:
+                if need.is_held:
+                    for node in _needed_meanwhile(need, step, needs, earlier, in_order=in_order):
+                        yield _Wait(need.node, node, step)
+            if step.callee.gives_stream:
+                behind[step.source] = needs
+        for body in step.bodies:
+            yield from _waits(body.steps, in_order=in_order)
+        earlier[step.source] = step
 
-    @cached_property
-    def _has_streams(self) -> bool:
-        """Whether a frame has streams that go on beside its steps."""
-        sources = {*self.parameter_sources, *(step.source for step in self.steps)}
-        return not self.trace.streams.isdisjoint(sources)
 
-    @property
-    def scheduler_reason(self) -> str:
-        """Why scheduler="auto" chooses what it chooses."""
-        return (
-            'auto: "parallel" for one call (run), where each node fires as soon as its inputs are there; '
-            '"actors" for many (stream, deploy), which overlap in a pipeline'
-        )
+def _needed_meanwhile(
+    held: _Need, reader: Step, needs: list[_Need], earlier: dict[int, Step], *, in_order: bool
+) -> Iterator[Node[..., object]]:
+    """Yield the nodes that are needed before the stream for which a node holds a place can be read to its end."""
+    for other in needs:
+        # Two that hold places wait in one order, unless they are opened side by side: then nobody knows which one.
+        if other is not held and (
+            _key(other.node) == _key(held.node)
+            or not other.is_held
+            or held.step.source in _before(other.step, earlier, in_order=in_order)
+        ):
+            yield other.node
+    if held.step is reader:
+        return
+    meanwhile = _before(reader, earlier, in_order=in_order) - _before(held.step, earlier, in_order=in_order)
+    meanwhile -= {held.step.source, *(other.step.source for other in needs if other.is_held)}
+    yield from _limited(earlier[number] for number in sorted(meanwhile))
 
-    def __str__(self) -> str:
-        from .drawing import to_text
-        from .picture import drawing_of
 
-        lines = [to_text(drawing_of(self.trace)), "", f"plan of {printable(self.name)}: {len(self.steps)} actors"]
-        for report in self.reports:
-            changed = "nothing to change" if not report.changes else f"{report.before} → {report.after}"
-            if report.name == "validate":
-                changed = f"{report.before} argument types checked"
-            lines.append(f"  {report.name}: {changed}")
-            for told in (report.changes, report.notes):
-                lines.extend(f"    {printable(line)}" for line in told[:20])
-                if len(told) > 20:
-                    lines.append(f"    and {len(told) - 20} more")
-        lines.append(f"  {self.scheduler_reason}")
-        return "\n".join(lines)
+def _before(step: Step, earlier: dict[int, Step], *, in_order: bool) -> set[int]:
+    return {number for number in earlier if number < step.source} if in_order else _awaited(step, earlier)
 
-    def _repr_html_(self) -> str:
-        from ..telemetry.tables import Table, to_html
-        from .drawing import to_svg
-        from .picture import drawing_of
 
-        facts = [("plan", f"{self.name}: {len(self.steps)} actors")]
-        for report in self.reports:
-            facts.append((report.name, f"{report.before} → {report.after}" if report.changes else "nothing to change"))
-            facts += [("", line) for line in (*report.changes[:20], *report.notes[:20])]
-        facts.append(("scheduler", self.scheduler_reason))
-        return to_svg(drawing_of(self.trace)) + to_html(Table(tuple(facts)))
+def _way(found: dict[int, dict[int, _Wait]], start: int, end: int) -> list[_Wait]:
+    """Return waits that lead from one node to another, none if there is no way."""
+    ways: dict[int, list[_Wait]] = {start: []}
+    open_ends = [start]
+    while open_ends:
+        key = open_ends.pop()
+        for needed, wait in found.get(key, {}).items():
+            if needed not in ways:
+                ways[needed] = [*ways[key], wait]
+                open_ends.append(needed)
+    return ways.get(end, [])
+
+
+def _awaited(step: Step, earlier: dict[int, Step]) -> set[int]:
+    """Return the steps that have to be done before a step begins; of a stream, that it is open."""
+    found: set[int] = set()
+    waiting = [step]
+    while waiting:
+        new = {read.source for read in waiting.pop().reads()} & earlier.keys() - found
+        found |= new
+        waiting.extend(earlier[number] for number in new)
+    return found
+
+
+def _own(step: Step) -> Iterator[_Need]:
+    if isinstance(step.callee, Node):
+        if step.callee._shared_places is not None:
+            yield _Need(step.callee, step, is_held=True)
+        return
+    # The frames of a body have one place after the other, or at least do not wait for each other's.
+    for node in {_key(node): node for body in step.bodies for node in _limited(body.steps)}.values():
+        yield _Need(node, step, is_held=False)
+
+
+def _limited(steps: Iterable[Step]) -> Iterator[Node[..., object]]:
+    for step in steps:
+        if isinstance(step.callee, Node) and step.callee._shared_places is not None:
+            yield step.callee
+        for body in step.bodies:
+            yield from _limited(body.steps)
+
+
+def _key(node: Node[..., object]) -> int:
+    return id(node.origin) if node.template is None else id(node.template)
+
+
+def _message(graph: str, step: Step, node: Node[..., object]) -> str:
+    what = f"two streams of node {node.name!r} are open together here; each holds one of its places until it was read"
+    if not node.gives_stream:
+        what = f"node {node.name!r} reads a stream that needs the same node; it holds one of its places meanwhile"
+    return f"{step.location}: in graph {graph!r}, {what}, so calls would wait for each other for ever; {_remedy(node)}"
+
+
+def _message_of_circle(graph: str, circle: list[_Wait]) -> str:
+    told = " and ".join(
+        f"node {wait.held.name!r} holds one of its places for a stream that needs node {wait.needed.name!r} "
+        f"({wait.step.location})"
+        for wait in circle
+    )
+    return (
+        f"{circle[0].step.location}: in graph {graph!r}, {told}, so calls would wait for each other for ever; for one "
+        f"of them, {_remedy(circle[0].held)}"
+    )
+
+
+def _remedy(node: Node[..., object]) -> str:
+    if node.template is not None and node.make_loop is None:
+        return "use another instance in one of the places"
+    return "leave out its concurrency=, and bound the calls with max_in_flight"
+
+
+def validate(draft: Draft) -> tuple[Draft, PassReport]:
+    """Check that annotated values fit the annotated parameters that they are passed to.
+
+    Only what is certainly wrong is refused: two plain classes of which neither derives from the other. And streams
+    must not wait for each other.
+
+    Raises:
+        PlanError: a value does not fit, or streams of one limited node are open together; the message names the line.
+    """
+    check_stream_limits(draft.name, _all_steps(draft))
+    types: dict[int, Any] = dict(zip(draft.parameter_sources, draft.annotations, strict=False))
+    classes: dict[Node[..., Any], dict[str, type]] = {}
+    checked = 0
+    for step in _all_steps(draft):
+        if isinstance(step.callee, Node) and step.callee.executor is not None:
+            continue  # it takes and gives what its executor converts: arrays of one kind where another is annotated
+        if isinstance(step.callee, Node):
+            node = step.callee
+            if node not in classes:
+                classes[node] = _annotated_classes(node)
+            checked += _check_arguments(draft.name, step, node, classes[node], types)
+        types[step.source] = step.callee.result_annotation()
+    return draft, PassReport("validate", checked, checked)
+
+
+def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:
+    """Drop the steps whose value nobody reads; effectful and stateful nodes stay.
+
+    Raises:
+        PlanError: such a node gives a stream: it would do nothing, because nobody asks it for values.
+    """
+    live = {read.source for read in reads(draft.result)}
+    kept: list[Step] = []
+    dropped: list[str] = []
+    for step in reversed(list(_all_steps(draft))):
+        if step.source not in live and step.callee.gives_stream and _has_effect(step):
+            raise PlanError(
+                f"{step.location}: nobody reads the stream that {step.callee.name!r} gives, so its effect would not "
+                "come about; read it in a node, or return it"
+            )
+        if step.source in live or _has_effect(step):
+            kept.append(step)
+            live.update(read.source for read in step.reads())
+        else:
+            dropped.append(f"dropped {step.callee.name} ({step.location}): nobody reads its result")
+    return _unfused(draft, reversed(kept)), PassReport(
+        "dead-node elimination", draft.nodes(), len(kept), tuple(reversed(dropped))
+    )
+
+
+def merge_equal_calls(draft: Draft) -> tuple[Draft, PassReport]:
+    """Merge calls of pure nodes with equal arguments, in the same order."""
+    first: dict[Hashable, Step] = {}
+    merged: dict[int, int] = {}
+    kept: list[Step] = []
+    changes: list[str] = []
+    for original in _all_steps(draft):
+        step = _with_sources(original, merged)
+        if isinstance(step.callee, Node) and step.callee.policy.pure:
+            twin = _first_of(first, step, step.callee)
+            if twin is not step:
+                merged[step.source] = twin.source
+                changes.append(f"merged {step.callee.name} ({step.location}) into the equal call at {twin.location}")
+                continue
+        kept.append(step)
+    result = with_reads(draft.result, lambda read: _renumbered(read, merged))
+    return replace(_unfused(draft, kept), result=result), PassReport(
+        "common-subexpression elimination", draft.nodes(), len(kept), tuple(changes)
+    )
+
+
+def fuse_inline_chains(draft: Draft) -> tuple[Draft, PassReport]:
+    """Let plain functions share one actor, where each takes just the value before it, and nobody else does."""
+    readers = Counter(source for step in _all_steps(draft) for source in {read.source for read in step.reads()})
+    readers.update(read.source for read in reads(draft.result))
+    chains: dict[int, list[Step]] = {}  # by the source of the last step
+    order: list[list[Step]] = []
+    for step in _all_steps(draft):
+        producer = _only_argument(step)
+        fused = chains.pop(producer, None) if producer is not None and readers[producer] == 1 else None
+        if fused is not None and _is_inline(step):
+            fused.append(step)
+        else:
+            if fused is not None and producer is not None:
+                chains[producer] = fused
+            fused = [step]
+            order.append(fused)
+        if _is_inline(step):
+            chains[step.source] = fused
+    steps = tuple(tuple(chain) for chain in order)
+    names = [" → ".join(step.callee.name for step in chain) for chain in steps if len(chain) > 1]
+    changes = tuple(f"one actor for {joined}" for joined in names)
+    return replace(draft, steps=steps), PassReport("inline chains", draft.nodes(), len(steps), changes)
+
+
+ALL: tuple[Pass, ...] = (validate, eliminate_dead_nodes, merge_equal_calls, fuse_inline_chains)
+
+
+def _first_of(first: dict[Hashable, Step], step: Step, node: Node[..., Any]) -> Step:
+    """Return the first step that calls the same node with equal arguments: this one, if there was none before."""
+    keywords = sorted(step.kwargs.items())
+    identity = (
+        id(node.origin),
+        node._binding,
+        node.policy,
+        tuple([key(arg) for arg in step.args]),
+        tuple([(name, key(arg)) for name, arg in keywords]),
+    )
+    try:
+        return first.setdefault(identity, step)
+    except TypeError:  # unhashable, so nobody can say whether it is equal to another
+        return step
+
+
+def _all_steps(draft: Draft) -> Iterator[Step]:
+    return itertools.chain.from_iterable(draft.steps)
+
+
+def _unfused(draft: Draft, steps: Iterable[Step]) -> Draft:
+    return replace(draft, steps=tuple((step,) for step in steps))
+
+
+def _with_sources(step: Step, sources: Mapping[int, int]) -> Step:
+    return step.with_reads(lambda read: _renumbered(read, sources)) if sources else step
+
+
+def _renumbered(read: Read, sources: Mapping[int, int]) -> Read:
+    return Read(sources.get(read.source, read.source), read.path)
+
+
+def _has_effect(step: Step) -> bool:
+    if isinstance(step.callee, Node):
+        return step.callee.policy.effectful or step.callee.template is not None
+    return any(_has_effect(inner) for body in step.bodies for inner in body.steps)
+
+
+def _is_inline(step: Step) -> bool:
+    callee = step.callee
+    return (
+        isinstance(callee, Node)
+        and not callee.is_async
+        and not callee.gives_stream
+        and callee.policy.is_plain
+        and callee.template is None
+        and callee.executor is None
+        and callee.policy.concurrency is None
+        and callee.policy.max_bytes is None
+        and callee.policy.capacity is None
+        and callee.origin.replacement is None
+    )
+
+
+def _only_argument(step: Step) -> int | None:
+    """Return the source of the only argument, if the whole value is passed and nothing else."""
+    if step.kwargs or len(step.args) != 1:
+        return None
+    argument = step.args[0]
+    return argument.source if isinstance(argument, Read) and not argument.path else None
+
+
+def _annotated_classes(node: Node[..., Any]) -> dict[str, type]:
+    """Return the parameters that are annotated with a class, and that class."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {
+        name: hint
+        for name, hint in node._hints.items()
+        if _is_plain_class(hint) and name in node.parameters and node.parameters[name].kind not in variadic
+    }
+
+
+def _check_arguments(
+    graph: str, step: Step, node: Node[..., Any], classes: Mapping[str, type], types: Mapping[int, Any]
+) -> int:
+    if not classes:
+        return 0
+    checked = 0
+    for name, template in (*zip(node._positional, step.args, strict=False), *step.kwargs.items()):
+        wanted, given = classes.get(name), _type_of(template, types)
+        if wanted is None or not _is_plain_class(given):
+            continue
+        checked += 1
+        if not _may_be(given, wanted):
+            raise PlanError(
+                f"{step.location}: in graph {graph!r}, parameter {name!r} of node {node.name!r} takes "
+                f"{wanted.__name__}, but gets {given.__name__} from {_origin(template)}"
+            )
+    return checked
+
+
+def _origin(template: Template) -> str:
+    if isinstance(template, Constant):
+        return f"the constant {template.value!r:.80}"
+    return "the call or parameter before it" if isinstance(template, Read) else "a literal"
+
+
+def _type_of(template: Template, types: Mapping[int, Any]) -> Any:
+    if isinstance(template, Read):
+        return types.get(template.source) if not template.path else None
+    return template.kind if isinstance(template, Container) else type(cast("object", template.value))
+
+
+def _is_plain_class(hint: Any) -> TypeGuard[type]:
+    # A class that is abstract, a protocol or a TypedDict accepts classes that do not derive from it.
+    return (
+        isinstance(hint, type)
+        and hint not in (object, type(None), Any)
+        and get_origin(hint) is None
+        and not isinstance(hint, ABCMeta)
+        and not hasattr(hint, "__required_keys__")
+    )
+
+
+def _may_be(given: type, wanted: type) -> bool:
+    # The numeric tower of PEP 484: an int is fine for a float, both for a complex.
+    return given is wanted or issubclass(given, wanted) or issubclass(wanted, given) or (given, wanted) in _TOWER
+
+
+_TOWER = ((int, float), (int, complex), (float, complex), (bool, float), (bool, complex))
+
+
+# The plan.
 
 
 def make_plan(
     trace: Trace,
     *,
-    run_passes: tuple[passes.Pass, ...] | None = None,
-    without: Collection[passes.Pass] = (),
+    run_passes: tuple[Pass, ...] | None = None,
+    without: Collection[Pass] = (),
     resources: frozenset[int] = frozenset(),
 ) -> Plan:
     """Run the passes over a trace.
@@ -192,7 +449,7 @@ def make_plan(
             continue
         draft, report = run_pass(draft)
         reports.append(report)
-        if run_pass is passes.eliminate_dead_nodes and report.changes:
+        if run_pass is eliminate_dead_nodes and report.changes:
             logs.warning(
                 "plan.dead_nodes", graph=trace.name, changes=list(report.changes),
                 remedy="return or pass on the result; a node that is called for its effect is declared effectful=True",
@@ -223,11 +480,11 @@ def make_plan(
     )
 
 
-def _all_passes(trace: Trace) -> tuple[passes.Pass, ...]:
+def _all_passes(trace: Trace) -> tuple[Pass, ...]:
     callees = (step.callee for step in trace.steps)
     executors = (callee.runs_in for callee in callees if isinstance(callee, Node))
     brought = dict.fromkeys(one for executor in executors if executor is not None for one in executor.passes)
-    return (*passes.ALL, *brought)
+    return (*ALL, *brought)
 
 
 def _resource_sources(trace: Trace, around: frozenset[int]) -> frozenset[int]:
@@ -246,44 +503,3 @@ class _Labels:
         self._seen[name] += 1
         count = self._seen[name]
         return name if count == 1 else f"{name}#{count}"
-
-
-def one_value(
-    graph: "Graph[..., Any]", options: "ExecutionOptions", verb: str = "engine.stream of many calls"
-) -> "Plan":
-    """Return the plan of a graph whose calls give one value each.
-
-    Raises:
-        PlanError: they give streams.
-    """
-    plan = graph._planned(is_cached=options.enable_caching)
-    if plan._gives_stream:
-        raise gives_stream(graph, verb)
-    return plan
-
-
-def values(graph: "Graph[..., Any]") -> None:
-    """Check that the calls of a graph give streams.
-
-    Raises:
-        PlanError: they give one value.
-    """
-    if not graph._present_trace().gives_stream:
-        raise gives_one_value(graph, "engine")
-
-
-def gives_one_value(graph: "Graph[..., Any]", owner: str) -> PlanError:
-    """Return the error of a call that gives one value where a stream of values is asked for."""
-    return PlanError(
-        f"{owner}.stream takes an iterable of calls, or one call of a graph that returns an AsyncIterator; graph "
-        f"{graph.name!r} returns one value: for one call, use {owner}.run"
-    )
-
-
-def gives_stream(graph: "Graph[..., Any]", verb: str) -> PlanError:
-    """Return the error of a call that gives a stream where one value is asked for."""
-    owner = verb.partition(".")[0]
-    return PlanError(
-        f"graph {graph.name!r} returns a stream of values, and {verb} takes calls that give one value; read it with "
-        f"`async with {owner}.stream({graph.name}(...)) as values`"
-    )

@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 from .._errors import EngineClosedError
 from ..actors.node_actor import Limiter
 from ..actors.threads import ProcessPoolStatistics, ThreadPool, ThreadPoolStatistics, ThreadShare
-from .node import Node
 
 if TYPE_CHECKING:
     from ..actors.processes import ProcessPool
@@ -44,8 +43,8 @@ class Pools:
         self._processes: ProcessPool | None = None
         self._others: dict[type[Pool], Pool] = {}
         self._guards: list[AsyncGenerator[None, None]] = []
-        # By origin, weakly: nodes made by a factory for one request leave nothing behind.
-        self._limiters: WeakKeyDictionary[Node[..., object], Limiter] = WeakKeyDictionary()
+        # By the origins of nodes, weakly: those made by a factory for one request leave nothing behind.
+        self._limiters: WeakKeyDictionary[object, Limiter] = WeakKeyDictionary()
 
     def threads(self) -> ThreadPool:
         """Return the thread pool."""
@@ -79,13 +78,14 @@ class Pools:
             self._guard(self._others[kind])
         return cast(PoolT, self._others[kind])
 
-    def limiter(self, node: Node[..., object]) -> Limiter:
+    def limiter(self, origin: object, places: int) -> Limiter:
         """Return the places of a node with `concurrency=`: the same for all of its call sites in the Engine.
 
-        A method is one node, whatever instance it is called on.
+        Args:
+            origin: the node that it is a copy of, or itself; a method is one node, whatever instance it is called on.
+            places: how many there are.
         """
-        assert node.policy.concurrency is not None
-        return self._limiters.setdefault(node.origin, Limiter(node.policy.concurrency, shared=True))
+        return self._limiters.setdefault(origin, Limiter(places, shared=True))
 
     @property
     def has_processes(self) -> bool:

@@ -1,4 +1,4 @@
-"""Program: a plan laid out for frames: slots, countdowns, readers, and the control edges of a scheduler.
+"""Plan: what a graph will do, after the passes; and its program, laid out for frames: slots, countdowns, readers.
 
 A scheduler is nothing but additional edges. "sequential" lets each step wait for the one before, "wave" each level for
 the whole level before; "actors" and "parallel" add none and differ in how scopes bound their inboxes.
@@ -7,13 +7,186 @@ the whole level before; "actors" and "parallel" add none and differ in how scope
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
-from .tracing.template import Read, Values, arguments_builder, builder, keywords_builder, reads
+from ..actors.node_actor import INLINE, NodeActor
+from ..telemetry.text import printable
+from .options import ChosenScheduler
+from .tracing.template import Read, Template, Values, arguments_builder, builder, keywords_builder, reads
+from .tracing.tracer import Step, Trace
 
-if TYPE_CHECKING:
-    from .planning import ChosenScheduler, Plan, PlannedStep
+
+@dataclass(frozen=True)
+class Draft:
+    """A graph between two passes.
+
+    Attributes:
+        name: name of the graph.
+        parameter_sources: the numbers of the values that frames begin with: of parameters and resources.
+        resource_sources: the numbers of the values that are resources; in a body, also of those of the graph around it.
+        annotations: annotations of these; None where unknown.
+        steps: chains of steps in topological order; a chain of more than one shares an actor.
+        result: template of the result.
+    """
+
+    name: str
+    parameter_sources: tuple[int, ...]
+    resource_sources: frozenset[int]
+    annotations: tuple[Any, ...]
+    steps: tuple[tuple[Step, ...], ...]
+    result: Template
+
+    def nodes(self) -> int:
+        """Return the number of steps."""
+        return sum(len(chain) for chain in self.steps)
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What one pass did.
+
+    Attributes:
+        name: the pass.
+        before: steps before it; for fusion, actors; for items, those that would be taken on the event loop.
+        after: the same after it.
+        changes: a line for each change.
+        notes: what it did not change although one could expect it, and why.
+    """
+
+    name: str
+    before: int
+    after: int
+    changes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+Pass: TypeAlias = Callable[[Draft], tuple[Draft, PassReport]]
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One actor of a plan: a step, or a chain of inline steps.
+
+    Attributes:
+        label: its name, unique in the plan: "fetch", "fetch#2".
+        chain: the steps that it runs one after the other; nearly always one.
+        tail_labels: the labels of the chain's further steps.
+        bodies: the plans of the bodies of a control-flow step.
+    """
+
+    label: str
+    chain: tuple[Step, ...]
+    tail_labels: tuple[str, ...]
+    bodies: tuple["Plan", ...]
+
+    @property
+    def head(self) -> Step:
+        """The step that takes the arguments."""
+        return self.chain[0]
+
+    @property
+    def source(self) -> int:
+        """The number of the value that it produces."""
+        return self.chain[-1].source
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A graph as it will run. `print(plan)` shows it.
+
+    Attributes:
+        name: name of the graph.
+        parameters: names of its parameters.
+        parameter_sources: the numbers of their values.
+        steps: in topological order.
+        result: template of the result.
+        captures: for a body, what it takes from the enclosing graph.
+        resource_sources: the numbers of the values that are resources; in a body, also of those that it takes from
+            outside.
+        reports: what each pass changed.
+        trace: what was recorded.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    parameter_sources: tuple[int, ...]
+    steps: tuple[PlannedStep, ...]
+    result: Template
+    captures: tuple[Template, ...]
+    resource_sources: frozenset[int]
+    reports: tuple[PassReport, ...]
+    trace: Trace
+
+    @cached_property
+    def _kept_by_engines(self) -> WeakKeyDictionary[object, object]:
+        """What each Engine keeps for this plan; it ends with whichever of the two goes first."""
+        return WeakKeyDictionary()
+
+    @cached_property
+    def _programs_with_resources(self) -> "WeakKeyDictionary[object, dict[ChosenScheduler, Program]]":
+        """The programs whose frames have the resources of an Engine, by those."""
+        return WeakKeyDictionary()
+
+    @cached_property
+    def _programs(self) -> "dict[ChosenScheduler, Program]":
+        return {}
+
+    def _program(self, scheduler: ChosenScheduler) -> "Program":
+        """Return what frames of this plan need to run under a scheduler; made once."""
+        if scheduler not in self._programs:
+            self._programs[scheduler] = Program(self, scheduler)
+        return self._programs[scheduler]
+
+    @property
+    def _gives_stream(self) -> bool:
+        """Whether the result is a stream of values."""
+        return self.trace.gives_stream
+
+    @cached_property
+    def _has_streams(self) -> bool:
+        """Whether a frame has streams that go on beside its steps."""
+        sources = {*self.parameter_sources, *(step.source for step in self.steps)}
+        return not self.trace.streams.isdisjoint(sources)
+
+    @property
+    def scheduler_reason(self) -> str:
+        """Why scheduler="auto" chooses what it chooses."""
+        return (
+            'auto: "parallel" for one call (run), where each node fires as soon as its inputs are there; '
+            '"actors" for many (stream, deploy), which overlap in a pipeline'
+        )
+
+    def __str__(self) -> str:
+        from .drawing import to_text
+        from .picture import drawing_of
+
+        lines = [to_text(drawing_of(self.trace)), "", f"plan of {printable(self.name)}: {len(self.steps)} actors"]
+        for report in self.reports:
+            changed = "nothing to change" if not report.changes else f"{report.before} → {report.after}"
+            if report.name == "validate":
+                changed = f"{report.before} argument types checked"
+            lines.append(f"  {report.name}: {changed}")
+            for told in (report.changes, report.notes):
+                lines.extend(f"    {printable(line)}" for line in told[:20])
+                if len(told) > 20:
+                    lines.append(f"    and {len(told) - 20} more")
+        lines.append(f"  {self.scheduler_reason}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from ..telemetry.tables import Table, to_html
+        from .drawing import to_svg
+        from .picture import drawing_of
+
+        facts = [("plan", f"{self.name}: {len(self.steps)} actors")]
+        for report in self.reports:
+            facts.append((report.name, f"{report.before} → {report.after}" if report.changes else "nothing to change"))
+            facts += [("", line) for line in (*report.changes[:20], *report.notes[:20])]
+        facts.append(("scheduler", self.scheduler_reason))
+        return to_svg(drawing_of(self.trace)) + to_html(Table(tuple(facts)))
 
 
 @dataclass
@@ -35,7 +208,7 @@ class Unit:
     """
 
     index: int
-    step: "PlannedStep | None"
+    step: PlannedStep | None
     role: Literal["step", "barrier", "input", "result"] = "step"
     source: int | None = None
     sources: tuple[int, ...] = ()
@@ -67,7 +240,7 @@ class Program:
         is_filled: whether new frames get them.
     """
 
-    def __init__(self, plan: "Plan", scheduler: "ChosenScheduler") -> None:
+    def __init__(self, plan: Plan, scheduler: ChosenScheduler) -> None:
         self.name = plan.name
         self.plan = plan
         self.scheduler: ChosenScheduler = scheduler
@@ -149,7 +322,7 @@ class Program:
             self.readers[unit.slot] = 1
             unit.reads = (unit.slot,)
 
-    def _place(self, unit: Unit, step: "PlannedStep", counts: dict[int, int]) -> None:
+    def _place(self, unit: Unit, step: PlannedStep, counts: dict[int, int]) -> None:
         sources = unit.sources
         head = step.head
         unit.streams = tuple(self.slots[source] for source in sources if source in self.plan.trace.streams)
@@ -180,7 +353,7 @@ class Program:
         return self.slots[source]
 
 
-def _units(plan: "Plan") -> list[Unit]:
+def _units(plan: Plan) -> list[Unit]:
     """Return the units of a plan, in topological order."""
     units: list[Unit] = []
     resources = frozenset(plan.trace.resources.values())
@@ -221,3 +394,29 @@ def _add_barriers(units: list[Unit], edges: dict[int, set[int]]) -> None:
         edges[barrier.index] = set(before)
         for index in after:
             edges[index] = {barrier.index}
+
+
+@dataclass(frozen=True)
+class Wired:
+    """The actors of one program in one scope.
+
+    Attributes:
+        program: what its frames have in common.
+        actors: one for each unit.
+        entries: the actors that wait for nothing.
+    """
+
+    program: Program
+    actors: tuple[NodeActor, ...]
+    entries: tuple[NodeActor, ...]
+
+    @cached_property
+    def chain(self) -> NodeActor | None:
+        """The chain of plain functions that the whole graph is; None if it is more than that."""
+        actor = self.actors[0] if len(self.actors) == 1 else None
+        return actor if actor is not None and actor.mode == INLINE and actor.ends_line else None
+
+    @cached_property
+    def only_entry(self) -> NodeActor | None:
+        """The actor in which every frame begins; None if there are several, or none."""
+        return self.entries[0] if len(self.entries) == 1 else None

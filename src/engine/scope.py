@@ -1,422 +1,274 @@
-"""Scope: the actors of one `run`, `stream` or `deploy`, made from programs and connected, and what ends with them."""
+"""What an Engine owns, and a scope in it: one `run`, `stream` or `deploy`; what is open in both, and how it ends."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextvars import Context
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary, WeakSet
 
-from .._errors import DeploymentFailed
-from ..actors import invocation
-from ..actors.cancellation import uninterrupted
-from ..actors.channel import Channel
-from ..actors.current import starts_tasks
+from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError
+from ..actors.cancellation import Condition, uninterrupted
 from ..actors.frame import Frame
-from ..actors.generators import reading
-from ..actors.invocation import Link, compose
-from ..actors.node_actor import ASYNC, INLINE, UNLIMITED, Body, Limiter, NodeActor
-from ..actors.own_loops import bytes_of
-from ..actors.policy import Policy
-from ..actors.stream_buffer import STREAM_CAPACITY
+from ..actors.node_actor import UNLIMITED, NodeActor
 from ..actors.supervision import Escalation, Supervisor, SupervisorFlags
+from ..actors.tasks import EagerStarts
 from ..actors.threads import ThreadShare
 from ..actors.worker import WorkerGroup
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import collectors
-from .control import Control, body_of
-from .counters import node_counters, node_levels, node_readings
-from .instances import InstanceRegistry, instance_key
-from .mapping import hand_over, input_of, mapping, opening, opening_in_loop
-from .node import Node, call_site_of, is_known, resources_of, value_of
-from .options import DEFAULT_WORKERS, ExecutionOptions
-from .planning import ChosenScheduler, Plan, PlannedStep
+from .counters import run_levels
+from .instances import InstanceRegistry, stateful_nodes
+from .open_resources import Resources
+from .options import DEFAULT_WORKERS, ChosenScheduler, ExecutionOptions
+from .planning import check_stream_limits
 from .pools import Pools
-from .program import Program, Unit
+from .program import Plan, Program, Wired
 from .statistics import Uptime
-from .tracing.template import Read
+from .tracing.tracer import Callee
+from .wiring import SharedWirings, Wiring
 
 if TYPE_CHECKING:
-    from ..telemetry.profiling.records import NodeReading
+    from ..telemetry.profiling.records import Reader, WindowLook
     from .counters import Room
-    from .engine import Runtime
 
 
-# Frames that an inbox holds. 16 hides the gap between two turns of the loop (a burst is rarely longer) and is small
-# enough that a slow node is seen at once; larger ones made no measurable difference (benchmarks, "chain").
-# A node with more places has as many in its inbox: items that began together end together, and then all of their
-# successors are at hand.
-DEFAULT_CAPACITY = 16
+class Ongoing(Protocol):
+    """What is open in an Engine, and ends with it: a stream of calls, the stream of one call, or a deployment."""
 
-_PLAIN = Policy()
-
-
-@dataclass(frozen=True)
-class Wired:
-    """The actors of one program in one scope.
-
-    Attributes:
-        program: what its frames have in common.
-        actors: one for each unit.
-        entries: the actors that wait for nothing.
-    """
-
-    program: Program
-    actors: tuple[NodeActor, ...]
-    entries: tuple[NodeActor, ...]
-
-    @cached_property
-    def chain(self) -> NodeActor | None:
-        """The chain of plain functions that the whole graph is; None if it is more than that."""
-        actor = self.actors[0] if len(self.actors) == 1 else None
-        return actor if actor is not None and actor.mode == INLINE and actor.ends_line else None
-
-    @cached_property
-    def only_entry(self) -> NodeActor | None:
-        """The actor in which every frame begins; None if there are several, or none."""
-        return self.entries[0] if len(self.entries) == 1 else None
-
-
-class Wiring:
-    """Makes the actors of one scope.
-
-    Args:
-        pools: the Engine's threads, processes and limits.
-        instances: the scope's instances of stateful nodes.
-        max_workers: how far an `async def` node grows; None where nothing is a pipeline, and inboxes have no bound.
-        room: how many calls there may be at a time, and what bounds them; None if nothing does.
-        device_strategy: the execution option.
-        threads: those that the scope may have busy; None for as many as the Engine has.
-        has_places_in_threads: whether a thread node has as many places as there are threads for it, or one for all that
-            waits.
-    """
-
-    def __init__(
-        self,
-        pools: "Pools",
-        instances: InstanceRegistry | None,
-        max_workers: int | None,
-        room: "Room" = None,
-        *,
-        device_strategy: str,
-        threads: ThreadShare | None = None,
-        has_places_in_threads: bool = True,
-    ) -> None:
-        self._pools = pools
-        self._instances = instances
-        self._max_workers = max_workers
-        self._instance_limiters: dict[object, Limiter] = {}
-        self._wired: dict[Plan, Wired] = {}
-        self._bodies: Wiring | None = None
-        self._room = room
-        self._device_strategy = device_strategy
-        self._threads = threads
-        self._has_places_in_threads = has_places_in_threads
-        self._measured = 0  # how many profiles want to know all times
-
-    def wire(self, program: Program) -> Wired:
-        """Return the actors of a program; made once for the scope."""
-        if program.plan not in self._wired:
-            actors = tuple(self._actor(program, unit) for unit in program.units)
-            for unit, actor in zip(program.units, actors, strict=True):
-                actor.consumers = tuple(actors[index] for index in unit.consumers)
-                if len(actor.consumers) == 1 and not actor.reads and program.countdown[unit.consumers[0]] == 1:
-                    actor.successor = actor.consumers[0]
-            entries = tuple(actors[index] for index in program.entries)
-            if program.is_line and program.plan.result == Read(program.plan.steps[-1].source):
-                actors[-1].ends_line = True
-            if self._measured:
-                _measure(actors, on=True)
-            self._wired[program.plan] = Wired(program, actors, entries)
-        return self._wired[program.plan]
-
-    async def returned(self) -> None:
-        """Wait until no thread runs on for an item that has ended."""
-        for actor in self.actors():
-            await actor.all_returned()
-
-    def wired(self, plan: Plan) -> Wired | None:
-        """Return the actors of a plan, or of the plan of a body; None if it is not part of the scope."""
-        return self._wired.get(plan) or (None if self._bodies is None else self._bodies.wired(plan))
+    def frames(self) -> Iterable[Frame]:
+        """Return the calls and items for which something may still run."""
+        ...
 
     def actors(self) -> list[NodeActor]:
-        """Return every actor of the scope that stands for a node, those of bodies of control flow last."""
-        own = [
-            actor
-            for wired in self._wired.values()
-            for actor, unit in zip(wired.actors, wired.program.units, strict=True)
-            if unit.step is not None
-        ]
-        return own if self._bodies is None else own + self._bodies.actors()
+        """Return the actors that they go through."""
+        ...
 
-    def node_readings(self) -> "Iterator[NodeReading]":
-        """Yield what the counters of all nodes say, also of those in bodies of control flow."""
-        return node_readings(self._all_wired(), self._room, self._pools, self._threads)
-
-    def counters(self) -> Iterator[Reading]:
-        """Yield what all nodes have done, also those in bodies of control flow, for metrics."""
-        return node_counters(self._all_wired())
-
-    def levels(self) -> Iterator[Reading]:
-        """Yield what is in them now, for metrics."""
-        return node_levels(self._all_wired())
-
-    def _all_wired(self) -> list[Wired]:
-        own = list(self._wired.values())
-        return own if self._bodies is None else [*own, *self._bodies._wired.values()]
-
-    def measure(self, *, on: bool) -> None:
-        """Have handlers timed that otherwise are not, until it was turned off as often as on."""
-        was_measured = bool(self._measured)
-        self._measured += 1 if on else -1
-        if bool(self._measured) != was_measured:
-            for wired in self._wired.values():
-                _measure(wired.actors, on=on)
-        if self._bodies is not None:
-            self._bodies.measure(on=on)
-
-    def _actor(self, program: Program, unit: Unit) -> NodeActor:
-        step = unit.step
-        if step is None:
-            actor = _added_actor(program, unit)
-        elif isinstance(step.head.callee, Node):
-            actor = self._node_actor(program, unit, step, step.head.callee)
-        else:
-            assert isinstance(step.head.callee, Control)
-            # The place of a stream is held until it has ended, so it cannot be one of those that come and go.
-            limiter = Limiter() if step.head.callee.over_stream else self._own_limiter(UNLIMITED)
-            actor = NodeActor(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
-            bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
-            if step.head.callee.over_stream:
-                actor.invoke = mapping(step.head.callee.limit, bodies[0])
-            else:
-                actor.body = body_of(step.head.callee, bodies, self._pools.threads)
-        actor.owner = self._pools
-        actor.slot = unit.slot
-        actor.args_of = unit.args_of
-        actor.kwargs_of = unit.kwargs_of
-        if actor.links:
-            actor.run = compose(actor.links, actor)
-        actor.out = unit.out
-        actor.reads = unit.reads
-        return actor
-
-    def _node_actor(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any]) -> NodeActor:
-        policy = node.policy
-        fake = node.origin.replacement is not None
-        inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
-        actor = NodeActor(step.label, program.name, unit.index, policy, self._limiter(node), inbox)
-        actor.spans_others = node.gives_stream or bool(unit.streams)
-        if node.runs_loop:
-            self._own_loop(actor, unit, node)
-            return actor
-        if node.template is None or fake:
-            actor.fn = node.target
-        else:
-            assert self._instances is not None
-            actor.instance = instance = self._instances.instance_of(node)
-            actor.fn, actor.gate = instance.handler, instance.gate
-        if node.gives_stream:
-            actor.invoke = opening(policy.capacity or STREAM_CAPACITY, unit.streams)
-            return actor
-        if not node.is_async:
-            actor.links = (Link(step.label, actor.fn, policy.model), *_further_links(step))
-        if unit.streams:
-            actor.invoke = reading(unit.streams)
-        carrier = None
-        if node.runs_in is not None:
-            carrier = node.runs_in.carrier(call_site_of(program, unit), self._pools, self._device_strategy)
-        actor.body = carrier or self._body(node)
-        actor.needs_thread = node.runs_on == "thread"
-        if actor.gate is None and not unit.streams and policy.is_once:
-            if policy.runs_on != "loop" or carrier is not None:
-                actor.invoke = invocation.invoke_once
-                actor.carrier = carrier
-            elif actor.body is not invocation.run_task_starter:
-                actor.mode = ASYNC if node.is_async else INLINE
-        return actor
-
-    def _own_loop(self, actor: NodeActor, unit: Unit, node: Node[..., Any]) -> None:
-        """Wire an actor to the loop that its node owns."""
-        assert self._instances is not None
-        actor.instance = loop = self._instances.loop_of(node)
-        actor.fn = node.fn  # its name is all that is asked for
-        actor.work = loop.host.inbox
-        actor.body = invocation.in_loop(loop.host)
-        if node.gives_stream:
-            actor.invoke = opening_in_loop(loop.host, node.policy.capacity or STREAM_CAPACITY, unit.streams)
-        elif unit.streams:
-            actor.invoke = reading(unit.streams)
-
-    def _body(self, node: Node[..., Any]) -> Body:
-        """Return what runs the handler of a node where it belongs."""
-        if node.runs_on == "process":
-            from ..actors.process_messages import process_target
-
-            return invocation.in_process(self._pools.processes, process_target(node.fn))
-        if node.runs_on == "thread":
-            return invocation.in_thread(self._pools.threads)
-        if not node.is_async:
-            return invocation.run_inline
-        return invocation.run_task_starter if starts_tasks(node.target) else invocation.run_async
-
-    def _limiter(self, node: Node[..., Any]) -> Limiter:
-        policy = node.policy
-        if node.template is not None or node.runs_loop:
-            key = instance_key(node)
-            if key not in self._instance_limiters:
-                self._instance_limiters[key] = Limiter(node._shared_places or UNLIMITED, shared=True)
-            return self._instance_limiters[key]
-        if policy.concurrency is not None:
-            return self._pools.limiter(node)
-        if policy.runs_on == "thread":
-            if not self._has_places_in_threads:
-                return Limiter()
-            return Limiter(self._pools.max_threads if self._threads is None else self._threads.limit)
-        if policy.runs_on == "process":
-            return Limiter(self._pools.max_processes)
-        if node.runs_in is not None:  # it gathers what waits for it, and must see all of that
-            return Limiter()
-        if node.gives_stream:  # a place is held until the stream has ended, and waiting streams would wait for others
-            return Limiter()
-        return self._own_limiter(UNLIMITED if node.is_async else 1)
-
-    def _own_limiter(self, limit: int) -> Limiter:
-        return Limiter(UNLIMITED if self._max_workers is None else min(limit, self._max_workers))
-
-    def _inbox(self, policy: Policy = _PLAIN, unit: Unit | None = None) -> "Channel[Frame]":
-        default = max(DEFAULT_CAPACITY, policy.concurrency or 0)
-        capacity = None if self._max_workers is None else policy.capacity or default
-        if policy.max_bytes is None or capacity is None or unit is None:
-            return Channel(capacity)
-        return Channel(capacity, max_bytes=policy.max_bytes, size_of=_size_of(unit))
-
-    def _body_wiring(self) -> "Wiring":
-        # Bodies run inside their step, whose places bound them; they share limits and instances with the scope.
-        if self._max_workers is None:
-            return self
-        if self._bodies is None:
-            self._bodies = Wiring(
-                self._pools, self._instances, None, device_strategy=self._device_strategy, threads=self._threads
-            )
-            self._bodies._instance_limiters = self._instance_limiters
-            self._bodies._measured = self._measured
-        return self._bodies
+    async def end(self) -> None:
+        """End everything, since the Engine is closed; waits until nothing is left."""
+        ...
 
 
-def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:
-    sampling = None
-    if on:
-        from ..actors.sampler import sampling_of
+class OpenStream(Ongoing, Protocol):
+    """A stream of either kind, of which a profile reads how long its reader has waited."""
 
-        sampling = sampling_of(len(actors))
-    for actor in actors:
-        actor.measure(sampling)
+    @property
+    def name(self) -> str:
+        """The name of the graph that its items go through, or of one of them."""
+        ...
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that it runs on."""
+        ...
 
-def _added_actor(program: Program, unit: Unit) -> NodeActor:
-    """Return the actor of what is no step of the user's; it waits for no place, and nobody sees it."""
-    actor = NodeActor(f"({unit.role})", program.name, unit.index, _PLAIN, Limiter(), Channel(None))
-    if unit.role == "input":
-        names = dict(zip(program.plan.parameter_sources, program.plan.parameters, strict=True))
-        assert unit.source is not None
-        actor.name = names[unit.source]
-        actor.invoke = input_of(actor.name)
-    elif unit.role == "result":
-        actor.invoke = hand_over
-    else:
-        actor.mode, actor.fn, actor.body = INLINE, _nothing, invocation.run_inline
-        actor.links = (Link(actor.name, _nothing),)
-    return actor
+    @property
+    def reader_wait_seconds(self) -> float:
+        """How long its reader has waited."""
+        ...
+
+    def look(self) -> "WindowLook | None":
+        """Return what its items do now; None if it has no places for them."""
+        ...
 
 
-def _further_links(step: PlannedStep) -> Iterator[Link]:
-    for label, link in zip(step.tail_labels, step.chain[1:], strict=True):
-        assert isinstance(link.callee, Node)  # only nodes are chained
-        yield Link(label, link.callee.target, link.callee.policy.model)
+class Runtime:
+    """What an Engine owns, what is open in it, and how that ends.
 
+    Args:
+        max_threads: the most threads that run handlers.
+        max_processes: the most worker processes; None for as many as there are cores.
+        is_default: nobody closes it: its processes end with the last scope, its threads with the loop.
 
-def _nothing() -> None:
-    return None
-
-
-def _size_of(unit: Unit) -> Callable[[Frame], int]:
-    def size_of(frame: Frame) -> int:
-        try:
-            args = (frame.values[unit.slot],) if unit.slot >= 0 else unit.args_of(frame.values)
-            return sum(bytes_of(arg) for arg in args)
-        except Exception:  # noqa: BLE001 - user code, such as an attribute that is not there: the handler will meet it
-            return 0
-
-    return size_of
-
-
-class SharedWirings:
-    """The wirings of one plan in one Engine; runs that do not count in metrics, or share threads, have others.
-
-    They end with the plan or the Engine, whichever goes first, and nobody ends those.
+    Attributes:
+        pools: threads, worker processes and the limits of nodes.
+        resources: what is open.
+        reloads: for each resource that was reloaded, who does it now.
+        frames: the calls of `run` in flight.
+        counted_runs: of each graph, how many of its calls that give a value, or a stream, are in flight and count in
+            metrics.
+        streams: those that have begun and not ended.
+        readers: who reads them.
+        deployments: those that were entered and have not ended.
+        scopes: runs, streams and deployments that are open.
+        wirings: the actors of those that have their own.
+        closed: whether `async with` was left, or is being left.
+        loop: its event loop; None before its first use.
+        loop_thread: the thread of its event loop, by the number of the operating system; None before its first use.
+        eager_starts: says whether a call may begin at once; None before its first use.
     """
 
-    def __init__(self) -> None:
-        self._wirings: dict[tuple[ChosenScheduler, str, bool, bool], Wiring] = {}
+    def __init__(self, max_threads: int, max_processes: int | None, *, is_default: bool) -> None:
+        self.pools = Pools(max_threads, max_processes, ends_with_loop=is_default)
+        self.resources = Resources(closes_unused=is_default)
+        self.reloads: WeakKeyDictionary[Callee, asyncio.Lock] = WeakKeyDictionary()
+        self.frames: set[Frame] = set()
+        self.counted_runs: Counter[str] = Counter()
+        self.streams: set[Ongoing] = set()
+        self.readers: set[Reader] = set()
+        self.deployments: set[Ongoing] = set()
+        self.scopes = 0
+        self.wirings: set[Wiring] = set()
+        self.closed = False
+        self._is_default = is_default
+        self.loop_thread: int | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.eager_starts: EagerStarts | None = None
+        self._last_scope_closed = Condition()
+        self._shared: WeakSet[SharedWirings] = WeakSet()
+        collectors.hosts.add(self)
+        metrics.opened(self)
 
-    def get(self, pools: Pools, scheduler: ChosenScheduler, options: ExecutionOptions) -> Wiring:
-        """Return the one for runs with these options; the first time, make it."""
-        device_strategy, is_counted = options.device_strategy, options.collect_metrics
-        has_all_threads = pools.share_of_threads(options.max_workers) is None
-        key = scheduler, device_strategy, is_counted, has_all_threads
-        wiring = self._wirings.get(key)
-        if wiring is None:
-            # Every run has workers of its own, so nothing but the limits of nodes is shared and bounded here.
-            # Where each run has a share of the threads, its items wait for that, and must not fill a node meanwhile.
-            wiring = self._wirings[key] = Wiring(
-                pools, None, None, device_strategy=device_strategy, has_places_in_threads=has_all_threads
+    def check_loop(self) -> None:
+        """Refuse another loop than the one of the first use, and any use after the end.
+
+        Raises:
+            EngineLoopError: this Engine belongs to another event loop, or none is running.
+            EngineClosedError: this Engine was closed.
+        """
+        loop = running_loop()
+        if self.closed:
+            raise EngineClosedError("this Engine was closed; make a new one: async with engine.Engine() as e: ...")
+        if self.loop is None:
+            self.loop, self.loop_thread = loop, threading.get_native_id()
+            self.eager_starts = EagerStarts(loop)
+        elif self.loop is not loop:
+            raise EngineLoopError(
+                "this Engine was first used on another event loop; make one for each loop, or use the functions of "
+                "penstock.engine, which have a default Engine for each"
             )
-            collectors.scope_opened(wiring)
-            if is_counted:
-                metrics.opened(wiring)
-        return wiring
 
-    def __iter__(self) -> Iterator[Wiring]:
-        return iter(list(self._wirings.values()))
+    def closed_error(self) -> EngineClosedError:
+        """Return the error of a call that the end of the Engine ends."""
+        return EngineClosedError("the Engine was closed while this call was in flight")
 
-    def __del__(self) -> None:
-        for (_, _, is_counted, _), wiring in self._wirings.items():
-            collectors.scope_vanished(wiring)
-            if is_counted:
-                metrics.vanished(wiring)
+    def program(self, plan: Plan, scheduler: ChosenScheduler) -> Program:
+        """Return what frames of a plan need to run under a scheduler.
+
+        Raises:
+            PlanError: under this one streams would wait for each other.
+        """
+        if scheduler in ("sequential", "wave") and scheduler not in plan._programs:
+            check_stream_limits(plan.name, (one for step in plan.steps for one in step.chain), in_order=True)
+        return self.resources.program(plan, scheduler)
+
+    def shared_wiring(self, plan: Plan, scheduler: ChosenScheduler, options: ExecutionOptions) -> Wired | None:
+        """Return actors that all runs of a plan share; None if it has stateful nodes, which each run has its own of.
+
+        Args:
+            plan: the plan.
+            scheduler: the scheduler.
+            options: those of the run.
+        """
+        # Kept with the plan and not here, so that graphs made by a factory for one call leave nothing behind.
+        shared = plan._kept_by_engines.get(self)
+        if not isinstance(shared, SharedWirings):
+            if next(stateful_nodes(plan), None) is not None:
+                return None
+            shared = plan._kept_by_engines[self] = SharedWirings()
+            self._shared.add(shared)
+        wiring = shared.get(self.pools, scheduler, options)
+        return wiring.wire(self.program(plan, scheduler))
+
+    def counters(self) -> Iterable[Reading]:
+        """Return nothing: it is scopes that count, for metrics."""
+        return ()
+
+    def levels(self) -> Iterable[Reading]:
+        """Return how many runs are in flight, for metrics."""
+        return run_levels(self.counted_runs)
+
+    def open_scopes(self) -> list[Wiring]:
+        """Return the actors of all scopes that are open, for a profile; those that runs share, until the loop ends."""
+        if self.loop is not None and self.loop.is_closed():
+            return []
+        return [*(wiring for shared in self._shared for wiring in shared), *self.wirings]
+
+    def open_readers(self) -> "list[Reader]":
+        """Return the streams that are open, for a profile."""
+        return list(self.readers)
+
+    def stream_opened(self, stream: "OpenStream") -> None:
+        """Keep a stream that has begun."""
+        self.streams.add(stream)
+        self.readers.add(stream)
+        collectors.reader_opened(stream)
+
+    def stream_closed(self, stream: "OpenStream") -> None:
+        """Forget a stream that has ended."""
+        self.streams.discard(stream)
+        self.readers.discard(stream)
+        collectors.reader_closed(stream)
+
+    def shared_actors(self) -> list[NodeActor]:
+        """Return the actors that runs share."""
+        return [actor for shared in self._shared for wiring in shared for actor in wiring.actors()]
+
+    def frames_in_flight(self) -> set[Frame]:
+        """Return every call and item, of any scope, for which something may still run."""
+        found = {*self.frames, *(frame for one in self._ongoing() for frame in one.frames())}
+        return {frame for frame in found if not frame.settled}
+
+    async def threads_returned(self) -> None:
+        """Wait until no thread runs on for an item that has ended, in any scope that is open now."""
+        for actor in [*self.shared_actors(), *(actor for one in self._ongoing() for actor in one.actors())]:
+            await actor.all_returned()
+
+    def _ongoing(self) -> "tuple[Ongoing, ...]":
+        return (*self.streams, *self.deployments)
+
+    def scope_opened(self) -> None:
+        """Count a scope that uses the pools."""
+        self.scopes += 1
+
+    async def scope_closed(self) -> None:
+        """The default Engine's worker processes end with the last scope that may use them."""
+        self.scope_closed_nowait()
+        if self._is_default and not self.scopes:
+            await self.pools.close_processes()
+
+    def scope_closed_nowait(self) -> None:
+        """Count a scope that used no processes."""
+        self.scopes -= 1
+        if not self.scopes:
+            self._last_scope_closed.notify_all()
+
+    def has_to_close_processes(self) -> bool:
+        """Whether the end of the last scope ends worker processes."""
+        return self._is_default and self.pools.has_processes and self.scopes == 1
+
+    async def close(self) -> None:
+        """End what is still open, then the threads and worker processes; waits for what runs in them."""
+        self.closed = True
+        self.resources.refuse()
+        for frame in list(self.frames):
+            frame.fail(self.closed_error())
+        for one in self._ongoing():
+            await one.end()
+        # Handlers that are unwinding, and runs that were entering a stateful node.
+        await self._last_scope_closed.wait_for(lambda: not self.scopes)
+        try:
+            await self.resources.close()
+        finally:
+            await self.pools.close()
 
 
-async def warm_up(program: "Program", pools: "Pools", device_strategy: str) -> None:
-    """Have every executor of a program's nodes, bodies of control flow included, do what it can do now.
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the running event loop.
 
     Raises:
-        PlanError: an executor does not know what to do.
+        EngineLoopError: none is running.
     """
-    known = dict(zip(program.plan.trace.resources.values(), program.blank, strict=False))
-    await _warm_up(program, pools, device_strategy, known)
-
-
-async def _warm_up(program: "Program", pools: "Pools", device_strategy: str, known: Mapping[int, Any]) -> None:
-    for unit in program.units:
-        if unit.step is None:
-            continue
-        callee = unit.step.head.callee
-        if isinstance(callee, Node) and callee.runs_in is not None:
-            site, resources = call_site_of(program, unit), resources_of(unit, known)
-            await callee.runs_in.warm_up(site, pools, device_strategy, resources)
-        for body in unit.step.bodies:
-            await _warm_up(body._program("parallel"), pools, device_strategy, _inside(body, known))
-
-
-def _inside(body: "Plan", known: Mapping[int, Any]) -> dict[int, Any]:
-    """Return the resources that a body takes from outside, by the numbers that they have in it."""
-    return {
-        source: value_of(template, known)
-        for source, template in body.trace.captured
-        if is_known(template, known.keys())
-    }
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise EngineLoopError(
+            "no event loop of asyncio is running: call this inside an `async def main()`, and start that with "
+            "asyncio.run(main()); to make streams and services before, make an Engine first: e = engine.Engine(), "
+            "e.deploy(...)"
+        ) from None
 
 
 class Scope:
@@ -442,8 +294,8 @@ class Scope:
 
     def __init__(
         self,
-        engine: "Runtime",
-        options: "ExecutionOptions",
+        engine: Runtime,
+        options: ExecutionOptions,
         scheduler: ChosenScheduler,
         flags: SupervisorFlags = SupervisorFlags(),  # noqa: B008 - it is immutable
         *,
@@ -477,7 +329,7 @@ class Scope:
 
     async def prepare(self, plan: Plan) -> Wired:
         """Return the actors of a plan; the first time, open the resources and enter the stateful nodes it uses."""
-        program = self.engine.resources.program(plan, self.scheduler)
+        program = self.engine.program(plan, self.scheduler)
         await self.engine.resources.hold(program, self)
         await self.instances.open(plan)
         return self.wiring.wire(program)
@@ -518,6 +370,6 @@ class Scope:
             collectors.scope_closed(self.wiring)
             metrics.closed(self.wiring)
 
-    def _failed(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
+    def _failed(self, make_error: Callable[[str], DeploymentFailed]) -> None:
         if self.on_failed is not None:
             self.on_failed(make_error)

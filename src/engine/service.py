@@ -2,17 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, ParamSpec, Self, TypeAlias, TypeVar, Unpack, overload
 
-from .._errors import DeploymentFailed
+from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError, PlanError
 from ..actors.accepted import SWITCH, TIMEOUT, check
+from ..actors.cancellation import ContextTask, uninterrupted
+from ..actors.frame import Frame
 from ..actors.supervision import SupervisorFlags
-from ..telemetry import metrics, spans
+from ..actors.tasks import start_task
+from ..telemetry import logs, metrics, spans
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
+from ..telemetry.tables import Table, count, of, rate
 from ..telemetry.tables import to_html as table_to_html
 from ..telemetry.tables import to_text as table_to_text
 from . import drawing
@@ -20,44 +25,124 @@ from .admission import AdmissionStatistics
 from .deployment import Deployment, ServiceCall, ServiceState
 from .drawing import Drawing
 from .graph import Call, Graph, as_call, as_graph
+from .nesting import departed
 from .node import Node
-from .open_resources import reload
+from .open_resources import Entry, Opening
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
-from .picture import drawing_of, running_drawing
+from .picture import drawing_of
 from .pipeline import Pipeline, is_shown
-from .scope import Wired
+from .program import Plan, Wired
+from .resource import Resource
+from .scope import Runtime
 from .source import Calls
 from .statistics import Bottleneck, actors_less, find_bottleneck, since
 from .streaming import CallsStream, Stream
-from .tables import service_summary
+from .tables import mean_rate, or_unknown, table_of
+from .tracing.template import is_known, value_of
+from .tracing.tracer import Trace
 from .values import DeploymentScope, StreamingCall, ValuesStream
-
-if TYPE_CHECKING:
-    from ..telemetry.tables import Table
-    from .engine import Runtime
+from .wiring import Wiring
 
 
-def to_text(statistics: "ServiceStatistics", graphs: "Iterable[Graph[..., Any]]", deployment: "Deployment") -> str:
+def to_text(statistics: "ServiceStatistics", graphs: Iterable[Graph[..., Any]], deployment: Deployment) -> str:
     """Return the totals and the drawings of the graphs."""
     drawings = map(drawing.to_text, _drawings(statistics, graphs, deployment))
-    return "\n\n".join([table_to_text(service_summary(statistics)), *drawings])
+    return "\n\n".join([table_to_text(_summary(statistics)), *drawings])
 
 
-def to_html(statistics: "ServiceStatistics", graphs: "Iterable[Graph[..., Any]]", deployment: "Deployment") -> str:
+def to_html(statistics: "ServiceStatistics", graphs: Iterable[Graph[..., Any]], deployment: Deployment) -> str:
     """Return the totals and the drawings of the graphs, for a notebook."""
     drawings = map(drawing.to_svg, _drawings(statistics, graphs, deployment))
-    return "\n".join([table_to_html(service_summary(statistics)), *drawings])
+    return "\n".join([table_to_html(_summary(statistics)), *drawings])
 
 
 def _drawings(
-    statistics: "ServiceStatistics", graphs: "Iterable[Graph[..., Any]]", deployment: "Deployment"
+    statistics: "ServiceStatistics", graphs: Iterable[Graph[..., Any]], deployment: Deployment
 ) -> Iterator[Drawing]:
     for graph in graphs:
         wired = deployment.graphs.find(graph)
         if wired is None or deployment.scope is None:  # not started yet
             yield drawing_of(graph._present_trace())
         else:
-            yield running_drawing(wired.program.plan, deployment.scope.wiring, statistics.elapsed_seconds)
+            yield _running_drawing(wired.program.plan, deployment.scope.wiring, statistics.elapsed_seconds)
+
+
+def _running_drawing(plan: Plan, wiring: Wiring, elapsed_seconds: float | None) -> Drawing:
+    """Return the drawing of a plan at work.
+
+    Args:
+        plan: the plan.
+        wiring: where its actors are.
+        elapsed_seconds: the time that their counters cover; None if nothing is to be said of rates.
+    """
+    return _with_loads(drawing_of(_kept(plan)), plan, wiring, elapsed_seconds)
+
+
+def _kept(plan: Plan) -> Trace:
+    """Return the trace of a plan without what its passes have dropped or merged."""
+    steps = tuple(
+        replace(step, bodies=tuple(map(_kept, planned.bodies)) if step is planned.head else step.bodies)
+        for planned in plan.steps
+        for step in planned.chain
+    )
+    return replace(plan.trace, steps=steps, result=plan.result)
+
+
+def _with_loads(drawing: Drawing, plan: Plan, wiring: Wiring, elapsed_seconds: float | None) -> Drawing:
+    wired = wiring.wired(plan)
+    actors: dict[str, ActorStatistics] = {}
+    together: dict[str, str] = {}  # the further steps of a chain, and the one whose actor runs them
+    for unit, actor in () if wired is None else zip(wired.program.units, wired.actors, strict=True):
+        if unit.step is not None:
+            actors[str(unit.step.head.source)] = actor.statistics()
+            together |= {str(step.source): actor.name for step in unit.step.chain[1:]}
+    bodies = [body for planned in plan.steps for body in planned.bodies]
+    return Drawing(
+        drawing.title,
+        tuple(
+            replace(
+                node,
+                actors=(actors[node.id],) if node.id in actors else (),
+                detail=_joined(node.detail, together, node.id),
+            )
+            for node in drawing.nodes
+        ),
+        tuple(
+            (owner_id, _with_loads(drawn, body, wiring, elapsed_seconds))
+            for (owner_id, drawn), body in zip(drawing.bodies, bodies, strict=True)
+        ),
+        elapsed_seconds,
+    )
+
+
+def _joined(detail: str, together: Mapping[str, str], node_id: str) -> str:
+    return ", ".join(filter(None, [detail, f"with {together[node_id]}" if node_id in together else ""]))
+
+
+def _summary(statistics: "ServiceStatistics") -> Table:
+    """Return the state of a deployment and its totals, without its nodes."""
+    calls = [
+        f"{count(statistics.completed)} completed", f"{count(statistics.failed)} failed",
+        f"{count(statistics.cancelled)} cancelled", f"{count(statistics.expired)} expired",
+        mean_rate(statistics.completed, statistics.elapsed_seconds),
+    ]  # fmt: skip
+    facts = (
+        ("service", statistics.state),
+        ("calls", ", ".join(calls)),
+        ("admission", _admission(statistics.admission)),
+        ("bottleneck", or_unknown(statistics.bottleneck)),
+    )
+    return Table(facts)
+
+
+def _admission(admission: AdmissionStatistics) -> str:
+    parts = [
+        f"{of(admission.in_flight, admission.max_in_flight)} in flight",
+        f"{of(admission.queued, admission.max_queue)} queued",
+        f"{count(admission.refused)} refused",
+        f"{rate(admission.calls_per_second, 'calls')} while full",
+    ]
+    return ", ".join(parts)
 
 
 P = ParamSpec("P")
@@ -109,10 +194,8 @@ class ServiceStatistics(Rendered):
             actors=actors_less(self.actors, earlier.actors),
         )
 
-    def _table(self) -> "Table":
-        from .tables import service_table
-
-        return service_table(self)
+    def _table(self) -> Table:
+        return table_of(_summary(self).facts, self.actors)
 
 
 class Service(Generic[P, R]):
@@ -124,7 +207,7 @@ class Service(Generic[P, R]):
 
     def __init__(
         self,
-        runtime: "Runtime",
+        runtime: Runtime,
         graphs: tuple[Graph[..., Any], ...],
         options: ExecutionOptions,
         flags: SupervisorFlags,
@@ -296,7 +379,7 @@ class Service(Generic[P, R]):
             EngineClosedError: the deployment is not ready.
             Exception: what an opening raised; the old ones stay in place then.
         """
-        await reload(self._deployment, resource)
+        await _reload(self._deployment, resource)
 
     def statistics(self) -> ServiceStatistics:
         """Return a snapshot of the counters."""
@@ -381,3 +464,155 @@ class Service(Generic[P, R]):
             "trace_items": options.trace_items,
             "collect_metrics": options.collect_metrics,
         }
+
+
+# Reloading a resource of a deployment.
+
+
+_Known: TypeAlias = dict[int, Any]  # what is of a resource in a graph, by the number of the value
+
+
+async def _reload(deployment: Deployment, resource: object) -> None:
+    """Open a resource anew for every distinct arguments that a deployment uses it with, and swap.
+
+    Raises:
+        PlanError: the deployment does not use it.
+        EngineClosedError: the deployment is not ready, or was stopped meanwhile.
+        Exception: what an opening raised; the old ones stay in place then.
+    """
+    openings = _openings(deployment, resource)
+    runtime = deployment.runtime
+    # One reload of a resource at a time: a later one opens again, since it may have been asked for after a change.
+    lock = runtime.reloads.setdefault(openings[0].resource, asyncio.Lock())
+    async with lock:
+        entries = [await _entry(deployment, opening) for opening in openings]
+        try:
+            for entry in entries:
+                await _open_next(deployment, entry)
+            for entry in entries:
+                _check_wanted(deployment, entry)
+                _check_fits(entry)
+        except BaseException:
+            await uninterrupted(_discard(entries))
+            raise
+        _swap(runtime, entries)
+
+
+def _openings(deployment: Deployment, resource: object) -> list[Opening]:
+    if deployment.scope is None or deployment.state != "ready":
+        raise deployment.stopped_error()
+    if asyncio.get_running_loop() is not deployment.scope.loop:
+        raise EngineLoopError("this deployment runs on another event loop than this code; call it from there")
+    if not isinstance(resource, Resource):
+        raise TypeError(f"service.reload takes a resource, got {resource!r}")
+    name: str = resource.name
+    used = dict.fromkeys(opening for wired in deployment.graphs for opening in wired.program.resources)
+    openings = [opening for opening in used if opening.resource is resource]
+    if not openings:
+        names = ", ".join(dict.fromkeys(opening.name for opening in used)) or "none"
+        raise PlanError(f"resource {name!r} is not used by this deployment of {deployment.names}; it uses: {names}")
+    return openings
+
+
+async def _entry(deployment: Deployment, opening: Opening) -> Entry:
+    entries = deployment.runtime.resources.entries
+    while opening not in entries:  # it was lost, and a call that opened it again has given up
+        await deployment.reopen(opening)
+    entry = entries[opening]
+    _check_wanted(deployment, entry)
+    return entry
+
+
+def _check_wanted(deployment: Deployment, entry: Entry) -> None:
+    """Refuse to go on when the deployment was stopped meanwhile, or what is to be replaced is being closed."""
+    if deployment.state != "ready":
+        raise deployment.stopped_error()
+    if entry.ending:
+        raise EngineClosedError(f"resource {entry.opening.name!r} is not reloaded: its Engine is being closed")
+
+
+def _check_fits(entry: Entry) -> None:
+    """Ask the executors of the nodes that use a resource whether its new value is one for them."""
+    assert entry.candidate is not None
+    if not entry.context_task.was_opened:
+        return  # it was lost, and is only being opened again: there is nothing to compare with
+    values = entry.context_task.value, entry.candidate.value
+    for program in entry.programs:
+        _check_plan(program.plan, entry.opening, ({}, {}), values)
+
+
+def _check_plan(plan: Plan, opening: Opening, around: tuple[_Known, _Known], values: tuple[Any, Any]) -> None:
+    """Ask the executors of a graph's nodes, and of those of its bodies.
+
+    Args:
+        plan: of the graph.
+        opening: of the resource.
+        around: for a body, what it takes of the present value, and of the new one.
+        values: the present one, and the new one.
+    """
+    old, new = around
+    if opening in plan.trace.resources:
+        source = plan.trace.resources[opening]
+        old, new = {**old, source: values[0]}, {**new, source: values[1]}
+    for step in plan.steps:
+        callee = step.head.callee
+        if isinstance(callee, Node) and callee.runs_in:
+            try:
+                for read in step.head.reads():
+                    if read.source in old:
+                        callee.runs_in.check_reload(value_of(read, old), value_of(read, new))
+            except Exception as error:
+                error.add_note(f"resource {opening.name!r} was not reloaded: node {step.label!r} uses it")
+                raise
+        for body in step.bodies:
+            taken = [(source, template) for source, template in body.trace.captured if is_known(template, old.keys())]
+            inside = tuple([{source: value_of(one, known) for source, one in taken} for known in (old, new)])
+            _check_plan(body, opening, (inside[0], inside[1]), values)
+
+
+async def _open_next(deployment: Deployment, entry: Entry) -> None:
+    resources = deployment.runtime.resources
+    context_task = entry.candidate = resources.new_context_task(entry.opening)
+    await context_task.settled()
+    _check_wanted(deployment, entry)
+    if not context_task.is_open:
+        raise resources.failure(entry.opening, context_task, deployment.names)
+
+
+async def _discard(entries: list[Entry]) -> None:
+    """Close what was opened for a reload that failed, the last opened first."""
+    for entry in reversed(entries):
+        context_task = entry.candidate
+        if context_task is None:
+            continue
+        was_open = context_task.is_open
+        error = await context_task.ended()
+        entry.candidate = None  # not before: what ends the resource waits for it
+        if was_open and error is not None:
+            logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
+
+
+def _swap(runtime: Runtime, entries: list[Entry]) -> None:
+    replaced: list[ContextTask[Any]] = []
+    for entry in entries:
+        context_task, entry.candidate = entry.candidate, None
+        assert context_task is not None
+        replaced.append(runtime.resources.swap(entry, context_task))
+    programs = {program for entry in entries for program in entry.programs}
+    frames = [frame for frame in runtime.frames_in_flight() if frame.layout in programs]
+    work = _retire(runtime, entries[0].opening.name, replaced, frames)
+    task = start_task(asyncio.get_running_loop(), work, name="penstock-resource-retires", context=Context())
+    for entry in entries:
+        entry.retiring.add(task)
+        task.add_done_callback(entry.retiring.discard)
+
+
+async def _retire(runtime: Runtime, name: str, replaced: list[ContextTask[Any]], frames: list[Frame]) -> None:
+    """Close what was replaced, the last opened first, once nothing can use it any more."""
+    await departed(frames)
+    frames.clear()
+    await runtime.threads_returned()
+    for context_task in sorted(replaced, key=lambda context_task: context_task.number, reverse=True):
+        error = await context_task.ended()
+        if error is not None:
+            logs.warning("resource.not_closed", resource=name, error=repr(error))

@@ -11,7 +11,7 @@ from ..actors.frame import NOTHING, AnyDeployment, Frame
 from ..actors.node_actor import NodeActor
 from ..actors.worker import WorkerGroup
 from .graph import Call, Graph
-from .scope import Wired
+from .program import Wired
 
 # ReorderWindow: the places of a stream, and the order in which its items are taken out.
 #

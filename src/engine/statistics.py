@@ -2,11 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from ..telemetry.counters import ActorStatistics, Record, counted, less, name_of
+from ..telemetry.rendered import Rendered
 from ..telemetry.text import printable
+
+if TYPE_CHECKING:
+    from ..telemetry.tables import Table
 
 
 class Uptime:
@@ -114,3 +119,68 @@ def find_bottleneck(actors: Iterable[ActorStatistics], elapsed_seconds: float | 
         return None
     node = most.node
     return Bottleneck(node.graph, node.node, most.waiting, most.busy_share, node.concurrency)
+
+
+@dataclass(frozen=True)
+class StreamStatistics(Rendered):
+    """A snapshot of a stream. It shows itself as a table: printed, with rich, and in a notebook.
+
+    Attributes:
+        submitted: items taken from the source.
+        completed: items that ended with a result.
+        failed: items that ended with an error.
+        skipped: failed items that were skipped (`on_error="skip"`).
+        yielded: items handed to the reader, as a result or as an error.
+        in_flight: items that count in `max_in_flight` now.
+        actors: the nodes; of a deployment's stream, those of the deployment, with all that they have done in it.
+        elapsed_seconds: the time that the counters cover: since it is open, until it ended; None before.
+        actors_elapsed_seconds: the time that those of `actors` cover; None before there are any.
+        expired: those of the failed items that ended with `DeadlineExceeded`, or had not ended when the time of the
+            stream was over.
+        bottleneck: the node that limits, on average over that time; None if the counters do not say.
+    """
+
+    submitted: int
+    completed: int
+    failed: int
+    skipped: int
+    yielded: int
+    in_flight: int
+    actors: tuple[ActorStatistics, ...]
+    elapsed_seconds: float | None = None
+    actors_elapsed_seconds: float | None = None
+    expired: int = 0
+
+    @property
+    def bottleneck(self) -> Bottleneck | None:
+        """The node that limits it, on average; None if the counters do not say."""
+        return find_bottleneck(self.actors, self.actors_elapsed_seconds)
+
+    def since(self, earlier: "StreamStatistics") -> "StreamStatistics":
+        """Return what happened after an earlier look: counters less what they were then, all else as it is now.
+
+        Raises:
+            ValueError: `earlier` is not an earlier look at the same stream.
+        """
+        return replace(
+            since(
+                self, earlier, "submitted", "completed", "failed", "skipped", "yielded", "expired", "elapsed_seconds",
+                "actors_elapsed_seconds",
+            ),
+            actors=actors_less(self.actors, earlier.actors),
+        )  # fmt: skip
+
+    def _table(self) -> "Table":
+        from ..telemetry.tables import count
+        from .tables import mean_rate, or_unknown, table_of
+
+        numbers = ("submitted", "completed", "failed", "skipped", "yielded")
+        items = [f"{count(getattr(self, name))} {name}" for name in numbers]
+        if self.expired:
+            items[2] += f" ({count(self.expired)} expired)"
+        facts = (
+            ("stream", f"{count(self.in_flight)} in flight"),
+            ("items", ", ".join([*items, mean_rate(self.completed, self.elapsed_seconds)])),
+            ("bottleneck", or_unknown(self.bottleneck)),
+        )
+        return table_of(facts, self.actors)

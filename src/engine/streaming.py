@@ -3,24 +3,21 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from .._errors import EngineClosedError
 from ..actors.frame import Frame
-from ..telemetry.counters import ActorStatistics
-from ..telemetry.rendered import Rendered
+from .graph import one_value
 from .options import ExecutionOptions
 from .pipeline import Pipeline, StreamProgress, length_of
-from .planning import one_value
-from .scope import Scope
+from .scope import Runtime, Scope
 from .source import Calls, ReorderWindow
-from .statistics import Bottleneck, actors_less, find_bottleneck, since
+from .statistics import StreamStatistics
 
 if TYPE_CHECKING:
-    from ..telemetry.tables import Table
-    from .engine import Runtime
+    pass
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -38,61 +35,6 @@ class Outcome(Generic[T_co]):
     index: int
     value: T_co | None
     error: Exception | None
-
-
-@dataclass(frozen=True)
-class StreamStatistics(Rendered):
-    """A snapshot of a stream. It shows itself as a table: printed, with rich, and in a notebook.
-
-    Attributes:
-        submitted: items taken from the source.
-        completed: items that ended with a result.
-        failed: items that ended with an error.
-        skipped: failed items that were skipped (`on_error="skip"`).
-        yielded: items handed to the reader, as a result or as an error.
-        in_flight: items that count in `max_in_flight` now.
-        actors: the nodes; of a deployment's stream, those of the deployment, with all that they have done in it.
-        elapsed_seconds: the time that the counters cover: since it is open, until it ended; None before.
-        actors_elapsed_seconds: the time that those of `actors` cover; None before there are any.
-        expired: those of the failed items that ended with `DeadlineExceeded`, or had not ended when the time of the
-            stream was over.
-        bottleneck: the node that limits, on average over that time; None if the counters do not say.
-    """
-
-    submitted: int
-    completed: int
-    failed: int
-    skipped: int
-    yielded: int
-    in_flight: int
-    actors: tuple[ActorStatistics, ...]
-    elapsed_seconds: float | None = None
-    actors_elapsed_seconds: float | None = None
-    expired: int = 0
-
-    @property
-    def bottleneck(self) -> Bottleneck | None:
-        """The node that limits it, on average; None if the counters do not say."""
-        return find_bottleneck(self.actors, self.actors_elapsed_seconds)
-
-    def since(self, earlier: "StreamStatistics") -> "StreamStatistics":
-        """Return what happened after an earlier look: counters less what they were then, all else as it is now.
-
-        Raises:
-            ValueError: `earlier` is not an earlier look at the same stream.
-        """
-        return replace(
-            since(
-                self, earlier, "submitted", "completed", "failed", "skipped", "yielded", "expired", "elapsed_seconds",
-                "actors_elapsed_seconds",
-            ),
-            actors=actors_less(self.actors, earlier.actors),
-        )  # fmt: skip
-
-    def _table(self) -> "Table":
-        from .tables import stream_table
-
-        return stream_table(self)
 
 
 class Stream(ABC, Generic[T_co]):
@@ -165,7 +107,7 @@ class CallsStream(Stream[T_co]):
 
     def __init__(
         self,
-        runtime: "Runtime",
+        runtime: Runtime,
         calls: Calls,
         options: ExecutionOptions,
         make_pipeline: Callable[[Calls, ExecutionOptions], Pipeline] | None = None,

@@ -1,18 +1,9 @@
-"""The tables of streams, services and Engines: which numbers are shown, in which words."""
+"""The table of nodes in statistics of streams, services and Engines: which numbers are shown, in which words."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.tables import UNKNOWN, Column, Table, by_graph, count, duration, milliseconds, of, rate, seconds
-
-if TYPE_CHECKING:
-    from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
-    from .admission import AdmissionStatistics
-    from .engine import EngineStatistics
-    from .service import ServiceStatistics
-    from .streaming import StreamStatistics
-
 
 MAX_ROWS = 60  # about a screen, as in drawings
 
@@ -32,52 +23,8 @@ _COLUMNS = (
 )
 
 
-def service_table(statistics: "ServiceStatistics") -> Table:
-    """Return the table of a deployment."""
-    return _table(service_summary(statistics).facts, statistics.actors)
-
-
-def service_summary(statistics: "ServiceStatistics") -> Table:
-    """Return the state of a deployment and its totals, without its nodes."""
-    calls = [
-        f"{count(statistics.completed)} completed", f"{count(statistics.failed)} failed",
-        f"{count(statistics.cancelled)} cancelled", f"{count(statistics.expired)} expired",
-        _mean_rate(statistics.completed, statistics.elapsed_seconds),
-    ]  # fmt: skip
-    facts = (
-        ("service", statistics.state),
-        ("calls", ", ".join(calls)),
-        ("admission", _admission(statistics.admission)),
-        ("bottleneck", _or_unknown(statistics.bottleneck)),
-    )
-    return Table(facts)
-
-
-def stream_table(statistics: "StreamStatistics") -> Table:
-    """Return the table of a stream."""
-    numbers = ("submitted", "completed", "failed", "skipped", "yielded")
-    items = [f"{count(getattr(statistics, name))} {name}" for name in numbers]
-    if statistics.expired:
-        items[2] += f" ({count(statistics.expired)} expired)"
-    facts = (
-        ("stream", f"{count(statistics.in_flight)} in flight"),
-        ("items", ", ".join([*items, _mean_rate(statistics.completed, statistics.elapsed_seconds)])),
-        ("bottleneck", _or_unknown(statistics.bottleneck)),
-    )
-    return _table(facts, statistics.actors)
-
-
-def engine_table(statistics: "EngineStatistics") -> Table:
-    """Return the table of an Engine."""
-    facts = (
-        ("engine", f"{count(statistics.runs_in_flight)} runs in flight, {count(statistics.scopes)} scopes open"),
-        ("threads", _threads(statistics.threads)),
-        ("processes", _processes(statistics.processes)),
-    )
-    return _table(facts, statistics.actors)
-
-
-def _table(facts: _Facts, actors: Sequence[ActorStatistics]) -> Table:
+def table_of(facts: _Facts, actors: Sequence[ActorStatistics]) -> Table:
+    """Return a table of nodes, those that tell most where there are many, below what is said of the whole."""
     shown = actors if len(actors) <= MAX_ROWS else _most_telling(actors)
     ordered = [shown[at] for at in by_graph([actor.graph for actor in shown])]
     headings = tuple(actor.graph for actor in ordered)
@@ -134,34 +81,12 @@ def _rest(actors: Sequence[ActorStatistics], shown: Sequence[ActorStatistics]) -
     )
 
 
-def _admission(admission: "AdmissionStatistics") -> str:
-    parts = [
-        f"{of(admission.in_flight, admission.max_in_flight)} in flight",
-        f"{of(admission.queued, admission.max_queue)} queued",
-        f"{count(admission.refused)} refused",
-        f"{rate(admission.calls_per_second, 'calls')} while full",
-    ]
-    return ", ".join(parts)
-
-
-def _threads(threads: "ThreadPoolStatistics | None") -> str:
-    if threads is None:
-        return UNKNOWN
-    return f"{of(threads.busy, threads.threads)} busy, {count(threads.queued)} queued, {count(threads.completed)} done"
-
-
-def _processes(processes: "ProcessPoolStatistics | None") -> str:
-    if processes is None:
-        return UNKNOWN
-    ended = f"{count(processes.died)} died, {count(processes.killed)} killed"
-    busy = f"{of(processes.busy, processes.workers)} busy, {count(processes.queued)} queued"
-    return f"{busy}, {count(processes.completed)} done, {ended}"
-
-
-def _mean_rate(completed: int, elapsed_seconds: float | None) -> str:
+def mean_rate(completed: int, elapsed_seconds: float | None) -> str:
+    """Return how many items ended per second, and over how long."""
     per_second = completed / elapsed_seconds if elapsed_seconds else None
     return f"{rate(per_second)} over {duration(elapsed_seconds)}"
 
 
-def _or_unknown(value: object) -> str:
+def or_unknown(value: object) -> str:
+    """Return a value as text; a mark where there is none."""
     return UNKNOWN if value is None else str(value)

@@ -7,30 +7,29 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError
 from ..actors.cancellation import uninterrupted
-from ..actors.current import start_task
 from ..actors.frame import AnyDeployment, Frame
 from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import Reader, StreamBuffer
+from ..actors.tasks import start_task
 from .call import RunningCall
 from .graph import Call
 from .nesting import refuse_to_close_from_inside
-from .options import ExecutionOptions
+from .options import ChosenScheduler, ExecutionOptions
 from .pipeline import ReaderWait, StreamProgress
-from .planning import ChosenScheduler
-from .scope import Scope, Wired
-from .statistics import Uptime
-from .streaming import Outcome, Stream, StreamStatistics
+from .program import Wired
+from .scope import Runtime, Scope
+from .statistics import StreamStatistics, Uptime
+from .streaming import Outcome, Stream
 
 if TYPE_CHECKING:
     from .deployment import Deployment
-    from .engine import Runtime
 
 
 class CallScope(Protocol):
     """The scope of one call, from its admission to its end."""
 
     @property
-    def runtime(self) -> "Runtime":
+    def runtime(self) -> Runtime:
         """The inside of the Engine."""
         ...
 
@@ -73,7 +72,7 @@ class OwnScope:
 
     service = None
 
-    def __init__(self, runtime: "Runtime", options: ExecutionOptions) -> None:
+    def __init__(self, runtime: Runtime, options: ExecutionOptions) -> None:
         self.runtime = runtime
         self._options = options
         self._scope: Scope | None = None
@@ -293,6 +292,11 @@ class StreamingCall:
         self.refuse_from_inside()
         self.abort()
         await uninterrupted(asyncio.wait([self._task]))
+
+    async def end(self) -> None:
+        """End it with its Engine: the next read raises that, and does not look like the end of the stream."""
+        self.abort(EngineClosedError("the Engine was closed while this stream was open"))
+        await self.aclose()
 
     def refuse_from_inside(self) -> None:
         """Refuse what waits for this call in one of its own nodes.

@@ -17,8 +17,8 @@ from ..actors.processes import ProcessPool
 from ..actors.stream_buffer import close_stream
 from ..engine import instances
 from ..engine.graph import outdate_traces
-from ..engine.scope import Wiring
 from ..engine.stateful import node_of
+from ..engine.wiring import Wiring
 
 if TYPE_CHECKING:
     from .faults import Injections

@@ -83,18 +83,18 @@ MUTANTS = [
     ),
     Mutant(
         "only calls of pure nodes are merged",
-        "engine/passes.py", "if isinstance(step.callee, Node) and step.callee.policy.pure:",
+        "engine/planning.py", "if isinstance(step.callee, Node) and step.callee.policy.pure:",
         "if isinstance(step.callee, Node):",
         "tests/engine/test_plan.py",
     ),
     Mutant(
         "an effectful node runs although nobody reads its result",
-        "engine/passes.py", "if step.source in live or _has_effect(step):", "if step.source in live:",
+        "engine/planning.py", "if step.source in live or _has_effect(step):", "if step.source in live:",
         "tests/engine/test_plan.py",
     ),
     Mutant(
         "map_each runs no more of its bodies at a time than allowed",
-        "engine/control.py", "and len(self._frames) < self._limit", "and len(self._frames) <= self._limit",
+        "engine/bodies.py", "and len(self._frames) < self._limit", "and len(self._frames) <= self._limit",
         "tests/engine/test_control_flow.py",
     ),
     Mutant(

@@ -13,7 +13,7 @@ from penstock.actors.loop_host import LoopHost
 from penstock.actors.node_actor import NodeActor
 from penstock.actors.processes import ProcessPool
 from penstock.engine import instances
-from penstock.engine.scope import Wiring
+from penstock.engine.wiring import Wiring
 from penstock.testing import faults
 from tests.bad_days.process_nodes import square
 

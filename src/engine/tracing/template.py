@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from collections.abc import Container as Collection
 from dataclasses import dataclass, field
 from functools import partial
@@ -217,3 +217,15 @@ def keywords_builder(
         return None
     builders = [(name, builder(template, slots)) for name, template in templates.items()]
     return lambda values: {name: build(values) for name, build in builders}
+
+
+def is_known(template: Template, sources: Set[int]) -> bool:
+    """Return whether a template reads values of these numbers, and nothing else."""
+    read = {read.source for read in reads(template)}
+    return bool(read) and read <= sources
+
+
+def value_of(template: Template, known: Mapping[int, Any]) -> Any:
+    """Return the value of a template that reads only values that are known."""
+    slots = {source: slot for slot, source in enumerate(known)}
+    return builder(template, slots)([*known.values()])

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from inspect import unwrap
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from ..._errors import GraphTraceError
 from .annotations import Hint, is_stream_parameter, parameter_of_body
@@ -27,9 +27,7 @@ from .ref import (
 from .template import Constant, Read, Template, capture, reads, with_reads
 
 if TYPE_CHECKING:
-    from ..control import Control
-    from ..node import Node
-    from ..resource import Opening
+    from ..open_resources import Opening
 
 
 class StreamValues:
@@ -316,8 +314,43 @@ def _raised_at(error: BaseException, location: str) -> tuple[str, str]:
     return location, module
 
 
-# What a step runs.
-Callee: TypeAlias = "Node[..., Any] | Control"
+class Callee(Protocol):
+    """What a step calls: a node, or a construct of control flow."""
+
+    @property
+    def name(self) -> str:
+        """Name of the step."""
+        ...
+
+    @property
+    def is_async(self) -> bool:
+        """Whether a call of it is awaited."""
+        ...
+
+    @property
+    def gives_stream(self) -> bool:
+        """Whether a call of it gives a stream of values."""
+        ...
+
+    @property
+    def _reads_streams(self) -> bool:
+        """Whether its arguments may be streams."""
+        ...
+
+    @property
+    def _positional(self) -> tuple[str, ...]:
+        """The names of the parameters that take positional arguments, without `*args`."""
+        ...
+
+    @property
+    def _drawn_detail(self) -> str:
+        """What a drawing says of it."""
+        ...
+
+    def result_annotation(self) -> Any:
+        """Return the annotation of the result, None if unknown."""
+        ...
+
 
 # Deeper than this, a graph that calls itself will not come to an end; Python's own limit comes at about 200.
 _MAX_INLINE_DEPTH = 100

@@ -1,0 +1,358 @@
+"""How the steps that are no node's handler run: control flow with its bodies, and those that give streams."""
+
+import asyncio
+import functools
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import Any
+
+from opentelemetry.trace import Span
+
+from ..actors import current
+from ..actors.cancellation import until
+from ..actors.frame import Frame
+from ..actors.generators import open_stream
+from ..actors.invocation import call_in_thread, take_thread
+from ..actors.loop_host import LoopHost, LoopStream
+from ..actors.node_actor import Body, Invoke, NodeActor
+from ..actors.stream_buffer import STREAM_CAPACITY, Reader, StreamBuffer
+from ..actors.threads import ThreadPool
+from ..actors.worker import Worker, WorkerGroup
+from ..telemetry import logs, spans
+from .control import Control, check_items, checked_branch, iteration_limit
+from .program import Wired
+
+# Running the bodies of control flow: private sub-graphs, driven by the worker that is in the control-flow step.
+#
+# The worker works in the body's group itself, so a loop costs no task and no wake-up for each iteration; only what runs
+# beside it gets workers of its own.
+
+Args = tuple[Any, ...]
+
+
+def body_of(control: Control, bodies: tuple[Wired, ...], threads: Callable[[], ThreadPool]) -> Body:
+    """Return what runs a control-flow step: it decides which body runs on what.
+
+    Args:
+        control: the kind of the step.
+        bodies: its bodies.
+        threads: returns the threads of the Engine.
+    """
+    counts = [len(wired.program.plan.captures) for wired in bodies]
+
+    def captured(args: Args, index: int, own: int) -> Args:
+        """Return what body `index` takes from outside; `own` arguments of the step come first."""
+        start = own + sum(counts[:index])
+        return args[start : start + counts[index]]
+
+    async def cond(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+        index = 0 if args[0] else 1
+        return await run_body(worker, bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
+
+    async def switch(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+        index = checked_branch(args[0], len(bodies))
+        return await run_body(worker, bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
+
+    async def while_loop(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+        predicate, body = bodies
+        outside = captured(args, 0, 1), captured(args, 1, 1)
+        value = args[0]
+        for iteration in range(control.limit):
+            if not await run_body(worker, predicate, frame, (value, *outside[0]), iteration):
+                return value
+            value = await run_body(worker, body, frame, (value, *outside[1]), iteration)
+            # A body that never waits must not keep the loop from others, nor a deadline from being noticed.
+            if iteration % 64 == 63:
+                await asyncio.sleep(0)
+        if await run_body(worker, predicate, frame, (value, *outside[0]), control.limit):
+            raise iteration_limit(control.limit)
+        return value
+
+    async def map_each(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+        items = args[0]
+        check_items(items)
+        if _is_array_of_jax(items):
+            # Its rows are computed, by programs that are compiled: seconds for some thousand rows.
+            await take_thread(worker)
+            items = await call_in_thread(threads(), worker, list, (items,), {})
+        return await _BodyRuns(worker, bodies[0], frame, captured(args, 0, 1)).run(items, control.limit)
+
+    return {"cond": cond, "switch": switch, "while_loop": while_loop, "map_each": map_each}[control.kind]
+
+
+async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int) -> Any:
+    """Run a body once, for one value; returns its result."""
+    return (await _BodyRuns(worker, wired, parent, inputs[1:]).run(inputs[:1], 1, item))[0]
+
+
+def _is_array_of_jax(items: object) -> bool:
+    jax: Any = sys.modules.get("jax")  # nobody else could have made one
+    return jax is not None and not isinstance(items, list | tuple) and isinstance(items, jax.Array)
+
+
+class _BodyRuns:
+    """The runs of a body for several values, a bounded number at a time. It listens to their frames."""
+
+    def __init__(self, worker: Worker, wired: Wired, parent: Frame, outside: Args) -> None:
+        self._worker = worker
+        self._wired = wired
+        self._parent = parent
+        self._outside = outside
+        self._empty = asyncio.Event()
+        self._span = None if parent.span is None else spans.present()  # that of the step around
+        self._group = parent.group.for_bodies(self._ended)
+        self._results: list[Any] = []
+        self._frames: dict[int, Frame] = {}
+        self._error: BaseException | None = None
+        self._next = 0
+        self._limit = 1
+        self._first_item = 0
+        self._filling = False
+        self._stopped = False
+        self._items: Sequence[Any] = ()
+
+    async def run(self, items: Iterable[Any], limit: int, first_item: int = 0) -> list[Any]:
+        """Run the body for each of `items`, `limit` at a time; returns the results in order."""
+        self._items = items if isinstance(items, list | tuple) else list(items)
+        self._results = [None] * len(self._items)
+        self._limit = limit
+        self._first_item = first_item
+        group = self._group
+        group.is_exclusive = len(self._items) == 1
+        worker, around = Worker(group, nested=True), self._worker
+        # A body that never waits is short, but many of them must not keep the loop from others.
+        worker.budget = worker.inner_budget = around.inner_budget
+        token = current.source.set(worker.position)
+        self._parent.body_begun(self)
+        try:
+            self._fill()
+            await worker.run()
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            around.inner_budget = min(worker.budget, worker.inner_budget)
+            self._parent.body_ended(self)
+            current.source.reset(token)
+            group.close()
+            await until(self._empty.is_set, self._empty.wait)
+        if self._error is not None:
+            raise self._error
+        if self._stopped:  # the cancel of this task is about to come
+            raise asyncio.CancelledError
+        return self._results
+
+    def stop(self) -> None:
+        """Begin nothing more, and cancel what runs."""
+        self._stopped = True
+        for frame in list(self._frames.values()):
+            frame.cancel()
+
+    @property
+    def service(self) -> None:
+        """A body belongs to the frame around it."""
+
+    def frame_done(self, frame: Frame) -> None:
+        """Keep the result; a failure ends the whole."""
+        index = frame.item - self._first_item
+        if frame.state == "done":
+            self._results[index] = frame.result
+        elif self._error is None and frame.error is not None:
+            self._error = frame.error
+            for other in list(self._frames.values()):
+                other.cancel()
+        if frame.settled:
+            self.frame_settled(frame)
+
+    def _ended(self, group: WorkerGroup) -> None:
+        self._empty.set()
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Start the next item in the place of this one."""
+        del self._frames[frame.item]
+        self._fill()
+
+    def _fill(self) -> None:
+        """Start items while there is room; a body without steps ends at once, so this comes back to itself."""
+        if self._filling:
+            return
+        self._filling = True
+        while (
+            self._error is None
+            and not self._stopped
+            and self._next < len(self._items)
+            and len(self._frames) < self._limit
+        ):
+            self._start(self._next)
+        self._filling = False
+        if not self._frames:
+            self._group.close()
+
+    def _start(self, index: int) -> None:
+        self._next = index + 1
+        inputs = (self._items[index], *self._outside)
+        frame = self._parent.inner(self._wired.program, inputs, self._group, self, self._first_item + index)
+        if self._span is not None:
+            frame.span = spans.FrameSpan(self._span, self._wired.program.name)
+        self._frames[frame.item] = frame
+        self._group.start(frame, self._wired.entries)
+
+
+# The steps that give streams: generators, and `map_each` over a stream.
+
+
+class StreamMap:
+    """Runs a body for each value of a stream, a bounded number at a time. It listens to their frames.
+
+    A value counts from before it is taken until its result is given on, in its turn: so no node waits for the window.
+    """
+
+    def __init__(
+        self, wired: Wired, parent: Frame, items: StreamBuffer[Any], outside: tuple[Any, ...], limit: int
+    ) -> None:
+        self._wired = wired
+        self._parent = parent
+        self._items = items
+        self._outside = outside
+        self._limit = limit
+        self._window: deque[Frame] = deque()
+        self._failed = False
+        self._changed: asyncio.Future[None] | None = None
+        self._started = 0
+        self._span: Span | None = None
+        self._empty = asyncio.Event()
+        self._group = parent.group.for_bodies(self._ended)
+
+    async def results(self) -> AsyncGenerator[Any, None]:
+        """Yield the results, in the order of the values; the first error ends it, in its turn."""
+        window, items, parent = self._window, self._items, self._parent
+        self._span = None if parent.span is None else spans.present()  # that of the step that drives this
+        parent.body_begun(self)
+        try:
+            while True:
+                while items.held and len(window) < self._limit and not self._failed:
+                    self._start(items.take())
+                if window and window[0].state != "running":
+                    yield window.popleft().outcome()
+                elif window or not items.ended:
+                    await self._wait()
+                elif items.error is not None:
+                    await items.get()  # raises it
+                else:
+                    return
+        finally:
+            parent.body_ended(self)
+            await self._close()
+
+    def stop(self) -> None:
+        """Begin nothing more, and cancel what runs: the frame around it has ended."""
+        self._failed = True
+        for frame in list(self._window):
+            frame.cancel()
+
+    @property
+    def service(self) -> None:
+        """A body belongs to the frame around it."""
+
+    def frame_done(self, frame: Frame) -> None:
+        """Have the result given on, if it is its turn; after a failure nothing new is started."""
+        self._failed |= frame.state != "done"
+        if self._changed is not None and not self._changed.done() and self._window[0] is frame:
+            self._changed.set_result(None)
+
+    def frame_settled(self, frame: Frame) -> None:
+        """The end of the last worker says so, too."""
+
+    def _start(self, value: Any) -> None:
+        inputs = (value, *self._outside)
+        frame = self._parent.inner(self._wired.program, inputs, self._group, self, self._started)
+        if self._span is not None:
+            frame.span = spans.FrameSpan(self._span, self._wired.program.name)
+        self._started += 1
+        self._window.append(frame)
+        self._group.start(frame, self._wired.entries)
+
+    async def _wait(self) -> None:
+        """Wait until the first of the window has ended, or there is a value that has room in it."""
+        changed = self._changed = self._parent.group.loop.create_future()
+        if len(self._window) < self._limit and not self._failed and not self._items.ended:
+            self._items.waiter = changed
+        try:
+            await changed
+        finally:
+            self._changed = self._items.waiter = None
+
+    async def _close(self) -> None:
+        for frame in self._window:
+            frame.cancel()
+            if frame.error is not None:
+                logs.warning(
+                    "frame.late_failure", graph=frame.layout.name, node=None, item=frame.item, error=repr(frame.error)
+                )
+        self._window.clear()
+        self._group.close()
+        await until(self._empty.is_set, self._empty.wait)
+
+    def _ended(self, group: WorkerGroup) -> None:
+        self._empty.set()
+
+
+def opening(capacity: int, streams: tuple[int, ...]) -> Invoke:
+    """Return what opens the stream of a node.
+
+    Args:
+        capacity: values that it holds for its reader.
+        streams: slots of the streams that the node reads itself.
+    """
+
+    async def open_node(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
+        args, kwargs = actor.arguments(frame.values)
+        readers = [frame.values[slot] for slot in streams]
+        return open_stream(actor, frame, capacity, lambda: actor.fn(*args, **kwargs), readers)
+
+    return open_node
+
+
+def opening_in_loop(host: LoopHost, capacity: int, streams: tuple[int, ...]) -> Invoke:
+    """Return what opens the stream of an actor that owns its loop; takes what `opening` takes, and the actor's host."""
+
+    async def open_in_loop(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
+        args, _ = actor.arguments(frame.values)
+        readers = [frame.values[slot] for slot in streams]
+        start = functools.partial(LoopStream, host, args[0], frame.priority, frame.deadline, capacity)
+        return open_stream(actor, frame, capacity, start, readers)
+
+    return open_in_loop
+
+
+def mapping(limit: int, body: Wired) -> Invoke:
+    """Return what opens the stream of a `map_each`, with at most `limit` items in flight."""
+
+    async def open_map(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
+        (items, *outside), _ = actor.arguments(frame.values)
+        stream_map = StreamMap(body, frame, items.buffer, tuple(outside), limit)
+        return open_stream(actor, frame, STREAM_CAPACITY, stream_map.results, [items])
+
+    return open_map
+
+
+def input_of(parameter: str) -> Invoke:
+    """Return what opens a stream that was passed as an argument."""
+
+    async def open_input(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
+        given = frame.values[actor.slot]
+        if not hasattr(given, "__aiter__"):
+            raise TypeError(
+                f"parameter {parameter!r} of graph {actor.graph!r} is a stream: pass an async iterator, got {given!r}"
+            )
+        return open_stream(actor, frame, STREAM_CAPACITY, lambda: given, given=given)
+
+    return open_input
+
+
+async def hand_over(worker: Worker, actor: NodeActor, frame: Frame) -> None:
+    """Give the stream that a graph returns to whoever reads it; the frame goes on until it has been read."""
+    assert frame.on_result_stream is not None
+    frame.hold()
+    frame.on_result_stream(frame.values[actor.slot])

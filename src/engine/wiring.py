@@ -1,0 +1,466 @@
+"""Wiring: the actors of one scope, made from programs and connected."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..actors import invocation
+from ..actors.channel import Channel
+from ..actors.current import starts_tasks
+from ..actors.frame import Frame
+from ..actors.generators import reading
+from ..actors.invocation import Link, compose
+from ..actors.node_actor import ASYNC, INLINE, UNLIMITED, Body, Limiter, NodeActor
+from ..actors.own_loops import bytes_of
+from ..actors.policy import Policy
+from ..actors.stream_buffer import STREAM_CAPACITY
+from ..actors.threads import ThreadShare
+from ..telemetry import metrics
+from ..telemetry.metrics import Reading
+from ..telemetry.profiling import collectors
+from .bodies import body_of, hand_over, input_of, mapping, opening, opening_in_loop
+from .control import Control
+from .counters import node_counters, node_levels, node_readings
+from .instances import InstanceRegistry, instance_key
+from .node import CallSite, Executor, Node
+from .options import ChosenScheduler, ExecutionOptions
+from .pools import Pools
+from .program import Plan, PlannedStep, Program, Unit, Wired
+from .tracing.template import Read, Template, is_known, reads, value_of
+
+if TYPE_CHECKING:
+    from ..telemetry.profiling.records import NodeReading
+    from .counters import Room
+
+
+# Frames that an inbox holds. 16 hides the gap between two turns of the loop (a burst is rarely longer) and is small
+# enough that a slow node is seen at once; larger ones made no measurable difference (benchmarks, "chain").
+# A node with more places has as many in its inbox: items that began together end together, and then all of their
+# successors are at hand.
+DEFAULT_CAPACITY = 16
+
+_PLAIN = Policy()
+
+
+class Wiring:
+    """Makes the actors of one scope.
+
+    Args:
+        pools: the Engine's threads, processes and limits.
+        instances: the scope's instances of stateful nodes.
+        max_workers: how far an `async def` node grows; None where nothing is a pipeline, and inboxes have no bound.
+        room: how many calls there may be at a time, and what bounds them; None if nothing does.
+        device_strategy: the execution option.
+        threads: those that the scope may have busy; None for as many as the Engine has.
+        has_places_in_threads: whether a thread node has as many places as there are threads for it, or one for all that
+            waits.
+    """
+
+    def __init__(
+        self,
+        pools: "Pools",
+        instances: InstanceRegistry | None,
+        max_workers: int | None,
+        room: "Room" = None,
+        *,
+        device_strategy: str,
+        threads: ThreadShare | None = None,
+        has_places_in_threads: bool = True,
+    ) -> None:
+        self._pools = pools
+        self._instances = instances
+        self._max_workers = max_workers
+        self._instance_limiters: dict[object, Limiter] = {}
+        self._wired: dict[Plan, Wired] = {}
+        self._bodies: Wiring | None = None
+        self._room = room
+        self._device_strategy = device_strategy
+        self._threads = threads
+        self._has_places_in_threads = has_places_in_threads
+        self._measured = 0  # how many profiles want to know all times
+
+    def wire(self, program: Program) -> Wired:
+        """Return the actors of a program; made once for the scope."""
+        if program.plan not in self._wired:
+            actors = tuple(self._actor(program, unit) for unit in program.units)
+            for unit, actor in zip(program.units, actors, strict=True):
+                actor.consumers = tuple(actors[index] for index in unit.consumers)
+                if len(actor.consumers) == 1 and not actor.reads and program.countdown[unit.consumers[0]] == 1:
+                    actor.successor = actor.consumers[0]
+            entries = tuple(actors[index] for index in program.entries)
+            if program.is_line and program.plan.result == Read(program.plan.steps[-1].source):
+                actors[-1].ends_line = True
+            if self._measured:
+                _measure(actors, on=True)
+            self._wired[program.plan] = Wired(program, actors, entries)
+        return self._wired[program.plan]
+
+    async def returned(self) -> None:
+        """Wait until no thread runs on for an item that has ended."""
+        for actor in self.actors():
+            await actor.all_returned()
+
+    def wired(self, plan: Plan) -> Wired | None:
+        """Return the actors of a plan, or of the plan of a body; None if it is not part of the scope."""
+        return self._wired.get(plan) or (None if self._bodies is None else self._bodies.wired(plan))
+
+    def actors(self) -> list[NodeActor]:
+        """Return every actor of the scope that stands for a node, those of bodies of control flow last."""
+        own = [
+            actor
+            for wired in self._wired.values()
+            for actor, unit in zip(wired.actors, wired.program.units, strict=True)
+            if unit.step is not None
+        ]
+        return own if self._bodies is None else own + self._bodies.actors()
+
+    def node_readings(self) -> "Iterator[NodeReading]":
+        """Yield what the counters of all nodes say, also of those in bodies of control flow."""
+        return node_readings(self._all_wired(), self._room, self._pools, self._threads)
+
+    def counters(self) -> Iterator[Reading]:
+        """Yield what all nodes have done, also those in bodies of control flow, for metrics."""
+        return node_counters(self._all_wired())
+
+    def levels(self) -> Iterator[Reading]:
+        """Yield what is in them now, for metrics."""
+        return node_levels(self._all_wired())
+
+    def _all_wired(self) -> list[Wired]:
+        own = list(self._wired.values())
+        return own if self._bodies is None else [*own, *self._bodies._wired.values()]
+
+    def measure(self, *, on: bool) -> None:
+        """Have handlers timed that otherwise are not, until it was turned off as often as on."""
+        was_measured = bool(self._measured)
+        self._measured += 1 if on else -1
+        if bool(self._measured) != was_measured:
+            for wired in self._wired.values():
+                _measure(wired.actors, on=on)
+        if self._bodies is not None:
+            self._bodies.measure(on=on)
+
+    def _actor(self, program: Program, unit: Unit) -> NodeActor:
+        step = unit.step
+        if step is None:
+            actor = _added_actor(program, unit)
+        elif isinstance(step.head.callee, Node):
+            actor = self._node_actor(program, unit, step, step.head.callee)
+        else:
+            assert isinstance(step.head.callee, Control)
+            # The place of a stream is held until it has ended, so it cannot be one of those that come and go.
+            limiter = Limiter() if step.head.callee.over_stream else self._own_limiter(UNLIMITED)
+            actor = NodeActor(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
+            bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
+            if step.head.callee.over_stream:
+                actor.invoke = mapping(step.head.callee.limit, bodies[0])
+            else:
+                actor.body = body_of(step.head.callee, bodies, self._pools.threads)
+        actor.owner = self._pools
+        actor.slot = unit.slot
+        actor.args_of = unit.args_of
+        actor.kwargs_of = unit.kwargs_of
+        if actor.links:
+            actor.run = compose(actor.links, actor)
+        actor.out = unit.out
+        actor.reads = unit.reads
+        return actor
+
+    def _node_actor(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any]) -> NodeActor:
+        policy = node.policy
+        fake = node.origin.replacement is not None
+        inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
+        actor = NodeActor(step.label, program.name, unit.index, policy, self._limiter(node), inbox)
+        actor.spans_others = node.gives_stream or bool(unit.streams)
+        if node.runs_loop:
+            self._own_loop(actor, unit, node)
+            return actor
+        if node.template is None or fake:
+            actor.fn = node.target
+        else:
+            assert self._instances is not None
+            actor.instance = instance = self._instances.instance_of(node)
+            actor.fn, actor.gate = instance.handler, instance.gate
+        if node.gives_stream:
+            actor.invoke = opening(policy.capacity or STREAM_CAPACITY, unit.streams)
+            return actor
+        if not node.is_async:
+            actor.links = (Link(step.label, actor.fn, policy.model), *_further_links(step))
+        if unit.streams:
+            actor.invoke = reading(unit.streams)
+        carrier = None
+        if node.runs_in is not None:
+            carrier = node.runs_in.carrier(_call_site(program, unit), self._pools, self._device_strategy)
+        actor.body = carrier or self._body(node)
+        actor.needs_thread = node.runs_on == "thread"
+        if actor.gate is None and not unit.streams and policy.is_once:
+            if policy.runs_on != "loop" or carrier is not None:
+                actor.invoke = invocation.invoke_once
+                actor.carrier = carrier
+            elif actor.body is not invocation.run_task_starter:
+                actor.mode = ASYNC if node.is_async else INLINE
+        return actor
+
+    def _own_loop(self, actor: NodeActor, unit: Unit, node: Node[..., Any]) -> None:
+        """Wire an actor to the loop that its node owns."""
+        assert self._instances is not None
+        actor.instance = loop = self._instances.loop_of(node)
+        actor.fn = node.fn  # its name is all that is asked for
+        actor.work = loop.host.inbox
+        actor.body = invocation.in_loop(loop.host)
+        if node.gives_stream:
+            actor.invoke = opening_in_loop(loop.host, node.policy.capacity or STREAM_CAPACITY, unit.streams)
+        elif unit.streams:
+            actor.invoke = reading(unit.streams)
+
+    def _body(self, node: Node[..., Any]) -> Body:
+        """Return what runs the handler of a node where it belongs."""
+        if node.runs_on == "process":
+            from ..actors.process_messages import process_target
+
+            return invocation.in_process(self._pools.processes, process_target(node.fn))
+        if node.runs_on == "thread":
+            return invocation.in_thread(self._pools.threads)
+        if not node.is_async:
+            return invocation.run_inline
+        return invocation.run_task_starter if starts_tasks(node.target) else invocation.run_async
+
+    def _limiter(self, node: Node[..., Any]) -> Limiter:
+        policy = node.policy
+        if node.template is not None or node.runs_loop:
+            key = instance_key(node)
+            if key not in self._instance_limiters:
+                self._instance_limiters[key] = Limiter(node._shared_places or UNLIMITED, shared=True)
+            return self._instance_limiters[key]
+        if policy.concurrency is not None:
+            return self._pools.limiter(node.origin, policy.concurrency)
+        if policy.runs_on == "thread":
+            if not self._has_places_in_threads:
+                return Limiter()
+            return Limiter(self._pools.max_threads if self._threads is None else self._threads.limit)
+        if policy.runs_on == "process":
+            return Limiter(self._pools.max_processes)
+        if node.runs_in is not None:  # it gathers what waits for it, and must see all of that
+            return Limiter()
+        if node.gives_stream:  # a place is held until the stream has ended, and waiting streams would wait for others
+            return Limiter()
+        return self._own_limiter(UNLIMITED if node.is_async else 1)
+
+    def _own_limiter(self, limit: int) -> Limiter:
+        return Limiter(UNLIMITED if self._max_workers is None else min(limit, self._max_workers))
+
+    def _inbox(self, policy: Policy = _PLAIN, unit: Unit | None = None) -> "Channel[Frame]":
+        default = max(DEFAULT_CAPACITY, policy.concurrency or 0)
+        capacity = None if self._max_workers is None else policy.capacity or default
+        if policy.max_bytes is None or capacity is None or unit is None:
+            return Channel(capacity)
+        return Channel(capacity, max_bytes=policy.max_bytes, size_of=_size_of(unit))
+
+    def _body_wiring(self) -> "Wiring":
+        # Bodies run inside their step, whose places bound them; they share limits and instances with the scope.
+        if self._max_workers is None:
+            return self
+        if self._bodies is None:
+            self._bodies = Wiring(
+                self._pools, self._instances, None, device_strategy=self._device_strategy, threads=self._threads
+            )
+            self._bodies._instance_limiters = self._instance_limiters
+            self._bodies._measured = self._measured
+        return self._bodies
+
+
+def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:
+    sampling = None
+    if on:
+        from ..actors.sampler import sampling_of
+
+        sampling = sampling_of(len(actors))
+    for actor in actors:
+        actor.measure(sampling)
+
+
+def _added_actor(program: Program, unit: Unit) -> NodeActor:
+    """Return the actor of what is no step of the user's; it waits for no place, and nobody sees it."""
+    actor = NodeActor(f"({unit.role})", program.name, unit.index, _PLAIN, Limiter(), Channel(None))
+    if unit.role == "input":
+        names = dict(zip(program.plan.parameter_sources, program.plan.parameters, strict=True))
+        assert unit.source is not None
+        actor.name = names[unit.source]
+        actor.invoke = input_of(actor.name)
+    elif unit.role == "result":
+        actor.invoke = hand_over
+    else:
+        actor.mode, actor.fn, actor.body = INLINE, _nothing, invocation.run_inline
+        actor.links = (Link(actor.name, _nothing),)
+    return actor
+
+
+def _further_links(step: PlannedStep) -> Iterator[Link]:
+    for label, link in zip(step.tail_labels, step.chain[1:], strict=True):
+        assert isinstance(link.callee, Node)  # only nodes are chained
+        yield Link(label, link.callee.target, link.callee.policy.model)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _size_of(unit: Unit) -> Callable[[Frame], int]:
+    def size_of(frame: Frame) -> int:
+        try:
+            args = (frame.values[unit.slot],) if unit.slot >= 0 else unit.args_of(frame.values)
+            return sum(bytes_of(arg) for arg in args)
+        except Exception:  # noqa: BLE001 - user code, such as an attribute that is not there: the handler will meet it
+            return 0
+
+    return size_of
+
+
+class SharedWirings:
+    """The wirings of one plan in one Engine; runs that do not count in metrics, or share threads, have others.
+
+    They end with the plan or the Engine, whichever goes first, and nobody ends those.
+    """
+
+    def __init__(self) -> None:
+        self._wirings: dict[tuple[ChosenScheduler, str, bool, bool], Wiring] = {}
+
+    def get(self, pools: Pools, scheduler: ChosenScheduler, options: ExecutionOptions) -> Wiring:
+        """Return the one for runs with these options; the first time, make it."""
+        device_strategy, is_counted = options.device_strategy, options.collect_metrics
+        has_all_threads = pools.share_of_threads(options.max_workers) is None
+        key = scheduler, device_strategy, is_counted, has_all_threads
+        wiring = self._wirings.get(key)
+        if wiring is None:
+            # Every run has workers of its own, so nothing but the limits of nodes is shared and bounded here.
+            # Where each run has a share of the threads, its items wait for that, and must not fill a node meanwhile.
+            wiring = self._wirings[key] = Wiring(
+                pools, None, None, device_strategy=device_strategy, has_places_in_threads=has_all_threads
+            )
+            collectors.scope_opened(wiring)
+            if is_counted:
+                metrics.opened(wiring)
+        return wiring
+
+    def __iter__(self) -> Iterator[Wiring]:
+        return iter(list(self._wirings.values()))
+
+    def __del__(self) -> None:
+        for (_, _, is_counted, _), wiring in self._wirings.items():
+            collectors.scope_vanished(wiring)
+            if is_counted:
+                metrics.vanished(wiring)
+
+
+async def warm_up(program: "Program", pools: "Pools", device_strategy: str) -> None:
+    """Have every executor of a program's nodes, bodies of control flow included, do what it can do now.
+
+    Raises:
+        PlanError: an executor does not know what to do.
+    """
+    known = dict(zip(program.plan.trace.resources.values(), program.blank, strict=False))
+    await _warm_up(program, pools, device_strategy, known)
+
+
+async def _warm_up(program: "Program", pools: "Pools", device_strategy: str, known: Mapping[int, Any]) -> None:
+    for unit in program.units:
+        if unit.step is None:
+            continue
+        callee = unit.step.head.callee
+        if isinstance(callee, Node) and callee.runs_in is not None:
+            site, resources = _call_site(program, unit), _resources_of(unit, known)
+            await callee.runs_in.warm_up(site, pools, device_strategy, resources)
+        for body in unit.step.bodies:
+            await _warm_up(body._program("parallel"), pools, device_strategy, _inside(body, known))
+
+
+def _inside(body: "Plan", known: Mapping[int, Any]) -> dict[int, Any]:
+    """Return the resources that a body takes from outside, by the numbers that they have in it."""
+    return {
+        source: value_of(template, known)
+        for source, template in body.trace.captured
+        if is_known(template, known.keys())
+    }
+
+
+# What the executor of a node is told of where it is called.
+
+
+def _call_site(program: Program, unit: Unit) -> CallSite:
+    """Return what the executor of a unit's node has to know."""
+    step = unit.step
+    assert step is not None
+    node = step.head.callee
+    assert isinstance(node, Node)
+    shared = [name for name, template in _arguments(step, node) if is_known(template, program.plan.resource_sources)]
+    return CallSite(
+        node, step.label, frozenset(shared), _constants(step, node), _is_handed_on(program, unit, node),
+        _owned(program, unit, node),
+    )  # fmt: skip
+
+
+def _resources_of(unit: Unit, known: Mapping[int, Any]) -> dict[str, Any]:
+    """Return the arguments that come from resources, by parameter.
+
+    Args:
+        unit: where the node is called.
+        known: the values of resources, by their numbers.
+    """
+    step = unit.step
+    assert step is not None
+    node = step.head.callee
+    assert isinstance(node, Node)
+    return {
+        name: value_of(template, known) for name, template in _arguments(step, node) if is_known(template, known.keys())
+    }
+
+
+def _constants(step: PlannedStep, node: Node[..., Any]) -> dict[str, Any]:
+    given = dict(_arguments(step, node))
+    defaults = {name: one.default for name, one in node.parameters.items() if one.default is not one.empty}
+    written = {name: value_of(template, {}) for name, template in given.items() if not any(reads(template))}
+    return {**{name: value for name, value in defaults.items() if name not in given}, **written}
+
+
+def _arguments(step: PlannedStep, node: Node[..., Any]) -> Iterator[tuple[str, Template]]:
+    yield from zip(node._positional, step.head.args, strict=False)
+    yield from step.head.kwargs.items()
+
+
+def _is_handed_on(program: Program, unit: Unit, node: Node[..., Any]) -> bool:
+    assert unit.step is not None
+    policy = node.policy
+    if policy.retry is not None or policy.fallback is not None or policy.timeout_seconds is not None:
+        return False  # whether an attempt was good, and in time, is known when its result is there
+    readers = [_executor_of(program.units[index].step) for index in unit.consumers]
+    is_result = unit.step.source in {read.source for read in reads(program.plan.result)}
+    kind = type(node.executor)
+    return (
+        bool(readers)
+        and not is_result
+        and all(one is not None and type(one) is kind and one.takes_unready for one in readers)
+    )
+
+
+def _owned(program: Program, unit: Unit, node: Node[..., Any]) -> frozenset[str]:
+    if node.policy.retry is not None or node.policy.fallback is not None:
+        return frozenset()
+    assert unit.step is not None
+    arguments = list(_arguments(unit.step, node))
+    read = Counter(one.source for _, template in arguments for one in reads(template))
+    makers = {one.step.source: (one, one.step.head.callee) for one in program.units if one.step is not None}
+    owned: set[str] = set()
+    for name, template in arguments:
+        if not isinstance(template, Read) or template.path or read[template.source] != 1:
+            continue
+        maker, made_by = makers.get(template.source, (None, None))
+        if maker is None or not isinstance(made_by, Node) or made_by.runs_in is None:
+            continue
+        if len(maker.consumers) == 1 and _is_handed_on(program, maker, made_by):
+            owned.add(name)
+    return frozenset(owned)
+
+
+def _executor_of(step: PlannedStep | None) -> Executor | None:
+    callee = None if step is None else step.head.callee
+    return callee.runs_in if isinstance(callee, Node) else None
