@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from ..actors.policy import Policy
-from ..engine.node import Node
+from ..engine.node import Node, is_node
 from ..engine.program import Draft, PassReport
 from ..engine.tracing.template import (
     Constant,
@@ -203,7 +203,7 @@ def _can_be_batched(steps: Sequence[Step], resource_sources: Set[int]) -> bool:
 
 def _executor(step: Step) -> DeviceExecutor:
     callee = step.callee
-    assert isinstance(callee, Node)
+    assert is_node(callee)
     assert isinstance(callee.executor, DeviceExecutor)
     return callee.executor
 
@@ -410,8 +410,8 @@ class _Survey:
     def _kind(self, chain: _Chain) -> Hashable | None:
         """Return what is equal for all steps of a region with this one; None if it joins no region."""
         callee = chain[0].callee
-        executor = callee.runs_in if isinstance(callee, Node) else None
-        if not isinstance(callee, Node) or not isinstance(executor, DeviceExecutor):
+        executor = callee.runs_in if is_node(callee) else None
+        if not is_node(callee) or not isinstance(executor, DeviceExecutor):
             return None
         reason = _reason_to_stay_alone(callee, executor)
         if reason is not None:

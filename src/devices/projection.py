@@ -9,7 +9,7 @@ from dataclasses import is_dataclass, replace
 from itertools import chain
 from typing import Any, Final, TypeAlias, get_origin
 
-from ..engine.node import Node
+from ..engine.node import Node, is_node
 from ..engine.program import Draft, PassReport
 from ..engine.tracing.annotations import hint_inside
 from ..engine.tracing.template import Access, Read, Values, builder, key, reads, with_reads
@@ -31,7 +31,7 @@ def giving_node(step: Step, paths: Sequence[Path]) -> "Node[..., Any]":
             if the node has `out_specs`.
     """
     node = step.callee
-    assert isinstance(node, Node)
+    assert is_node(node)
     assert isinstance(node.executor, DeviceExecutor)
     executor, policy = node.executor, node.policy
     part = _part(paths, node.name)
@@ -164,7 +164,7 @@ def _find_items(draft: Draft) -> dict[int, _Items]:
     items: dict[int, _Items] = {}
     for members in draft.steps:
         callee, source = members[0].callee, members[0].source
-        executor = callee.runs_in if isinstance(callee, Node) else None
+        executor = callee.runs_in if is_node(callee) else None
         if not isinstance(executor, DeviceExecutor) or not any(read.path for read in found[source]):
             continue
         options = executor.options

@@ -79,9 +79,8 @@ class Control:
         """Whether its operand may be a stream."""
         return self.over_stream
 
-    @property
-    def _positional(self) -> tuple[str, ...]:
-        """The names of the arguments, without those that bodies take from outside."""
+    def _argument_names(self) -> tuple[str, ...]:
+        """Return the names of the arguments, without those that bodies take from outside."""
         return _ARGUMENTS[self.kind]
 
     @property

@@ -10,7 +10,7 @@ from ..actors.node_actor import UNLIMITED, NodeActor
 from ..telemetry import names
 from ..telemetry.metrics import Reading, Series, series
 from .control import Control
-from .node import Node
+from .node import Node, is_node
 from .program import Plan, Wired
 
 if TYPE_CHECKING:  # the records that a profile is made of are loaded when one is taken
@@ -67,7 +67,7 @@ def node_levels(wired: Iterable[Wired]) -> Iterator[Reading]:
 def _nodes(wired: Iterable[Wired]) -> Iterator[NodeActor]:
     for one in wired:
         for actor, unit in zip(one.actors, one.program.units, strict=True):
-            if unit.step is not None and isinstance(unit.step.head.callee, Node):
+            if unit.step is not None and is_node(unit.step.head.callee):
                 yield actor
 
 
@@ -118,7 +118,7 @@ def node_readings(
         nodes: dict[NodeActor, Node[..., object]] = {}
         for actor, unit in zip(one.actors, one.program.units, strict=True):
             node = None if unit.step is None else unit.step.head.callee
-            if isinstance(node, Node):
+            if is_node(node):
                 nodes[actor] = node
         for actor, node in nodes.items():
             yield replace(

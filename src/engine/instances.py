@@ -16,7 +16,7 @@ from ..actors.threads import ThreadShare
 from ..telemetry import logs
 from ..telemetry.counters import ActorState
 from . import nesting
-from .node import MakeLoop, Node
+from .node import MakeLoop, Node, is_node
 from .pools import Pools
 from .program import Plan
 from .stateful import fresh_instance
@@ -393,7 +393,7 @@ def stateful_nodes(plan: Plan) -> Iterator[Node[..., Any]]:
             plans.extend(step.bodies)
             for link in step.chain:
                 callee = link.callee
-                if not isinstance(callee, Node) or callee.origin.replacement is not None:
+                if not is_node(callee) or callee.origin.replacement is not None:
                     continue
                 if callee.template is not None or callee.make_loop is not None:
                     yield callee

@@ -17,6 +17,7 @@ from typing import (
     Protocol,
     Self,
     TypeAlias,
+    TypeGuard,
     TypeVar,
     cast,
     overload,
@@ -355,6 +356,9 @@ class Node(Generic[P, Ret_co]):
             if one.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
         )
 
+    def _argument_names(self) -> tuple[str, ...]:
+        return self._positional
+
     @functools.cached_property
     def _arity(self) -> tuple[int, float]:
         """The fewest and the most positional arguments that are certainly right without any keyword arguments."""
@@ -408,6 +412,11 @@ class Node(Generic[P, Ret_co]):
 
     def __repr__(self) -> str:
         return f"<Node {printable(self.name)}>"
+
+
+def is_node(value: object) -> TypeGuard[Node[..., Any]]:
+    """Whether a value is a node, with whatever parameters and result."""
+    return isinstance(value, Node)
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

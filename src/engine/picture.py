@@ -49,7 +49,7 @@ def _inputs(step: Step, names: dict[int, str], streams: frozenset[int]) -> tuple
 
 
 def _arguments(step: Step) -> list[tuple[str, Template]]:
-    names = step.callee._positional
+    names = step.callee._argument_names()
     padded = (*names, *[""] * (len(step.args) - len(names)))  # what *args takes, or a body from outside
     return [*zip(padded, step.args, strict=False), *step.kwargs.items()]
 

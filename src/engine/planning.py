@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, cast, get_origin
 
 from .._errors import PlanError
 from ..telemetry import logs
-from .node import Node
+from .node import Node, is_node
 from .program import Draft, Pass, PassReport, Plan, PlannedStep
 from .tracing.template import Constant, Container, Read, Template, key, reads, with_reads
 from .tracing.tracer import Step, Trace
@@ -147,7 +147,7 @@ def _awaited(step: Step, earlier: dict[int, Step]) -> set[int]:
 
 
 def _own(step: Step) -> Iterator[_Need]:
-    if isinstance(step.callee, Node):
+    if is_node(step.callee):
         if step.callee._shared_places is not None:
             yield _Need(step.callee, step, is_held=True)
         return
@@ -158,7 +158,7 @@ def _own(step: Step) -> Iterator[_Need]:
 
 def _limited(steps: Iterable[Step]) -> Iterator[Node[..., object]]:
     for step in steps:
-        if isinstance(step.callee, Node) and step.callee._shared_places is not None:
+        if is_node(step.callee) and step.callee._shared_places is not None:
             yield step.callee
         for body in step.bodies:
             yield from _limited(body.steps)
@@ -207,9 +207,9 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
     classes: dict[Node[..., Any], dict[str, type]] = {}
     checked = 0
     for step in _all_steps(draft):
-        if isinstance(step.callee, Node) and step.callee.executor is not None:
+        if is_node(step.callee) and step.callee.executor is not None:
             continue  # it takes and gives what its executor converts: arrays of one kind where another is annotated
-        if isinstance(step.callee, Node):
+        if is_node(step.callee):
             node = step.callee
             if node not in classes:
                 classes[node] = _annotated_classes(node)
@@ -251,7 +251,7 @@ def merge_equal_calls(draft: Draft) -> tuple[Draft, PassReport]:
     changes: list[str] = []
     for original in _all_steps(draft):
         step = _with_sources(original, merged)
-        if isinstance(step.callee, Node) and step.callee.policy.pure:
+        if is_node(step.callee) and step.callee.policy.pure:
             twin = _first_of(first, step, step.callee)
             if twin is not step:
                 merged[step.source] = twin.source
@@ -324,7 +324,7 @@ def _renumbered(read: Read, sources: Mapping[int, int]) -> Read:
 
 
 def _has_effect(step: Step) -> bool:
-    if isinstance(step.callee, Node):
+    if is_node(step.callee):
         return step.callee.policy.effectful or step.callee.template is not None
     return any(_has_effect(inner) for body in step.bodies for inner in body.steps)
 
@@ -332,7 +332,7 @@ def _has_effect(step: Step) -> bool:
 def _is_inline(step: Step) -> bool:
     callee = step.callee
     return (
-        isinstance(callee, Node)
+        is_node(callee)
         and not callee.is_async
         and not callee.gives_stream
         and callee.policy.is_plain
@@ -482,7 +482,7 @@ def make_plan(
 
 def _all_passes(trace: Trace) -> tuple[Pass, ...]:
     callees = (step.callee for step in trace.steps)
-    executors = (callee.runs_in for callee in callees if isinstance(callee, Node))
+    executors = (callee.runs_in for callee in callees if is_node(callee))
     brought = dict.fromkeys(one for executor in executors if executor is not None for one in executor.passes)
     return (*ALL, *brought)
 

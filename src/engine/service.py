@@ -26,7 +26,7 @@ from .deployment import Deployment, ServiceCall, ServiceState
 from .drawing import Drawing
 from .graph import Call, Graph, as_call, as_graph
 from .nesting import departed
-from .node import Node
+from .node import Node, is_node
 from .open_resources import Entry, Opening
 from .options import CallOptions, ExecutionOptions, resolve, scoped_options
 from .picture import drawing_of
@@ -556,7 +556,7 @@ def _check_plan(plan: Plan, opening: Opening, around: tuple[_Known, _Known], val
         old, new = {**old, source: values[0]}, {**new, source: values[1]}
     for step in plan.steps:
         callee = step.head.callee
-        if isinstance(callee, Node) and callee.runs_in:
+        if is_node(callee) and callee.runs_in:
             try:
                 for read in step.head.reads():
                     if read.source in old:

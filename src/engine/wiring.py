@@ -22,7 +22,7 @@ from .bodies import body_of, hand_over, input_of, mapping, opening, opening_in_l
 from .control import Control
 from .counters import node_counters, node_levels, node_readings
 from .instances import InstanceRegistry, instance_key
-from .node import CallSite, Executor, Node
+from .node import CallSite, Executor, Node, is_node
 from .options import ChosenScheduler, ExecutionOptions
 from .pools import Pools
 from .program import Plan, PlannedStep, Program, Unit, Wired
@@ -150,7 +150,7 @@ class Wiring:
         step = unit.step
         if step is None:
             actor = _added_actor(program, unit)
-        elif isinstance(step.head.callee, Node):
+        elif is_node(step.head.callee):
             actor = self._node_actor(program, unit, step, step.head.callee)
             if fault_at_wiring is not None:
                 fault_at_wiring(actor, step.head.callee)
@@ -305,7 +305,7 @@ def _added_actor(program: Program, unit: Unit) -> NodeActor:
 
 def _further_links(step: PlannedStep) -> Iterator[Link]:
     for label, link in zip(step.tail_labels, step.chain[1:], strict=True):
-        assert isinstance(link.callee, Node)  # only nodes are chained
+        assert is_node(link.callee)  # only nodes are chained
         yield Link(label, link.callee.target, link.callee.policy.model)
 
 
@@ -375,7 +375,7 @@ async def _warm_up(program: "Program", pools: "Pools", device_strategy: str, kno
         if unit.step is None:
             continue
         callee = unit.step.head.callee
-        if isinstance(callee, Node) and callee.runs_in is not None:
+        if is_node(callee) and callee.runs_in is not None:
             site, resources = _call_site(program, unit), _resources_of(unit, known)
             await callee.runs_in.warm_up(site, pools, device_strategy, resources)
         for body in unit.step.bodies:
@@ -399,7 +399,7 @@ def _call_site(program: Program, unit: Unit) -> CallSite:
     step = unit.step
     assert step is not None
     node = step.head.callee
-    assert isinstance(node, Node)
+    assert is_node(node)
     shared = [name for name, template in _arguments(step, node) if is_known(template, program.plan.resource_sources)]
     return CallSite(
         node, step.label, frozenset(shared), _constants(step, node), _is_handed_on(program, unit, node),
@@ -417,7 +417,7 @@ def _resources_of(unit: Unit, known: Mapping[int, Any]) -> dict[str, Any]:
     step = unit.step
     assert step is not None
     node = step.head.callee
-    assert isinstance(node, Node)
+    assert is_node(node)
     return {
         name: value_of(template, known) for name, template in _arguments(step, node) if is_known(template, known.keys())
     }
@@ -462,7 +462,7 @@ def _owned(program: Program, unit: Unit, node: Node[..., Any]) -> frozenset[str]
         if not isinstance(template, Read) or template.path or read[template.source] != 1:
             continue
         maker, made_by = makers.get(template.source, (None, None))
-        if maker is None or not isinstance(made_by, Node) or made_by.runs_in is None:
+        if maker is None or not is_node(made_by) or made_by.runs_in is None:
             continue
         if len(maker.consumers) == 1 and _is_handed_on(program, maker, made_by):
             owned.add(name)
@@ -471,4 +471,4 @@ def _owned(program: Program, unit: Unit, node: Node[..., Any]) -> frozenset[str]
 
 def _executor_of(step: PlannedStep | None) -> Executor | None:
     callee = None if step is None else step.head.callee
-    return callee.runs_in if isinstance(callee, Node) else None
+    return callee.runs_in if is_node(callee) else None

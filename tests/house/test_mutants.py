@@ -83,7 +83,7 @@ MUTANTS = [
     ),
     Mutant(
         "only calls of pure nodes are merged",
-        "engine/planning.py", "if isinstance(step.callee, Node) and step.callee.policy.pure:",
+        "engine/planning.py", "if is_node(step.callee) and step.callee.policy.pure:",
         "if isinstance(step.callee, Node):",
         "tests/engine/test_plan.py",
     ),

@@ -338,13 +338,12 @@ class Callee(Protocol):
         ...
 
     @property
-    def _positional(self) -> tuple[str, ...]:
-        """The names of the parameters that take positional arguments, without `*args`."""
-        ...
-
-    @property
     def _drawn_detail(self) -> str:
         """What a drawing says of it."""
+        ...
+
+    def _argument_names(self) -> tuple[str, ...]:
+        """Return the names of the parameters that take positional arguments, without `*args`."""
         ...
 
     def result_annotation(self) -> Any:
