@@ -12,9 +12,8 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # The newest Python that is here and has JAX: on the path, or kept by pyenv without being switched on.
 NEWEST_PYTHON ?= $(shell for python in python3.12 python3.13 python3.14 $$(pyenv root 2>/dev/null)/versions/3.1[2-4].*/bin/python; do \
 	$$python -c 'import sys; print(sys.version_info.minor, sys.executable)' 2>/dev/null; done | sort -n | tail -1 | cut -d' ' -f2)
-# What depends most on the versions of Python and JAX. Device nodes do the same on both loops.
-NEWEST_TESTS := tests/devices tests/runtime tests/promises $(wildcard tests/engine/*streams_as_values.py) \
-	-k "not (devices and uvloop)"
+# What depends most on the versions of Python and JAX.
+NEWEST_TESTS := tests/devices tests/runtime tests/promises $(wildcard tests/engine/*streams_as_values.py)
 
 # How many times more random examples and interleavings `make test-long` tries.
 EFFORT ?= 40
@@ -29,7 +28,7 @@ help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
 	@echo "make test         all tests, on every core"
 	@echo "make test-newest  tests of devices, streams and the runtime on the newest Python and the newest JAX, in .venv-newest"
-	@echo "make test-long    the same with $(EFFORT) times the random examples and interleavings"
+	@echo "make test-long    all of them, those too slow for test, with $(EFFORT) times the random examples and interleavings"
 	@echo "make test-backends  what Phoenix and MLflow have of a trace, each in .backends (1.7 GB)"
 	@echo "make soak         $(MINUTES) minutes of a deployment under load, with faults (MINUTES=…, ARGS=\"--seed …\")"
 	@echo "make check        lint, format, types (mypy and pyright), import directions"
@@ -102,7 +101,7 @@ run-newest: .venv-newest/.stamp
 	.venv-newest/bin/python -m pytest -n auto --dist worksteal $(NEWEST_TESTS) $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev
-	PENSTOCK_TEST_EFFORT=$(EFFORT) $(BIN)/python -m pytest -n auto --dist worksteal --timeout 1200 -o faulthandler_timeout=1500 $(PYTEST_ARGS)
+	PENSTOCK_TEST_EFFORT=$(EFFORT) $(BIN)/python -m pytest -m "long or not long" -n auto --dist worksteal --timeout 1200 -o faulthandler_timeout=1500 $(PYTEST_ARGS)
 
 # Each backend in an environment of its own: they pin what Penstock does not.
 .backends/phoenix/.stamp: BACKEND := arize-phoenix

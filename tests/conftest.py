@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from multiprocessing import resource_tracker
 
@@ -24,6 +25,14 @@ settings.register_profile("penstock", deadline=None, derandomize=EFFORT == 1, ma
 settings.load_profile("penstock")
 
 
+# Folders and files of what does the same on both loops: each of their tests runs on one. What waits there are threads,
+# other processes and devices, or nothing does.
+ON_ONE_LOOP = {
+    "devices", "examples", "telemetry", "test_forks.py", "test_processes.py", "test_threads.py",
+    "test_threads_and_processes.py",
+}  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def effort() -> int:
     """A factor for the number of seeds, cancels or rounds that a test tries; 1 in `make test`."""
@@ -33,7 +42,7 @@ def effort() -> int:
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Runs every `async def` test on both loops; `@pytest.mark.asyncio(loop_factories=["uvloop"])` picks one.
+    """Gives every `async def` test both loops; `@pytest.mark.asyncio(loop_factories=["uvloop"])` picks one.
 
     Where Python has eager tasks, which run until they first wait before `create_task` returns, the tests of what starts
     tasks run with them, too.
@@ -51,6 +60,27 @@ def _eager_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves to `make test-long` what a test shows on one loop and would only show again on the other.
+
+    That is a test of what does the same on both, and a test with parameters: its cases take turns on the loops. All of
+    tests/promises run on both. A name decides which loop it is, so that it is the same one however tests are selected.
+    """
+    for item in items:
+        if not isinstance(item, pytest.Function) or not is_async_test(item) or item.path.parent.name == "promises":
+            continue
+        marker = item.get_closest_marker("asyncio")
+        if marker is not None and "loop_factories" in marker.kwargs:
+            continue
+        case = dict(item.callspec.indices)
+        loop = case.pop("_asyncio_loop_factory")
+        if case or {item.path.parent.name, item.path.name} & ON_ONE_LOOP:
+            turn = zlib.crc32(item.originalname.encode()) + sum(case.values())
+            if turn % len(pytest_asyncio_loop_factories(config, item)) != loop:
+                item.add_marker("long")
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Makes what lives as long as the process, so that the first test to need it is not blamed for it."""
     resource_tracker.ensure_running()  # one helper process of multiprocessing, with a pipe to it
@@ -59,6 +89,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Lets the collector forget all modules, which makes a full collection after a test cost next to nothing."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collector_forgets_the_last_module() -> None:
+    """Has it forget what the tests before have loaded and compiled, too: one more collection, and each test's is quick."""
     gc.collect()
     gc.freeze()
 

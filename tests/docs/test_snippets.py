@@ -1,16 +1,17 @@
-"""Every Python snippet of the README and the documentation runs, and prints what the page says, on both loops."""
+"""Every Python snippet of the README and the documentation runs, and prints what the page says."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 
-from tests.docs.snippets import LOOPS, ROOT, blocks_of, check_page, has_snippets, run_page
+from tests.docs.snippets import ROOT, blocks_of, check_page, has_snippets, run_page
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+# What a page says is the same on both loops.
+@pytest.mark.parametrize("loop", ["asyncio", pytest.param("uvloop", marks=pytest.mark.long)])
 @pytest.mark.parametrize("page", [page for page in PAGES if has_snippets(page)], ids=lambda page: page.name)
 def test_snippets_of_a_page_run_and_print_what_it_says(page: Path, loop: str) -> None:
     check_page(page, loop)

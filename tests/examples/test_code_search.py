@@ -146,12 +146,14 @@ def test_wrong_arguments_are_refused(arguments: tuple[str, ...], complaint: str)
     assert "Traceback" not in done.stderr
 
 
-def test_without_anything_to_type_at_sample_queries_are_answered(folder: Path) -> None:
-    for done in (run(folder), run(folder, before="os.close(0)")):
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "parse a json document" in done.stdout
+@pytest.mark.parametrize("before", ["os.close(0)", pytest.param("", marks=pytest.mark.long)])
+def test_without_anything_to_type_at_sample_queries_are_answered(folder: Path, before: str) -> None:
+    done = run(folder, before=before)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "parse a json document" in done.stdout
 
 
+@pytest.mark.long
 def test_limit_stops_after_so_many_files(folder: Path) -> None:
     done = run(folder, "--limit", "2", "--query", "x")
     assert done.returncode == 0
@@ -202,8 +204,20 @@ def test_progress_shows_rate_and_depth_of_each_inbox(busy_folder: Path) -> None:
 FIRST_LINE = "Python files"
 
 
-@pytest.mark.parametrize("moment", [FIRST_LINE, "worker processes start", "worker", r"[1-9]\d*/400"])
-@pytest.mark.parametrize("keys", [CTRL_C, CTRL_C * 3])
+@pytest.mark.parametrize(
+    ("moment", "keys"),
+    [
+        ("worker", CTRL_C * 3),
+        (r"[1-9]\d*/400", CTRL_C),
+        *(
+            pytest.param(moment, keys, marks=pytest.mark.long)
+            for moment, keys in [
+                (FIRST_LINE, CTRL_C), (FIRST_LINE, CTRL_C * 3), ("worker processes start", CTRL_C),
+                ("worker processes start", CTRL_C * 3), ("worker", CTRL_C), (r"[1-9]\d*/400", CTRL_C * 3),
+            ]
+        ),
+    ],
+)  # fmt: skip
 def test_ctrl_c_ends_it_cleanly(busy_folder: Path, moment: str, keys: str) -> None:
     with terminal(busy_folder, typing=False) as shown:
         if moment == "worker":
@@ -228,6 +242,7 @@ def test_ctrl_c_at_the_prompt_ends_it_cleanly(folder: Path) -> None:
     assert re.search(r"Interrupted after \d+\.\d s: 7 of 7 files were done", shown.printed)
 
 
+@pytest.mark.long
 def test_ctrl_c_in_the_plain_loop_ends_it_cleanly(busy_folder: Path) -> None:
     with terminal(busy_folder, "--limit", "100", "--compare", typing=False) as shown:
         shown.until("Now the same as a plain loop")

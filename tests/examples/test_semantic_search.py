@@ -89,11 +89,15 @@ def test_meaning_and_keywords_answer_side_by_side(answered: subprocess.Completed
 
 
 def test_what_is_private_or_nested_or_has_no_docstring_is_left_out(
-    answered: subprocess.CompletedProcess[str], folder: Path
+    answered: subprocess.CompletedProcess[str],
 ) -> None:
     assert "2 Python files" in answered.stdout
     assert "3 functions and classes found and ranked" in answered.stdout
     assert "nothing fits" in block(answered.stdout, "heat").splitlines()[2]
+
+
+@pytest.mark.long
+def test_all_leaves_nothing_out(folder: Path) -> None:
     everything = programs.run(PROGRAM, folder, "--query", "heat", "--all")
     assert everything.returncode == 0
     assert "4 Python files" in everything.stdout
