@@ -95,7 +95,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def collector_forgets_the_last_module() -> None:
-    """Has it forget what the tests before have loaded and compiled, too: one more collection, and each test's is quick."""
+    """Has it forget what the tests before have loaded and compiled, too, so that the next tests stay quick."""
     gc.collect()
     gc.freeze()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 
 _ENDED = "penstock: the actor is restarted"
+
+# A slot for `penstock.testing.faults`: called with the name of a stateful node before it is entered.
+fault_at_start: Callable[[str], Awaitable[None]] | None = None
 
 
 class RestartGate:
@@ -259,6 +262,8 @@ class LoopHost:
         Raises:
             Exception: what its `__aenter__` raised.
         """
+        if fault_at_start is not None:
+            await fault_at_start(self.name)
         self.inbox.reopen()  # it was halted, or abandoned, and comes back
         loop = asyncio.get_running_loop()
         entered: asyncio.Future[None] = loop.create_future()

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import process, resource_tracker
@@ -78,6 +78,10 @@ class WorkerProcess:
     def alive(self) -> bool:
         """Return whether the process has not ended yet."""
         return self._process.exitcode is None
+
+    def die(self) -> None:
+        """End the process as if something outside had: it was not the pool's will."""
+        self._process.kill()
 
     def kill(self) -> None:
         """End the process now, and whoever waits for its reply."""
@@ -159,6 +163,9 @@ def _describe(exit_code: int | None) -> str:
 # An idle worker has nothing to do but run its exit handlers, which send its spans; one that takes longer is killed.
 _EXIT_GRACE_SECONDS = 0.5
 _NO_ITEM: Mapping[str, object] = {}
+# A slot for `penstock.testing.faults`: it may raise in place of a call of this target, or say that the call costs its
+# worker's life.
+fault_at_call: Callable[[str], Awaitable[bool]] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -168,6 +175,7 @@ class _Call:
     kwargs: dict[str, Any]
     headers: dict[str, str]  # of the trace that it belongs to
     item: Mapping[str, object]
+    kills_worker: bool  # by a fault
     cancelled: bool = False
     worker: "WorkerProcess | None" = field(default=None)
 
@@ -229,9 +237,10 @@ class ProcessPool:
             MemoryError: there is no room for the result.
             BaseException: what the function raised; its `__cause__` shows the traceback in the worker.
         """
+        kills_worker = fault_at_call is not None and await fault_at_call(target)
         if self._closed:
             raise EngineClosedError("this process pool was closed; it belongs to an Engine that has ended")
-        call = _Call(target, args, kwargs, spans.outgoing(), item)
+        call = _Call(target, args, kwargs, spans.outgoing(), item, kills_worker)
         # An empty context: nothing of the caller's is read on this side.
         future = self._threads.submit(contextvars.Context(), None, self._perform, call)
         self._futures.add(future)
@@ -316,6 +325,8 @@ class ProcessPool:
         """Run one call; the job of a thread."""
         request = process_messages.encode_request(call.target, call.args, call.kwargs, call.headers, call.item)
         worker = self._assign(call)
+        if call.kills_worker:
+            worker.die()
         try:
             reply = worker.exchange(request)
         except (EOFError, OSError):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 from .._errors import ActorRestarted, NodeCancelledError, NodeError, add_note
+from ..actors import loop_host
 from ..actors.cancellation import ContextTask, uninterrupted
 from ..actors.loop_host import LoopHost, OwnsLoop, RestartGate
 from ..actors.supervision import ExitKind, RestartMode, Supervisor
@@ -157,6 +158,8 @@ class Instance:
         nesting.host(self._pools)
         try:
             instance, handler = fresh_instance(self._node.template)
+            if loop_host.fault_at_start is not None:
+                await loop_host.fault_at_start(self.name)
             async with AsyncExitStack() as stack:
                 if hasattr(instance, "__aenter__"):
                     await stack.enter_async_context(instance)

@@ -41,6 +41,12 @@ DEFAULT_CAPACITY = 16
 
 _PLAIN = Policy()
 
+# Slots for `penstock.testing.faults`, which are looked at where a scope is wired: what call sites and their inboxes are
+# made of, and what is told of each call site of a node.
+actor_class: type[NodeActor] = NodeActor
+inbox_class: type[Channel[Frame]] = Channel
+fault_at_wiring: Callable[[NodeActor, Node[..., Any]], None] | None = None
+
 
 class Wiring:
     """Makes the actors of one scope.
@@ -146,11 +152,13 @@ class Wiring:
             actor = _added_actor(program, unit)
         elif isinstance(step.head.callee, Node):
             actor = self._node_actor(program, unit, step, step.head.callee)
+            if fault_at_wiring is not None:
+                fault_at_wiring(actor, step.head.callee)
         else:
             assert isinstance(step.head.callee, Control)
             # The place of a stream is held until it has ended, so it cannot be one of those that come and go.
             limiter = Limiter() if step.head.callee.over_stream else self._own_limiter(UNLIMITED)
-            actor = NodeActor(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
+            actor = actor_class(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
             bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
             if step.head.callee.over_stream:
                 actor.invoke = mapping(step.head.callee.limit, bodies[0])
@@ -170,7 +178,7 @@ class Wiring:
         policy = node.policy
         fake = node.origin.replacement is not None
         inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
-        actor = NodeActor(step.label, program.name, unit.index, policy, self._limiter(node), inbox)
+        actor = actor_class(step.label, program.name, unit.index, policy, self._limiter(node), inbox)
         actor.spans_others = node.gives_stream or bool(unit.streams)
         if node.runs_loop:
             self._own_loop(actor, unit, node)
@@ -253,8 +261,8 @@ class Wiring:
         default = max(DEFAULT_CAPACITY, policy.concurrency or 0)
         capacity = None if self._max_workers is None else policy.capacity or default
         if policy.max_bytes is None or capacity is None or unit is None:
-            return Channel(capacity)
-        return Channel(capacity, max_bytes=policy.max_bytes, size_of=_size_of(unit))
+            return inbox_class(capacity)
+        return inbox_class(capacity, max_bytes=policy.max_bytes, size_of=_size_of(unit))
 
     def _body_wiring(self) -> "Wiring":
         # Bodies run inside their step, whose places bound them; they share limits and instances with the scope.

@@ -4,8 +4,8 @@
         ...
     assert injected[0].node == "fetch"
 
-While nothing is injected, the engine does not know this module: a fault is put in by replacing functions of the
-engine for the time of the `with`.
+While nothing is injected, the engine does not know this module: it has slots for faults, which are free then, and
+none where an item or a call would have to look at it.
 
 The points:
 
