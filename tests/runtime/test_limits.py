@@ -416,10 +416,32 @@ async def test_a_thread_that_cannot_be_started_is_not_missing_later(kind: str, m
 
 
 async def test_an_engine_made_under_process_wide_options_has_as_many_threads() -> None:
+    go_on = threading.Event()
+
+    @ps.node(runs_on="thread")
+    def wait(x: int) -> bool:
+        return go_on.wait(20)
+
+    @ps.graph
+    async def waiting(x: int) -> bool:
+        return wait(x)
+
+    async def threads_of(own: engine.Engine) -> int:
+        calls = [asyncio.create_task(own.run(waiting(x))) for x in range(45)]
+        try:
+            await testing.wait_quiescent()
+            threads = own.statistics().threads
+            assert threads is not None
+            return threads.threads
+        finally:
+            go_on.set()
+            await asyncio.gather(*calls)
+            go_on.clear()
+
     ps.set_execution_options(max_workers=40)
     try:
         async with engine.Engine() as own, engine.Engine(max_workers=3) as narrow:
-            assert [own._runtime.pools.max_threads, narrow._runtime.pools.max_threads] == [40, 3]
+            assert [await threads_of(own), await threads_of(narrow)] == [40, 3]
     finally:
         ps.set_execution_options()
 

@@ -27,7 +27,7 @@ def test_a_type_checker_has_nothing_to_add(command: list[str]) -> None:
 
 # The page passes arrays of NumPy to functions of JAX, which `devices.Array` allows.
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+@pytest.mark.parametrize("checker", [pytest.param("mypy", marks=pytest.mark.long), "pyright"])
 def test_the_page_on_device_nodes_type_checks(checker: str, tmp_path: Path) -> None:
     page = (ROOT / "docs/how-to/device-nodes.md").read_text()
     program = tmp_path / "page.py"
