@@ -369,7 +369,8 @@ async def test_a_deployment_that_outlives_the_fault_is_healthy() -> None:
 def slots() -> list[object]:
     """Returns what is in the engine's slots for faults."""
     return [
-        loop_host.fault_at_start, wiring.fault_at_wiring, wiring.actor_class, wiring.inbox_class, processes.fault_at_call,
+        loop_host.fault_at_start, processes.fault_at_call,
+        wiring.fault_at_wiring, wiring.actor_class, wiring.inbox_class,
     ]  # fmt: skip
 
 
