@@ -83,8 +83,7 @@ MUTANTS = [
     ),
     Mutant(
         "only calls of pure nodes are merged",
-        "engine/planning.py", "if is_node(step.callee) and step.callee.policy.pure:",
-        "if isinstance(step.callee, Node):",
+        "engine/planning.py", "if is_node(step.callee) and step.callee.policy.pure:", "if is_node(step.callee):",
         "tests/engine/test_plan.py",
     ),
     Mutant(
