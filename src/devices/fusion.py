@@ -410,7 +410,7 @@ class _Survey:
     def _kind(self, chain: _Chain) -> Hashable | None:
         """Return what is equal for all steps of a region with this one; None if it joins no region."""
         callee = chain[0].callee
-        executor = callee.runs_in if is_node(callee) else None
+        executor = callee._runs_in if is_node(callee) else None
         if not is_node(callee) or not isinstance(executor, DeviceExecutor):
             return None
         reason = _reason_to_stay_alone(callee, executor)

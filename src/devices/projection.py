@@ -164,14 +164,14 @@ def _find_items(draft: Draft) -> dict[int, _Items]:
     items: dict[int, _Items] = {}
     for members in draft.steps:
         callee, source = members[0].callee, members[0].source
-        executor = callee.runs_in if is_node(callee) else None
+        executor = callee._runs_in if is_node(callee) else None
         if not isinstance(executor, DeviceExecutor) or not any(read.path for read in found[source]):
             continue
         options = executor.options
         if options.batch is not None:
             continue  # rows of NumPy, whose items are views
         with_whole = options.donate or options.out_specs is not None  # both are about the result as it is
-        one = _Items(callee.result_annotation(), found[source], with_whole=with_whole)
+        one = _Items(callee._result_annotation(), found[source], with_whole=with_whole)
         if one.are_computed:
             items[source] = one
     return items

@@ -88,7 +88,7 @@ class Control:
         """What a drawing of the graph says of it."""
         return "stream" if self.over_stream else ""
 
-    def result_annotation(self) -> Any:
+    def _result_annotation(self) -> Any:
         """Return the annotation of the result; bodies of one construct have the same."""
         return None if self.result_of is None else result_hint(self.result_of)
 

@@ -198,18 +198,18 @@ def _reading(
         key=id(actor),  # a number, so that a reading keeps no actor alive
         runs_on=runs_on,
         holds_loop=runs_on == "loop" and not node.is_async and not is_stream,
-        gathers=node.runs_loop or node.runs_in is not None,
+        gathers=node._runs_loop or node._runs_in is not None,
         places=() if is_stream else tuple(_places(actor, node, runs_on, room, pools, threads)),
         timed=timed,
     )
 
 
 def _runs_on(node: Node[..., object]) -> str:
-    if node.runs_loop:
+    if node._runs_loop:
         return "own loop"
-    if node.runs_in is not None:
-        return node.runs_in.label
-    return node.runs_on
+    if node._runs_in is not None:
+        return node._runs_in.label
+    return node._runs_on
 
 
 def _places(
@@ -222,7 +222,7 @@ def _places(
     if room is not None and room[0] < own.limit:
         yield Places(id(actor), *room)
     elif own.limit < UNLIMITED:
-        is_stateful = node.template is not None or node.runs_loop
+        is_stateful = node.template is not None or node._runs_loop
         is_limited = node.policy.concurrency is not None
         yield Places(own, own.limit, _bound(node, runs_on), is_shared=is_limited and not is_stateful)
     if runs_on == "thread":

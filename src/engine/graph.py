@@ -41,7 +41,7 @@ def outdate_traces() -> None:
 def replaced(node: Node[..., Any], fake: Callable[..., Any]) -> Generator[None, None, None]:
     """Have `fake` run in place of a node, and of its copies with another policy, for a time."""
     origin = node.origin
-    before = origin.replacement
+    before = origin._replacement
     # A method's fake is bound like the method; one for an instance's does not ask which instance it is.
     _replace(origin, fake if node.bound_to is None else _without_self(fake))
     try:
@@ -51,7 +51,7 @@ def replaced(node: Node[..., Any], fake: Callable[..., Any]) -> Generator[None, 
 
 
 def _replace(origin: Node[..., Any], fake: Callable[..., Any] | None) -> None:
-    origin.replacement = fake
+    origin._replacement = fake
     outdate_traces()
 
 

@@ -393,7 +393,7 @@ def stateful_nodes(plan: Plan) -> Iterator[Node[..., Any]]:
             plans.extend(step.bodies)
             for link in step.chain:
                 callee = link.callee
-                if not is_node(callee) or callee.origin.replacement is not None:
+                if not is_node(callee) or callee.origin._replacement is not None:
                     continue
                 if callee.template is not None or callee.make_loop is not None:
                     yield callee

@@ -157,7 +157,7 @@ class Node(Generic[P, Ret_co]):
         self.executor = executor
         self.is_async = is_async(fn)
         self.gives_stream = is_generator(fn)
-        self.replacement: Callable[..., Any] | None = None
+        self._replacement: Callable[..., Any] | None = None
         # What a function takes along besides its arguments could be a symbolic value.
         self._takes_along = not isinstance(fn, types.FunctionType) or fn.__closure__ is not None
         if executor is None:  # one that brings its own has checked what fits it
@@ -170,7 +170,7 @@ class Node(Generic[P, Ret_co]):
             for arg in (*args, *kwargs.values()):
                 if isinstance(arg, Ref | PendingRef):
                     refuse_leak("node", self.name, arg)
-            return cast(Ret_co, self.target(*args, **kwargs))
+            return cast(Ret_co, self._target(*args, **kwargs))
         fewest, most = self._arity
         if kwargs or not fewest <= len(args) <= most:
             self._check_arity(args, kwargs)
@@ -201,23 +201,23 @@ class Node(Generic[P, Ret_co]):
         return self.is_async or self.gives_stream
 
     @property
-    def target(self) -> Callable[..., Any]:
+    def _target(self) -> Callable[..., Any]:
         """The function that runs: this node's own, or the fake that `testing.replace` put in its place."""
-        fake = self.origin.replacement
+        fake = self.origin._replacement
         if fake is None:
             return self.fn
         return fake if self.bound_to is None else types.MethodType(fake, self.bound_to)
 
     @property
-    def runs_on(self) -> RunsOn:
+    def _runs_on(self) -> RunsOn:
         """Where a plain function runs; a fake of a process node need not be importable, so it runs in a thread."""
-        fake = self.origin.replacement is not None
+        fake = self.origin._replacement is not None
         return "thread" if fake and self.policy.runs_on == "process" else self.policy.runs_on
 
     @property
-    def runs_loop(self) -> bool:
+    def _runs_loop(self) -> bool:
         """Whether each scope runs a loop that handles its items; not where a fake stands in its place."""
-        return self.make_loop is not None and self.origin.replacement is None
+        return self.make_loop is not None and self.origin._replacement is None
 
     @property
     def _shared_places(self) -> int | None:
@@ -229,9 +229,9 @@ class Node(Generic[P, Ret_co]):
         return one if self.policy.concurrency is None else self.policy.concurrency
 
     @property
-    def runs_in(self) -> "Executor | None":
+    def _runs_in(self) -> "Executor | None":
         """The executor that runs its handler; None also where a fake stands in its place."""
-        return self.executor if self.origin.replacement is None else None
+        return self.executor if self.origin._replacement is None else None
 
     @property
     def _binding(self) -> object:
@@ -239,7 +239,7 @@ class Node(Generic[P, Ret_co]):
         return None if self.bound_to is None else id(self.bound_to)
 
     @functools.cached_property
-    def signature(self) -> inspect.Signature | None:
+    def _signature(self) -> inspect.Signature | None:
         """The signature; None for some builtins, which have none."""
         try:
             return signature_of(self.fn)
@@ -247,9 +247,9 @@ class Node(Generic[P, Ret_co]):
             return None
 
     @property
-    def parameters(self) -> Mapping[str, inspect.Parameter]:
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
         """The parameters by name; none where they are not known."""
-        return {} if self.signature is None else self.signature.parameters
+        return {} if self._signature is None else self._signature.parameters
 
     @functools.cached_property
     def _hints(self) -> dict[str, Any]:
@@ -342,7 +342,7 @@ class Node(Generic[P, Ret_co]):
         """Build a chain that begins with an instance of a stateful node."""
         return Node._make_chain(before, self)
 
-    def result_annotation(self) -> Any:
+    def _result_annotation(self) -> Any:
         """Return the annotation of the result, None if unknown."""
         return self._hints.get("return")
 
@@ -352,7 +352,7 @@ class Node(Generic[P, Ret_co]):
         kinds = inspect.Parameter
         return tuple(
             name
-            for name, one in self.parameters.items()
+            for name, one in self._parameters.items()
             if one.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
         )
 
@@ -363,9 +363,9 @@ class Node(Generic[P, Ret_co]):
     def _arity(self) -> tuple[int, float]:
         """The fewest and the most positional arguments that are certainly right without any keyword arguments."""
         kinds = inspect.Parameter
-        if self.signature is None:
+        if self._signature is None:
             return 0, math.inf
-        parameters = self.parameters
+        parameters = self._parameters
         if any(one.kind is kinds.KEYWORD_ONLY and one.default is kinds.empty for one in parameters.values()):
             return 1, 0  # none is right
         fewest = sum(parameters[name].default is kinds.empty for name in self._positional)
@@ -387,18 +387,19 @@ class Node(Generic[P, Ret_co]):
             "fallback" if policy.fallback else "",
             "pure" if policy.pure else "",
             "effectful" if policy.effectful else "",
-            "replaced" if self.origin.replacement is not None else "",
+            "replaced" if self.origin._replacement is not None else "",
         ]
         return ", ".join(word for word in words if word)
 
     def _check_arity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.signature is None:
+        if self._signature is None:
             return
         try:
-            self.signature.bind(*args, **kwargs)
+            self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise GraphTraceError(
-                f"{call_location()}: node {self.name!r} is called wrongly: {error}; its parameters are {self.signature}"
+                f"{call_location()}: node {self.name!r} is called wrongly: {error}; its parameters are "
+                f"{self._signature}"
             ) from None
 
     def _check_receiver(self) -> None:

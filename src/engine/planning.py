@@ -214,7 +214,7 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
             if node not in classes:
                 classes[node] = _annotated_classes(node)
             checked += _check_arguments(draft.name, step, node, classes[node], types)
-        types[step.source] = step.callee.result_annotation()
+        types[step.source] = step.callee._result_annotation()
     return draft, PassReport("validate", checked, checked)
 
 
@@ -341,7 +341,7 @@ def _is_inline(step: Step) -> bool:
         and callee.policy.concurrency is None
         and callee.policy.max_bytes is None
         and callee.policy.capacity is None
-        and callee.origin.replacement is None
+        and callee.origin._replacement is None
     )
 
 
@@ -359,7 +359,7 @@ def _annotated_classes(node: Node[..., Any]) -> dict[str, type]:
     return {
         name: hint
         for name, hint in node._hints.items()
-        if _is_plain_class(hint) and name in node.parameters and node.parameters[name].kind not in variadic
+        if _is_plain_class(hint) and name in node._parameters and node._parameters[name].kind not in variadic
     }
 
 
@@ -439,7 +439,7 @@ def make_plan(
         trace.name,
         (*trace.parameter_sources, *trace.resources.values()),
         shared,
-        (*trace.annotations, *(opening.resource.result_annotation() for opening in trace.resources)),
+        (*trace.annotations, *(opening.resource._result_annotation() for opening in trace.resources)),
         tuple((step,) for step in trace.steps),
         trace.result,
     )
@@ -482,7 +482,7 @@ def make_plan(
 
 def _all_passes(trace: Trace) -> tuple[Pass, ...]:
     callees = (step.callee for step in trace.steps)
-    executors = (callee.runs_in for callee in callees if is_node(callee))
+    executors = (callee._runs_in for callee in callees if is_node(callee))
     brought = dict.fromkeys(one for executor in executors if executor is not None for one in executor.passes)
     return (*ALL, *brought)
 

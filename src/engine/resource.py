@@ -76,12 +76,12 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
         """Return itself: it is not bound to the object that it is an attribute of."""
         return self
 
-    def result_annotation(self) -> Any:
+    def _result_annotation(self) -> Any:
         """Return the annotation of what it yields, None if unknown."""
         return next(iter(get_args(self._hints.get("return"))), None)
 
     def _opening(self, args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Tracer | None) -> Opening:
-        signature = self.signature
+        signature = self._signature
         if signature is not None:
             try:
                 bound = signature.bind(*args, **kwargs)
@@ -96,7 +96,7 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
                 self._check_static(name, value, tracer)
         if tracer is not None:
             tracer.check_callee(self.fn, self.name)
-        return Opening(self, self.target, args, kwargs)
+        return Opening(self, self._target, args, kwargs)
 
     def _check_static(self, name: str, value: Any, tracer: Tracer | None) -> None:
         if (hidden := hidden_ref(value)) is not None:

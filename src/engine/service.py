@@ -556,11 +556,11 @@ def _check_plan(plan: Plan, opening: Opening, around: tuple[_Known, _Known], val
         old, new = {**old, source: values[0]}, {**new, source: values[1]}
     for step in plan.steps:
         callee = step.head.callee
-        if is_node(callee) and callee.runs_in:
+        if is_node(callee) and callee._runs_in:
             try:
                 for read in step.head.reads():
                     if read.source in old:
-                        callee.runs_in.check_reload(value_of(read, old), value_of(read, new))
+                        callee._runs_in.check_reload(value_of(read, old), value_of(read, new))
             except Exception as error:
                 error.add_note(f"resource {opening.name!r} was not reloaded: node {step.label!r} uses it")
                 raise

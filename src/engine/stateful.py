@@ -77,7 +77,7 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
         if active() is not None:
             return node_of(self)(*args, **kwargs)
         recipe: _Recipe | None = self.__dict__.get(_RECIPE)
-        if recipe is not None and recipe.node is not None and recipe.node.origin.replacement is not None:
+        if recipe is not None and recipe.node is not None and recipe.node.origin._replacement is not None:
             return recipe.node(*args, **kwargs)
         return call(self, *args, **kwargs)
 

@@ -176,15 +176,15 @@ class Wiring:
 
     def _node_actor(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any]) -> NodeActor:
         policy = node.policy
-        fake = node.origin.replacement is not None
+        fake = node.origin._replacement is not None
         inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
         actor = actor_class(step.label, program.name, unit.index, policy, self._limiter(node), inbox)
         actor.spans_others = node.gives_stream or bool(unit.streams)
-        if node.runs_loop:
+        if node._runs_loop:
             self._own_loop(actor, unit, node)
             return actor
         if node.template is None or fake:
-            actor.fn = node.target
+            actor.fn = node._target
         else:
             assert self._instances is not None
             actor.instance = instance = self._instances.instance_of(node)
@@ -197,10 +197,10 @@ class Wiring:
         if unit.streams:
             actor.invoke = reading(unit.streams)
         carrier = None
-        if node.runs_in is not None:
-            carrier = node.runs_in.carrier(_call_site(program, unit), self._pools, self._device_strategy)
+        if node._runs_in is not None:
+            carrier = node._runs_in.carrier(_call_site(program, unit), self._pools, self._device_strategy)
         actor.body = carrier or self._body(node)
-        actor.needs_thread = node.runs_on == "thread"
+        actor.needs_thread = node._runs_on == "thread"
         if actor.gate is None and not unit.streams and policy.is_once:
             if policy.runs_on != "loop" or carrier is not None:
                 actor.invoke = invocation.invoke_once
@@ -223,19 +223,19 @@ class Wiring:
 
     def _body(self, node: Node[..., Any]) -> Body:
         """Return what runs the handler of a node where it belongs."""
-        if node.runs_on == "process":
+        if node._runs_on == "process":
             from ..actors.process_messages import process_target
 
             return invocation.in_process(self._pools.processes, process_target(node.fn))
-        if node.runs_on == "thread":
+        if node._runs_on == "thread":
             return invocation.in_thread(self._pools.threads)
         if not node.is_async:
             return invocation.run_inline
-        return invocation.run_task_starter if starts_tasks(node.target) else invocation.run_async
+        return invocation.run_task_starter if starts_tasks(node._target) else invocation.run_async
 
     def _limiter(self, node: Node[..., Any]) -> Limiter:
         policy = node.policy
-        if node.template is not None or node.runs_loop:
+        if node.template is not None or node._runs_loop:
             key = instance_key(node)
             if key not in self._instance_limiters:
                 self._instance_limiters[key] = Limiter(node._shared_places or UNLIMITED, shared=True)
@@ -248,7 +248,7 @@ class Wiring:
             return Limiter(self._pools.max_threads if self._threads is None else self._threads.limit)
         if policy.runs_on == "process":
             return Limiter(self._pools.max_processes)
-        if node.runs_in is not None:  # it gathers what waits for it, and must see all of that
+        if node._runs_in is not None:  # it gathers what waits for it, and must see all of that
             return Limiter()
         if node.gives_stream:  # a place is held until the stream has ended, and waiting streams would wait for others
             return Limiter()
@@ -306,7 +306,7 @@ def _added_actor(program: Program, unit: Unit) -> NodeActor:
 def _further_links(step: PlannedStep) -> Iterator[Link]:
     for label, link in zip(step.tail_labels, step.chain[1:], strict=True):
         assert is_node(link.callee)  # only nodes are chained
-        yield Link(label, link.callee.target, link.callee.policy.model)
+        yield Link(label, link.callee._target, link.callee.policy.model)
 
 
 def _nothing() -> None:
@@ -375,9 +375,9 @@ async def _warm_up(program: "Program", pools: "Pools", device_strategy: str, kno
         if unit.step is None:
             continue
         callee = unit.step.head.callee
-        if is_node(callee) and callee.runs_in is not None:
+        if is_node(callee) and callee._runs_in is not None:
             site, resources = _call_site(program, unit), _resources_of(unit, known)
-            await callee.runs_in.warm_up(site, pools, device_strategy, resources)
+            await callee._runs_in.warm_up(site, pools, device_strategy, resources)
         for body in unit.step.bodies:
             await _warm_up(body._program("parallel"), pools, device_strategy, _inside(body, known))
 
@@ -425,7 +425,7 @@ def _resources_of(unit: Unit, known: Mapping[int, Any]) -> dict[str, Any]:
 
 def _constants(step: PlannedStep, node: Node[..., Any]) -> dict[str, Any]:
     given = dict(_arguments(step, node))
-    defaults = {name: one.default for name, one in node.parameters.items() if one.default is not one.empty}
+    defaults = {name: one.default for name, one in node._parameters.items() if one.default is not one.empty}
     written = {name: value_of(template, {}) for name, template in given.items() if not any(reads(template))}
     return {**{name: value for name, value in defaults.items() if name not in given}, **written}
 
@@ -462,7 +462,7 @@ def _owned(program: Program, unit: Unit, node: Node[..., Any]) -> frozenset[str]
         if not isinstance(template, Read) or template.path or read[template.source] != 1:
             continue
         maker, made_by = makers.get(template.source, (None, None))
-        if maker is None or not is_node(made_by) or made_by.runs_in is None:
+        if maker is None or not is_node(made_by) or made_by._runs_in is None:
             continue
         if len(maker.consumers) == 1 and _is_handed_on(program, maker, made_by):
             owned.add(name)
@@ -471,4 +471,4 @@ def _owned(program: Program, unit: Unit, node: Node[..., Any]) -> frozenset[str]
 
 def _executor_of(step: PlannedStep | None) -> Executor | None:
     callee = None if step is None else step.head.callee
-    return callee.runs_in if is_node(callee) else None
+    return callee._runs_in if is_node(callee) else None

@@ -71,15 +71,15 @@ async def _starts(node: str) -> None:
 
 def _wired(actor: NodeActor, node: Node[..., Any]) -> None:
     """Let each call pass the point before what handles it."""
-    if node.runs_loop and node.gives_stream:
+    if node._runs_loop and node.gives_stream:
         actor.invoke = _awaited(actor.invoke, actor.name)
-    elif node.runs_loop:
+    elif node._runs_loop:
         actor.body = _awaited(actor.body, actor.name)
     elif node.gives_stream:
         actor.fn = _iterated(actor.fn, actor.name)
     elif node.is_async:
         actor.fn = _awaited(actor.fn, actor.name)
-    elif node.runs_in is not None or (node.policy.runs_on == "process" and node.origin.replacement is None):
+    elif node._runs_in is not None or (node.policy.runs_on == "process" and node.origin._replacement is None):
         actor.body = _awaited(actor.body, actor.name)  # the function itself runs elsewhere
         actor.carrier = None
     else:

@@ -202,7 +202,7 @@ async def test_static_arguments_keywords_defaults_and_containers_are_kept() -> N
     result = await engine.run(containers(x, 3))
     np.testing.assert_allclose(result, (6 + 0.5) + 2 * (6 + table), rtol=1e-6)
     assert set(seen) == {int}
-    assert list(step.head.callee.parameters) == ["x", "times", "offset"]
+    assert list(step.head.callee._parameters) == ["x", "times", "offset"]
 
 
 def test_what_a_program_is_compiled_for_is_not_computed_inside_it() -> None:
@@ -257,7 +257,7 @@ async def test_a_resource_is_one_parameter_that_is_shared_by_a_batch() -> None:
         return last(layer(w, layer(w, x)), w)
 
     (step,) = engine.plan(model).steps
-    assert list(step.head.callee.parameters) == ["w", "x"]
+    assert list(step.head.callee._parameters) == ["w", "x"]
     async with engine.deploy(model) as service:
         results = await asyncio.gather(*[service.run(model(np.full(3, i, np.float32))) for i in range(6)])
     for i, result in enumerate(results):

@@ -33,14 +33,6 @@ OBJECTS: dict[str, Any] = {name: getattr(importlib.import_module(name.rpartition
 FUNCTIONS = [name for name, value in OBJECTS.items() if inspect.isfunction(value)]
 CLASSES = [name for name, value in OBJECTS.items() if inspect.isclass(value)]
 
-# What a class shows although the reference does not have it. These lists may only become shorter.
-SHOWN_ANYWAY = {
-    # What the engine and the devices ask of a node, in twenty files.
-    "penstock.Node": {
-        "parameters", "replacement", "result_annotation", "runs_in",
-        "runs_loop", "runs_on", "signature", "target",
-    },
-}  # fmt: skip
 # Its private attributes name a class that knows it, in turn.
 NO_HINTS = {"penstock.Ref"}
 
@@ -103,19 +95,17 @@ def test_a_public_module_shows_what_is_documented_and_no_more(module: ModuleType
 def test_a_public_class_shows_what_is_documented_and_no_more(name: str) -> None:
     assert "members:" in DOCUMENTED[name], "name its members in the reference, or say that it has none"
     kind = OBJECTS[name]
-    required, allowed, excepted = set[str](), set[str](), set[str]()
+    required, allowed = set[str](), set[str]()
     for base in kind.__mro__:
         known = f"{base.__module__}.{base.__qualname__}"
         if known in DOCUMENTED:
             required |= members_in_the_reference(known)
             allowed |= section(base, "Args")  # a dataclass shows them, another class may keep them to itself
-            excepted |= SHOWN_ANYWAY.get(known, set())
         required |= section(base, "Attributes") if is_ours(base) else set()
     foreign = {name for base in kind.__mro__ if not is_ours(base) for name in dir(base)}
     shown = shown_by(kind)
-    assert shown - required - allowed - excepted == set()
+    assert shown - required - allowed == set()
     assert required - foreign - shown == set()
-    assert SHOWN_ANYWAY.get(name, set()) - shown == set(), "take it off the list"
 
 
 def test_what_a_class_shows_is_found() -> None:

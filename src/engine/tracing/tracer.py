@@ -346,7 +346,7 @@ class Callee(Protocol):
         """Return the names of the parameters that take positional arguments, without `*args`."""
         ...
 
-    def result_annotation(self) -> Any:
+    def _result_annotation(self) -> Any:
         """Return the annotation of the result, None if unknown."""
         ...
 
@@ -495,7 +495,7 @@ class Tracer:
         if callee.gives_stream:
             self.streams.add(source, callee.name)
         self._steps.append(Step(callee, source, tuple(templates), named, bodies, location))
-        ref = Ref(self, source, callee.name, annotation=callee.result_annotation)
+        ref = Ref(self, source, callee.name, annotation=callee._result_annotation)
         return PendingRef(ref, location, self.pending) if callee.is_async else ref
 
     def open(self, opening: "Opening") -> PendingRef:
@@ -509,7 +509,7 @@ class Tracer:
         source = outermost.resources.get(opening)
         if source is None:
             source = outermost.resources[opening] = outermost._new_source()
-        ref = Ref(outermost, source, opening.name, annotation=opening.resource.result_annotation)
+        ref = Ref(outermost, source, opening.name, annotation=opening.resource._result_annotation)
         return PendingRef(ref, call_location(), self.pending)
 
     def check_callee(self, fn: object, name: str) -> None:
