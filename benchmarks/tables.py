@@ -1,4 +1,4 @@
-"""The committed results as tables in `docs/benchmarks.md`: `python -m benchmarks.tables`."""
+"""The committed results as tables in the documentation: `python -m benchmarks.tables`."""
 
 import json
 import re
@@ -6,24 +6,25 @@ from pathlib import Path
 from typing import Any
 
 from .report import limits, number, spread
+from .servers.__main__ import NUMBERS, PENSTOCK, ROWS
 from .summary import Interval, Limits
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "benchmarks.md"
+DOCS = HERE.parent / "docs"
 LOOPS = ("asyncio", "uvloop")
 BY_HAND = "by hand"
 
 Rows = list[dict[str, Any]]
 
 
-def value(row: dict[str, Any] | None) -> str:
+def value(row: dict[str, Any] | None, *, spread_too: bool = True) -> str:
     """Median, unit and interval of one row."""
     if row is None:
         return ""
     measured = Interval(**row["value"])
     unit = row["row"]["unit"]
-    shown = f"{number(measured.median)}{' ' if unit else ''}{unit}"
-    return shown if measured.low == measured.high else f"{shown} ({spread(measured)})"
+    shown = f"{number(measured.median)}{' ' if unit and unit != '/s' else ''}{unit}"
+    return shown if measured.low == measured.high or not spread_too else f"{shown} ({spread(measured)})"
 
 
 def machine(content: dict[str, Any]) -> str:
@@ -84,6 +85,36 @@ def encoders_table(content: dict[str, Any]) -> str:
     return "\n".join([*lines, *skipped(content)])
 
 
+def servers_table(content: dict[str, Any]) -> str:
+    """Every row as the process is and tuned, and the peers of one of them."""
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for row in content["rows"]:
+        side = row["row"]["reference"] and row["row"]["subject"]
+        if side is not None:
+            found.setdefault((row["workload"], side), {})
+    for row in content["rows"]:
+        for (workload, _), numbers in found.items():
+            if workload == row["workload"]:
+                numbers[row["row"]["title"]] = row
+    lines = [
+        f"From {machine(content)}:",
+        "",
+        "| one request is | process | requests, p99, processor time | by hand | requests | p99 | processor time |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (workload, side), numbers in found.items():
+        row, tuning = workload.split(", ")
+        name = "penstock" if side == PENSTOCK else side
+        what = ROWS[row][0] if side == PENSTOCK else f"the same by {side}"
+        mine, other = (
+            ", ".join(value(numbers[f"{number.name} {by}"], spread_too=False) for number in NUMBERS)
+            for by in (f"with {name}", "by hand")
+        )
+        ratios = [value(numbers[f"{number.name} with {name} over by hand"]) for number in NUMBERS]
+        lines.append(f"| {what} | {tuning} | {mine} | {other} | {' | '.join(ratios)} |")
+    return "\n".join(lines)
+
+
 def versions(content: dict[str, Any]) -> str:
     """What was measured."""
     return ", ".join(f"{peer['peer']} {peer['version']}" for peer in content["peers"] if not peer["skipped"])
@@ -101,21 +132,21 @@ def fill(page: str, name: str, table: str) -> str:
 
 
 def main() -> None:
-    page = PAGE.read_text(encoding="utf-8")
     filled = (
-        ("benchmarks", "baseline.json", own_table),
-        ("devices", "devices.json", own_table),
-        ("encoders", "encoders.json", encoders_table),
-        ("peers", "peers.json", peers_table),
+        ("benchmarks", "baseline.json", own_table, "benchmarks.md"),
+        ("devices", "devices.json", own_table, "benchmarks.md"),
+        ("encoders", "encoders.json", encoders_table, "benchmarks.md"),
+        ("peers", "peers.json", peers_table, "benchmarks.md"),
+        ("servers", "servers.json", servers_table, "how-to/servers.md"),
     )
-    for name, file, table in filled:
+    for name, file, table, page in filled:
         results = HERE / "results" / file
         if not results.exists():
             print(f"{results.name} is not there: its table stays as it is")
             continue
         content = json.loads(results.read_text(encoding="utf-8"))
-        page = fill(page, name, table(content))
-    PAGE.write_text(page, encoding="utf-8")
+        path = DOCS / page
+        path.write_text(fill(path.read_text(encoding="utf-8"), name, table(content)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import argparse
 import importlib.util
 import itertools
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -38,7 +39,7 @@ class Number:
     value: Callable[[Load], float]
 
 
-REQUESTS = Number("requests", "requests/s", lambda load: load.requests_per_second)
+REQUESTS = Number("requests", "/s", lambda load: load.requests_per_second)
 P99 = Number("p99", "ms", lambda load: 1e3 * load.p99_seconds)
 CPU = Number("CPU", "µs", lambda load: 1e6 * load.cpu_seconds)
 NUMBERS = (REQUESTS, P99, CPU)
@@ -79,6 +80,7 @@ def main() -> int:
     """Return 1 if a limit that must be kept was not."""
     chosen = arguments()
     check_what_is_needed(peers=chosen.peers)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves no server behind, as Ctrl-C
     rounds = chosen.rounds or (3 if chosen.quick else 9)
     seconds = chosen.seconds or (2 if chosen.quick else 4)
     measured: list[Measured] = []

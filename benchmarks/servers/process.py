@@ -64,7 +64,7 @@ def peer(name: str, python: Path) -> Iterator[tuple[str, int]]:
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}/predict"
     try:
-        until_it_answers(url, process)
+        until_it_answers(url, process, name)
         yield url, process.pid
     finally:
         # The whole session: some leave their workers behind.
@@ -75,7 +75,7 @@ def peer(name: str, python: Path) -> Iterator[tuple[str, int]]:
                 process.wait(5)
 
 
-def until_it_answers(url: str, process: "subprocess.Popen[bytes]") -> None:
+def until_it_answers(url: str, process: "subprocess.Popen[bytes]", name: str) -> None:
     began = time.monotonic()
     while time.monotonic() - began < PATIENCE_SECONDS and process.poll() is None:
         try:
@@ -84,7 +84,7 @@ def until_it_answers(url: str, process: "subprocess.Popen[bytes]") -> None:
             time.sleep(0.1)
         else:
             return
-    raise RuntimeError(f"{process.args} does not answer")
+    raise RuntimeError(f"{name} does not answer")
 
 
 @contextmanager
