@@ -127,17 +127,20 @@ class Worker(current.Position):
                     actor, frame = group.ready.popleft()
                 elif group.feed is not None:
                     pulled = group.feed.pull(self)
-                    # It ran a burst of items, and there may be more: the pull may have taken the feed away.
-                    if pulled is None and not group.ready and group.feed is not None:  # pyright: ignore[reportUnnecessaryComparison]
-                        await self._let_others_run()
-                    continue
+                    if pulled is None:
+                        # It ran a burst of items, and there may be more: the pull may have taken the feed away.
+                        if not group.ready and group.feed is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                            await self._let_others_run()
+                        continue
+                    actor, frame = pulled
+                    pulled = None
                 elif group.closed:
                     return
                 else:
                     await group.wait_for_work()
                     budget = BUDGET
                     continue
-                if (group.ready or group.feed is not None) and not group.armed:
+                if not group.armed and (group.feed is not None or group.ready):
                     group.arm()
                 if frame.state != "running":
                     actor.limiter.release()
