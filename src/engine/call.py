@@ -166,8 +166,15 @@ class RunningCall(Frame, WorkerGroup):
         carrier = entries[0].carrier if len(entries) == 1 and self.span is None else None
         if carrier is None or not self._sent_away(entries[0], carrier):
             # Not in a handler: calls in calls in calls would each take a part of the stack.
-            eagerly = eager_starts is not None and self.parent is None and eager_starts.may_start()
-            self.hire(self, entries, eagerly=eagerly)
+            if eager_starts is None or self.parent is not None or not eager_starts.may_start():
+                self.hire(self, entries)
+                return
+            caller = asyncio.current_task(self.loop)
+            cancels = 0 if caller is None else caller.cancelling()
+            self.hire(self, entries, eagerly=True)
+            # A handler that cancels the caller in the midst of its own step would do so a turn too late.
+            if caller is not None and caller.cancelling() > cancels:
+                self.cancel()
 
     def _sent_away(self, entry: NodeActor, carrier: Carrier) -> bool:
         limiter = entry.limiter
