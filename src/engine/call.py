@@ -133,6 +133,13 @@ class RunningCall(Frame, WorkerGroup):
             self._in_flight = in_flight
             in_flight[self._graph] += 1
 
+    def join(self, scope: Scope) -> None:
+        """Have a scope wait for its workers, and bound its threads; before it is launched."""
+        self.scope = scope
+        if scope.threads is not None:
+            self.threads = scope.threads
+        scope.groups.add(self)
+
     def launch(
         self, wired: Wired, arguments: tuple[Any, ...], item: int, eager_starts: EagerStarts | None = None
     ) -> None:

@@ -586,9 +586,6 @@ class ServiceCall(RunningCall):
         headers: Mapping[str, str] | None,
     ) -> None:
         super().__init__(scope.loop, graph, options, headers, timeout_seconds=options.timeout_seconds)
-        self.scope = scope
-        if scope.threads is not None:
-            self.threads = scope.threads
         self._deployment = deployment
         self._in_flight_here = in_flight
         self.outcome_known: asyncio.Future[None] = scope.loop.create_future()

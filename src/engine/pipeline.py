@@ -396,11 +396,11 @@ class Pipeline:
             self.loop, graph.name, self._options, call._trace_headers, context=self._context, item=index,
             stream=self._span,
         )  # fmt: skip
-        item.listener, item.scope, item.threads = self.window, self._scope, self._scope.threads
+        item.listener = self.window
         item.parent, item.caller = self._parent, self._caller
         item.ends_at = item.deadline = self._deadline
         self._items.add(item)
-        self._scope.groups.add(item)
+        item.join(self._scope)
         self.window.started(item)
         item.launch(wired, call.arguments, index)
 

@@ -424,7 +424,7 @@ class Service(Generic[P, R]):
         except BaseException as error:
             call.report("running", error)
             raise
-        scope.groups.add(call)
+        call.join(scope)
         in_flight.live.add(call)
         item = in_flight.items
         in_flight.items = item + 1

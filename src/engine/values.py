@@ -374,8 +374,7 @@ class StreamingCall:
     def _launch(self, scope: Scope, wired: Wired, item: int) -> None:
         self._scope = scope
         frame = self._frame
-        frame.scope, frame.threads = scope, scope.threads
-        scope.groups.add(frame)
+        frame.join(scope)
         self._where.begun(frame)
         frame.launch(wired, self._call.arguments, item)
 
