@@ -255,7 +255,6 @@ class _Run(RunningCall):
         self.threads = runtime.pools.share_of_threads(options.max_workers)
         self._runtime = runtime
         self._call = call
-        self._is_launched = False
         self._over: asyncio.Future[None] = loop.create_future()
 
     async def started(self, starting: Coroutine[Any, Any, T]) -> T:
@@ -276,7 +275,6 @@ class _Run(RunningCall):
         if runtime.closed:  # while something was opened
             raise self._not_started(runtime.closed_error(), timed_out=False)
         runtime.frames.add(self)
-        self._is_launched = True
         self.launch(wired, self._call.arguments, 0, runtime.eager_starts)
         try:
             await self._over
@@ -291,7 +289,7 @@ class _Run(RunningCall):
 
     def fail_with(self, make_error: Callable[[str], DeploymentFailed]) -> None:
         """Its stateful nodes crash too often."""
-        if self._is_launched and self.state == "running":
+        if self in self._runtime.frames and self.state == "running":
             self.fail(make_error(f"the run of graph {self._call.graph.name!r}"))
 
     def ended(self) -> None:
