@@ -93,6 +93,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def how_fast_the_machine_is_decides_nothing() -> Iterator[None]:
+    """Lets calls of one turn begin in that turn however long that takes, so that they meet in one batch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.actors.tasks.MOST_EAGER_SECONDS", 60.0)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def collector_forgets_the_last_module() -> None:
     """Has it forget what the tests before have loaded and compiled, too, so that the next tests stay quick."""

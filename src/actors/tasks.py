@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from time import monotonic
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -61,9 +62,9 @@ class EagerStarts:
         if self._left < 0:
             if self._loop.get_task_factory() is not None:
                 return False
-            self._left, self._until = MOST_EAGER_CALLS, self._loop.time() + MOST_EAGER_SECONDS
+            self._left, self._until = MOST_EAGER_CALLS, monotonic() + MOST_EAGER_SECONDS
             self._loop.call_soon(self._turn_ended)
-        elif not self._left or self._loop.time() >= self._until:  # that of uvloop stands still in a turn
+        elif not self._left or monotonic() >= self._until:  # the time of uvloop stands still, and jumps by 1 ms
             return False
         self._left -= 1
         return True

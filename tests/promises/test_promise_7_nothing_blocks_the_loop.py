@@ -3,9 +3,12 @@
 import asyncio
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
+
+import pytest
 
 import penstock as ps
 from penstock import engine, testing
@@ -218,6 +221,39 @@ async def test_promise_7_a_caller_whose_calls_never_wait_gives_the_loop_its_turn
         handle.cancel()
     assert sum(in_a_turn) == 2_000
     assert max(in_a_turn) <= 256
+
+
+async def test_promise_7_calls_that_take_long_to_suspend_begin_in_turns_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call may begin in the midst of its caller's turn, but not where that turn has lasted a millisecond."""
+    monkeypatch.setattr("penstock.actors.tasks.MOST_EAGER_SECONDS", 0.001)
+    turns = 0
+    begun_in: list[int] = []
+
+    @ps.node
+    async def spin(x: int) -> int:
+        begun_in.append(turns)
+        until = time.perf_counter() + 0.002
+        while time.perf_counter() < until:
+            pass
+        return x
+
+    @ps.graph
+    async def spinning(x: int) -> int:
+        return await spin(x)
+
+    def turn() -> None:
+        nonlocal handle, turns
+        turns += 1
+        handle = asyncio.get_running_loop().call_soon(turn)
+
+    async with engine.deploy(spinning) as service:
+        handle = asyncio.get_running_loop().call_soon(turn)
+        for number in range(10):
+            assert await service(number) == number
+        handle.cancel()
+    assert len(set(begun_in)) == 10
 
 
 async def test_promise_7_a_pipeline_that_never_waits_gives_the_loop_its_turn() -> None:
