@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .._errors import NodeCancelledError
 from .frame import foreign_cancel
 from .invocation import OutsideCall, abandon, executed
+from .own_loops import Request
 
 if TYPE_CHECKING:
     from .frame import Frame
@@ -51,7 +52,7 @@ class Carrier(Protocol):
         frame: "Frame",
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> "DetachedCall | None":
+    ) -> "DetachedCall | Request[Any, Any] | None":
         """Begin with one for which no worker waits; it settles `detached` when it is over, later and on the loop.
 
         Returns:
@@ -72,7 +73,7 @@ class DetachedStep:
         self._group = group
         self._actor = actor
         self._frame: Frame | None = frame
-        self._call: DetachedCall | None = None
+        self._call: DetachedCall | Request[Any, Any] | None = None
         self._began = perf_counter()
         self._is_over = False
         self._is_left = False
@@ -149,7 +150,8 @@ class DetachedStep:
         self._is_over = True
         self._frame = self._call = None  # whoever settles this still holds it
         self._group.detached = None
-        if call is not None and not call.returned:  # None: it could not even begin
+        # None: it could not even begin. And nothing runs outside of the loop for what is asked of an actor.
+        if call is not None and not isinstance(call, Request) and not call.returned:
             abandon(call, actor)
         executed(actor, self._began, frame)
         return actor, frame

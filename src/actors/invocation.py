@@ -16,10 +16,12 @@ from ..telemetry import spans
 from ..telemetry.spans import FrameSpan, NodeSpan
 from .current import source
 from .loop_host import LoopHost
+from .own_loops import Request
 from .threads import ThreadPool
 
 if TYPE_CHECKING:
     from .current import Position
+    from .detached import DetachedStep
     from .frame import Frame
     from .node_actor import Body, NodeActor
     from .processes import ProcessPool
@@ -544,16 +546,41 @@ def in_process(pool_of: "Callable[[], ProcessPool]", target: str) -> "Body":
     return run_in_process
 
 
-def in_loop(host: LoopHost) -> "Body":
-    """Return a body that gives the item to an actor that owns its loop, and waits until that has settled it."""
+class InLoop:
+    """Gives items to an actor that owns its loop; a `Carrier`.
 
-    async def run_in_loop(
-        worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    Args:
+        host: runs the actor.
+    """
+
+    __slots__ = ("_host",)
+
+    def __init__(self, host: LoopHost) -> None:
+        self._host = host
+
+    async def __call__(
+        self, worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Wait until the actor has settled an item."""
         deadlines = [at for at in (frame.deadline, worker.position.attempt_deadline) if at is not None]
-        return await host.run(args[0], frame.priority, min(deadlines, default=None))
+        return await self._host.run(args[0], frame.priority, min(deadlines, default=None))
 
-    return run_in_loop
+    def begin(
+        self,
+        detached: "DetachedStep",
+        actor: "NodeActor",
+        frame: "Frame",
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> "Request[Any, Any] | None":
+        """Give the actor an item that no worker waits for; None if its inbox is full, which a worker has to wait for.
+
+        Raises:
+            ActorStopped: its loop has ended.
+        """
+        outcome = cast("asyncio.Future[Any]", detached)  # in all that those ask of it who settle one
+        work: Request[Any, Any] = Request(args[0], frame.priority, frame.deadline, outcome)
+        return work if self._host.submit_nowait(work) else None
 
 
 async def _returned(worker: Runner) -> None:

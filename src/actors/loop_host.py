@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
-from .._errors import ActorRestarted, ActorStopped, InboxClosed, NodeCancelledError, PenstockError
+from .._errors import ActorRestarted, ActorStopped, ChannelClosed, InboxClosed, NodeCancelledError, PenstockError
 from ..telemetry import logs
 from . import current
 from .cancellation import Condition, until
@@ -373,6 +373,21 @@ class LoopHost:
         except BaseException:
             work.cancel()
             raise
+
+    def submit_nowait(self, work: AnyRequest[Any]) -> bool:
+        """Do what `submit` does, if there is room now; returns whether there was.
+
+        Raises:
+            ActorStopped: the loop has ended.
+        """
+        try:
+            if not self.inbox.put_nowait(work):
+                return False
+        except ChannelClosed:
+            raise self._stopped_error() from self._cause
+        self._unsettled[work] = None
+        work.on_over = self._forget
+        return True
 
     def fail_taken(self, make_error: Callable[[], Exception]) -> None:
         """Fail what the loop has taken out of its inbox and not settled; each gets an error of its own."""

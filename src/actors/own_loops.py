@@ -239,6 +239,7 @@ class Request(AnyRequest[In], Work[In, Out]):
         value: what the actor was called with.
         priority: higher first.
         deadline: when nobody will wait for it any more, in the loop's time.
+        outcome: what its result is given to; by default a future.
 
     Attributes:
         outcome: what its caller awaits. It is cancelled together with its caller, at that moment.
@@ -246,9 +247,15 @@ class Request(AnyRequest[In], Work[In, Out]):
 
     __slots__ = ("outcome",)
 
-    def __init__(self, value: In, priority: int = 0, deadline: float | None = None) -> None:
+    def __init__(
+        self,
+        value: In,
+        priority: int = 0,
+        deadline: float | None = None,
+        outcome: "asyncio.Future[Out] | None" = None,
+    ) -> None:
         super().__init__(value, priority, deadline)
-        self.outcome: asyncio.Future[Out] = asyncio.get_running_loop().create_future()
+        self.outcome: asyncio.Future[Out] = asyncio.get_running_loop().create_future() if outcome is None else outcome
 
     @property
     def cancelled(self) -> bool:
@@ -272,6 +279,10 @@ class Request(AnyRequest[In], Work[In, Out]):
         """
         if self._claim():
             self.outcome.set_exception(plain_error(error, "the actor"))
+
+    def withdraw(self) -> None:
+        """Nobody waits for it any more."""
+        self.cancel()
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""

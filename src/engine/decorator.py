@@ -27,7 +27,7 @@ from typing import (
 from ..actors.accepted import NAME, check, optional, refuse_unknown
 from ..actors.batching import BATCH, Batch, Batcher, results_of
 from ..actors.cancellation import uninterrupted
-from ..actors.loop_host import OwnsLoop, owns_loop
+from ..actors.loop_host import DEFAULT_CAPACITY, OwnsLoop, owns_loop
 from ..actors.node_actor import BLOCKING_SECONDS, log_blocking
 from ..actors.policy import Policy, Retry, RunsOn
 from ..actors.supervision import RestartMode
@@ -69,8 +69,10 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
         call = _call_of(bound, policy, pools, threads, label)
         return Batcher(call, batch, policy.concurrency or 1, label, policy.runs_on)
 
-    # `concurrency` counts batches and is the batcher's; what waits for it is not limited.
-    for_items = replace(policy, concurrency=None, runs_on="loop")
+    # `concurrency` counts batches and is the batcher's; what waits for it is not limited. Its inbox holds a whole
+    # batch: else the last items of one would wait for room until the first have been taken.
+    capacity = policy.capacity or max(DEFAULT_CAPACITY, batch.max_size)
+    for_items = replace(policy, concurrency=None, runs_on="loop", capacity=capacity)
     return Node(_of_one_item(fn, label), for_items, name=label, make_loop=make_loop)
 
 
@@ -249,7 +251,8 @@ def node(
         concurrency: the most items in flight in it at a time, per Engine; default: an `async def` grows on demand,
             a thread or process node has its pool's size, a plain `def` and a stateful node have 1, and an actor that
             owns its loop takes what its inbox holds. With `batch`: the most batches at a time; default 1.
-        capacity: items that its inbox holds in a pipeline; 16 by default, or `concurrency` if that is more.
+        capacity: items that its inbox holds in a pipeline; 16 by default, or `concurrency`, or the size of a
+            batch, if that is more.
         max_bytes: bytes that its inbox holds, for values that know their size (`nbytes`, `bytes`, `str`).
         runs_on: "loop", "thread" or "process", for a plain `def`.
         timeout_seconds: seconds that one attempt may take.

@@ -215,11 +215,14 @@ class Wiring:
         actor.instance = loop = self._instances.loop_of(node)
         actor.fn = node.fn  # its name is all that is asked for
         actor.work = loop.host.inbox
-        actor.body = invocation.in_loop(loop.host)
+        actor.body = in_loop = invocation.InLoop(loop.host)
         if node.gives_stream:
             actor.invoke = opening_in_loop(loop.host, node.policy.capacity or STREAM_CAPACITY, unit.streams)
         elif unit.streams:
             actor.invoke = reading(unit.streams)
+        elif node.policy.is_once:
+            actor.invoke = invocation.invoke_once
+            actor.carrier = in_loop
 
     def _body(self, node: Node[..., Any]) -> Body:
         """Return what runs the handler of a node where it belongs."""

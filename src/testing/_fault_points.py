@@ -75,6 +75,7 @@ def _wired(actor: NodeActor, node: Node[..., Any]) -> None:
         actor.invoke = _awaited(actor.invoke, actor.name)
     elif node._runs_loop:
         actor.body = _awaited(actor.body, actor.name)
+        actor.carrier = None
     elif node.gives_stream:
         actor.fn = _iterated(actor.fn, actor.name)
     elif node.is_async:
