@@ -182,7 +182,7 @@ class Runtime:
         return run_levels(self.counted_runs)
 
     def open_scopes(self) -> list[Wiring]:
-        """Return the actors of open scopes, and those that runs share, for a profile; none after the end of the loop."""
+        """Return the actors of open scopes, and those that runs share, for a profile; none once the loop has ended."""
         if self.loop is not None and self.loop.is_closed():
             return []
         return [*(wiring for shared in self._shared for wiring in shared), *self.wirings]

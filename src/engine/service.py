@@ -163,7 +163,7 @@ class ServiceStatistics(Rendered):
         actors: the nodes and their counters.
         elapsed_seconds: the time that the counters cover, in seconds: from when the deployment became ready until it
             stopped, or until now; None before it is ready.
-        bottleneck: the node that limits the deployment, on average over that time; None if the counters do not show one.
+        bottleneck: the node that limits the deployment, on average over that time; None if no inbox was full.
         expired: how many calls ended with `DeadlineExceeded`, also while they waited for a place. The sum
             `completed + failed + cancelled + expired + admission.refused` counts each call of the service, each stream
             of values, and each item of a stream of calls that has ended.
@@ -180,7 +180,7 @@ class ServiceStatistics(Rendered):
 
     @property
     def bottleneck(self) -> Bottleneck | None:
-        """The node that limits the deployment, on average; None if the counters do not show one."""
+        """The node that limits the deployment, on average over that time; None if no inbox was full."""
         return find_bottleneck(self.actors, self.elapsed_seconds)
 
     def since(self, earlier: "ServiceStatistics") -> "ServiceStatistics":
