@@ -3,9 +3,9 @@
 The map of the house, in the order in which its floors may import each other:
 
     _errors      every exception, one flat hierarchy; imports no other part
-    _public      what a package shows, and what of it is imported at its first use; imports no other part
+    _public      the public names of a package, and which of them are imported late; imports no other part
     telemetry    spans and logs through the API of OpenTelemetry, profiles, tables; imports only _public
-    actors       one actor: channel, places, frame, group of workers, policy, supervision, threads, processes
+    actors       one actor: channel, limiter, frame, group of workers, policy, supervision, threads, processes
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
     testing      virtual time, seeded interleavings, fakes
@@ -67,7 +67,8 @@ __all__ = [
     "switch", "telemetry", "testing", "while_loop",
 ]  # fmt: skip
 
-# Written here, too: to ask importlib.metadata takes as long as a quarter of all else. A test compares it.
+# Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a
+# quarter longer.
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:

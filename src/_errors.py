@@ -1,7 +1,8 @@
 """Every exception that Penstock raises, in one flat hierarchy.
 
-All derive from `PenstockError`; those that mean "too late" are also the built-in `TimeoutError`, and that of a wrong
-option a `ValueError` and a `TypeError`, so that `except TimeoutError` works without knowing this module.
+Every exception derives from `PenstockError`. Those that mean "too late" also derive from the built-in `TimeoutError`,
+so that `except TimeoutError` works without knowing this module; `OptionsError` derives from `ValueError` and
+`TypeError` for the same reason.
 """
 
 
@@ -16,8 +17,8 @@ class GraphTraceError(PenstockError):
 class PlanError(PenstockError):
     """A graph cannot be run as asked.
 
-    For instance, a value's type does not fit the parameter it is passed to, or a deployment is asked for a graph that
-    it does not hold.
+    For instance, the type of a value does not fit the parameter that takes it, or a call goes to a deployment that
+    does not have its graph.
     """
 
 
@@ -26,7 +27,7 @@ class OptionsError(PenstockError, ValueError, TypeError):
 
 
 class EngineLoopError(PenstockError):
-    """An `Engine` is used outside of an event loop, or on another one than it was first used on."""
+    """An `Engine` is used outside of an event loop, or on another event loop than the one of its first use."""
 
 
 class EngineClosedError(PenstockError):
@@ -38,30 +39,31 @@ class ChannelClosed(PenstockError):
 
 
 class ResourceError(PenstockError):
-    """A `@resource` function does not yield exactly once, or a resource is called where nothing would close it.
+    """A `@resource` function does not yield exactly once, or a resource is called outside of a graph.
 
-    Call it in a graph, or open it with `async with resource.open(...)`.
+    Outside of a graph nothing would close the resource: call it in a graph, or open it with
+    `async with resource.open(...)`.
     """
 
 
 class ReentrantCallError(PenstockError):
     """A node would wait for itself for ever; the message names the chain of calls and the remedy.
 
-    A deployment is called from inside one of its own nodes, or a node with `concurrency=` runs a graph that needs a
-    place of the same node, while such callers hold all of its places.
+    There are two cases: a node of a deployment calls that deployment; or a node with `concurrency=` runs a graph that
+    uses the same node, while handlers that do so hold all of its places.
     """
 
 
 class UnknownItemError(PenstockError):
-    """`penstock.current()` is called in a task that a handler has started, and cannot tell to which item it belongs."""
+    """`penstock.current()` was called in a task that a handler has started, and cannot tell which item it is for."""
 
 
 class Overloaded(PenstockError):
     """A deployment refuses a call: all its places, and all places in its queue, are taken.
 
     Attributes:
-        retry_after_seconds: when a place is likely to be free, from the measured service rate; None before
-            anything has been measured.
+        retry_after_seconds: in how many seconds a place is likely to be free, from the measured service rate; None
+            before anything has been measured.
     """
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
@@ -70,14 +72,15 @@ class Overloaded(PenstockError):
 
 
 class NodeError(PenstockError):
-    """Stands for one item's error where the original exception object already belongs to another item.
+    """The error of one item, where a node raised one exception object for several items.
 
-    The original is the `__cause__`.
+    The object belongs to the first of these items. Each of the others gets a `NodeError` with the object as its
+    `__cause__`.
     """
 
 
 class NodeCancelledError(PenstockError):
-    """A node raised `CancelledError` although its item was not cancelled: something that it awaited was."""
+    """A node raised `CancelledError` although its item was not cancelled, but something that the node awaited."""
 
 
 class NodeTimeoutError(PenstockError, TimeoutError):
@@ -97,9 +100,9 @@ class WorkerDied(PenstockError):
 
 
 class InboxClosed(PenstockError):
-    """An actor that owns its loop asks for work after the last, because its scope ends.
+    """An actor that owns its loop asks its inbox for work, but the scope ends and no more work comes.
 
-    Do not catch it: it ends the loop as it should.
+    Do not catch it: this error is how the loop is told to end.
     """
 
 
@@ -126,16 +129,16 @@ class DeploymentFailed(PenstockError):
 
 
 class MissingExtraError(PenstockError, ImportError):
-    """Something needs a package that only an extra of Penstock installs; the message says which."""
+    """A feature needs a package that only an extra of Penstock installs; the message names the extra."""
 
 
 class DeviceError(PenstockError):
-    """A device is not there, or computes wrong values; the message lists the devices, or says what to install."""
+    """A device does not exist, or computes wrong values; the message lists the devices, or says what to install."""
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an exception of a user; one that refuses attributes stays without."""
+    """Add a note to an exception of a user, if the exception accepts notes."""
     try:
         error.add_note(note)
-    except Exception:  # noqa: BLE001 - its own code, which must not take the place of the error
+    except Exception:  # noqa: BLE001 - a class may override attribute access; that failure must not hide the error
         pass

@@ -1,4 +1,4 @@
-"""What a package shows: its public names, some imported when they are first used, each of which says it lives there."""
+"""The public names of a package: their `__module__` is the package, and some are imported when they are first used."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -8,15 +8,15 @@ from typing import Any
 
 
 def public(package: str, late: Mapping[str, str] | None = None) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make the names in `__all__` of a package its public ones; called at the end of the package.
+    """Make the names in `__all__` of a package its public ones; to be called at the end of its `__init__.py`.
 
-    Completion and `dir()` show these names and no others. A class or function among them gets the package as its
-    `__module__`, so that its repr, `help` and tracebacks say from where it is imported. Pickle finds it there, too.
+    Completion and `dir()` show these names and no others. Each class and function among them gets the package as its
+    `__module__`, so that reprs, `help`, tracebacks and pickles name the place that people import it from.
 
     Args:
         package: the name of the package.
-        late: the names that are imported when they are first used, because most programs do not need them, each with
-            the module that has it, or that it is; relative to the package.
+        late: the names that most programs do not need, and that are imported when they are first used. Each name is
+            mapped to a module, relative to the package: the one that defines the name, or the module of that name.
 
     Returns:
         The `__getattr__` and the `__dir__` of the package, which Python asks for these names (PEP 562).
@@ -31,7 +31,7 @@ def public(package: str, late: Mapping[str, str] | None = None) -> tuple[Callabl
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         import_module(package + modules[name])
-        for late_name, place in modules.items():  # with its module others were imported
+        for late_name, place in modules.items():  # that import may have loaded the modules of other late names as well
             found = sys.modules.get(package + place)
             if found is not None:
                 value = found if place == f".{late_name}" else getattr(found, late_name)
@@ -56,10 +56,10 @@ def _move(value: object, package: str) -> None:
 
 
 class LateModule(ModuleType):
-    """Stands for a module, and imports it when one of its names is first used.
+    """A stand-in for a module, which imports the module when one of its names is first used.
 
-    For annotations in quotes: `typing.get_type_hints` finds the module under its name, and the file that has the
-    annotation need not import it.
+    It serves annotations in quotes: `typing.get_type_hints` finds the module under its name, although the file with
+    the annotation does not import it.
     """
 
     def __getattr__(self, name: str) -> Any:

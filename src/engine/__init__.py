@@ -51,7 +51,7 @@ async def run(call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -
         The result of the graph.
 
     Raises:
-        Exception: that of the node that failed first, with a note that names graph, node, item and attempt.
+        Exception: the error of the node that failed first, with a note that names graph, node, item and attempt.
         TimeoutError: the call did not finish within `timeout_seconds`.
         GraphTraceError: the graph does something that a trace cannot represent.
         PlanError: the graph returns a stream of values: read it with `engine.stream(call)`.
@@ -71,15 +71,16 @@ def stream(
     **options: Unpack[CallOptions],
 ) -> Stream[R]: ...
 def stream(calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[Any]:
-    """Run many calls as a pipeline, and yield their results in input order; or yield the values that one call gives.
+    """Run many calls as a pipeline and yield their results in input order; or yield the values of one streaming call.
 
     Args:
-        calls: the calls, from any iterable or async iterable; they are asked for as there is room. Or one call, of a
-            graph that returns an `AsyncIterator`. A plain iterable sees the context variables of the caller, but may be
-            asked outside of any task, where `asyncio.current_task()` is None; an async iterable has a task of its own.
-        progress: whether a bar on standard error shows rate, errors, the node that limits and, of calls that know
-            how many they are, such as those in a list, the time that is left. Silent where that is no terminal.
-        **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy`; of many calls
+        calls: the calls, from any iterable or async iterable; the stream asks it for the next call when there is room
+            for one. Or a single call of a graph that returns an `AsyncIterator`. The code of a plain iterable sees the
+            context variables of the caller, but may run outside of any task, where `asyncio.current_task()` is None;
+            an async iterable is iterated in a task of its own.
+        progress: whether a bar on standard error shows the rate, the errors, the node that limits and, if `calls` has
+            a length as a list has, the time that is left. Nothing is shown if standard error is no terminal.
+        **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy`; for many calls
             also `max_in_flight`, `ordered`, `on_error`, `trace_items`.
 
     Returns:
@@ -87,7 +88,7 @@ def stream(calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptio
 
     Raises:
         TypeError: the argument is neither a call nor an iterable of calls.
-        PlanError: the only call is one of a graph that returns one value: use `engine.run`.
+        PlanError: the single call is one of a graph that returns one value: use `engine.run`.
         OptionsError: an option is unknown or does not apply.
         EngineLoopError: no event loop is running.
         MissingExtraError: there is progress to show, and rich is not installed.
@@ -109,13 +110,14 @@ def deploy(
 
     Args:
         graph: the graph that `await service(...)` calls.
-        *more: further graphs, for `service.run(call)`; they share the instances of stateful nodes.
+        *more: further graphs, which `service.run(call)` calls; all graphs share the instances of stateful nodes.
         strategy: when a stateful node crashes, which of the others are restarted with it: none ("one_for_one"), all
             ("one_for_all"), or those that were started after it ("rest_for_one").
-        max_restarts: how many restarts there may be within `within_seconds`; the next one ends the deployment with
+        max_restarts: how many restarts there may be within `within_seconds`; one more ends the deployment with
             `DeploymentFailed`.
-        within_seconds: the window, in seconds.
-        warmup: compile what device nodes need before it is ready, for the `sample_input=` of each.
+        within_seconds: the length of the window in which restarts are counted, in seconds.
+        warmup: whether the deployment compiles the programs of its device nodes before it is ready, for the
+            `sample_input=` of each.
         **options: `max_in_flight`, `max_queue`, `max_workers`, `scheduler`, `timeout_seconds`, `enable_caching`,
             `device_strategy`.
 
@@ -134,12 +136,20 @@ def deploy(
 
 
 def plan(graph: Graph[..., object], /) -> Plan:
-    """Return what a graph will do: its steps after the planning passes, and what each pass changed. Needs no loop.
+    """Return the plan of a graph: its steps after the planning passes, and what each pass changed.
+
+    No event loop is needed. `print(engine.plan(graph))` shows the plan.
+
+    Args:
+        graph: the graph, not a call of it.
+
+    Returns:
+        The `Plan`.
 
     Raises:
         TypeError: the argument is no graph.
         GraphTraceError: the graph does something that a trace cannot represent.
-        PlanError: a value does not fit the parameter it is passed to.
+        PlanError: the type of a value does not fit the parameter that takes it.
     """
     return _as_graph(graph, "engine.plan")._planned(is_cached=_resolve("Engine", {}, {}).enable_caching)
 

@@ -1,4 +1,4 @@
-"""One call on its way, whichever verb has made it: how it begins, how it is launched, and how it ends."""
+"""One call on its way, of `run`, of a service or of a stream: how it begins, how it is launched, and how it ends."""
 
 import asyncio
 from collections import Counter
@@ -26,29 +26,29 @@ from .scope import Scope
 class RunningCall(Frame, WorkerGroup):
     """One call with workers of its own.
 
-    It is its own frame and its own group of workers, in one object, because neither is ever without the other: making
-    objects is a large part of what a short call costs. It begins before it has actors to go through, since it may have
-    to wait for a place, for resources or for stateful nodes: its span, its deadline and its duration cover that, too.
+    The call, its frame and its group of workers are one object, because making objects is a large part of the cost of
+    a short call. The object is made before the call is launched: a call may first wait for a place, for resources or
+    for stateful nodes, and its span, its deadline and its duration cover that wait.
 
     Args:
         loop: the running loop.
-        graph: name of its graph.
-        options: its options.
-        headers: of the trace that it goes on from; None for that of its caller.
-        context: what its handlers see, of which it takes a copy; that of its caller by default; only then does the
-            call belong to the handler that makes it.
-        timeout_seconds: how long it may take; None without a limit.
-        item: its index in a stream; None if it is in none.
+        graph: the name of the graph.
+        options: the options of the call.
+        headers: the headers of the trace that the call continues; None for the trace of the caller.
+        context: the context of which the handlers see a copy. By default that is the context of the caller, and if the
+            caller is a handler, the call belongs to the item of that handler.
+        timeout_seconds: how long the call may take; None without a limit.
+        item: the index of the call in a stream; None outside of a stream.
         stream: the span of that stream.
 
     Attributes:
-        run_span: its span; None if it has none.
+        run_span: the span of the call; None if it has none.
         timeout_seconds: the same.
-        scope: what waits for its workers; None if it waits for them itself.
+        scope: the scope that waits for the workers; None if the call waits for them itself.
     """
 
-    # An object has room for 30 attributes in Python 3.11, and with more it would carry a dict: what is rarely set has
-    # its default here.
+    # Attributes that few calls set have their default in the class: in Python 3.11, an object with more than 30
+    # attributes of its own would carry a dict.
     run_span: Span | None = None
     traced = False
     timeout_seconds: float | None = None
@@ -58,7 +58,7 @@ class RunningCall(Frame, WorkerGroup):
     is_exclusive = True
     _is_detached = False
     _listener: Listener | None = None
-    _began: float | None = None  # when, if it counts in metrics
+    _began: float | None = None  # the time of its beginning, if metrics count the call
     _in_flight: "Counter[str] | None" = None
 
     def __init__(
@@ -73,7 +73,7 @@ class RunningCall(Frame, WorkerGroup):
         item: int | None = None,
         stream: Span | None = None,
     ) -> None:
-        # `WorkerGroup.__init__` and, with `launch`, `Frame.__init__` are written out.
+        # `WorkerGroup.__init__` and, here and in `launch`, `Frame.__init__` are written out: this is a hot path.
         self._graph = graph
         self.loop = loop
         if context is None:
@@ -102,15 +102,15 @@ class RunningCall(Frame, WorkerGroup):
         self.timer = None
         self.unwinding = 0
 
-    # Not attributes: an object that refers to itself is there until the garbage collector comes.
+    # Properties, because an object with an attribute that refers to itself lives until the garbage collector runs.
     @property
     def group(self) -> WorkerGroup:  # type: ignore[override]
-        """Its workers."""
+        """The call itself, which is its group of workers."""
         return self
 
     @property
     def listener(self) -> Listener:
-        """Who is told how it ended: itself, or the stream that it is an item of."""
+        """The object that is told how the call ended: the call itself, or the stream that it is an item of."""
         return self._listener or self
 
     @listener.setter
@@ -119,14 +119,15 @@ class RunningCall(Frame, WorkerGroup):
 
     @property
     def service(self) -> AnyDeployment | None:
-        """The deployment that it is made to."""
+        """The deployment that is called; None here, since `run` needs none."""
         return None
 
     def count(self, in_flight: "Counter[str] | None" = None) -> None:
-        """Have it count in metrics.
+        """Have metrics count the call.
 
         Args:
-            in_flight: the calls in flight, by graph; None if something else counts those.
+            in_flight: the number of calls in flight by graph, to which the call is added; None if another object
+                counts the calls in flight.
         """
         self._began = perf_counter()
         if in_flight is not None:
@@ -134,7 +135,7 @@ class RunningCall(Frame, WorkerGroup):
             in_flight[self._graph] += 1
 
     def join(self, scope: Scope) -> None:
-        """Have a scope wait for its workers, and bound its threads; before it is launched."""
+        """Have a scope wait for the workers of the call and bound its threads; to be called before `launch`."""
         self.scope = scope
         if scope.threads is not None:
             self.threads = scope.threads
@@ -143,16 +144,17 @@ class RunningCall(Frame, WorkerGroup):
     def launch(
         self, wired: Wired, arguments: tuple[Any, ...], item: int, eager_starts: EagerStarts | None = None
     ) -> None:
-        """Send it through the actors of its graph.
+        """Send the call through the actors of its graph.
 
-        If its first step is carried out elsewhere, such as on a device, that begins now, and no worker is needed until
-        it is over. Else its first worker takes the places when it runs, and not now: until then, others may come.
+        If the first step runs outside of the loop, such as on a device, it begins now, and the call needs no worker
+        until the step has ended. Otherwise the call gets a worker. The worker takes its place in the first actor when
+        it runs, not now; other calls may come first.
 
         Args:
-            wired: the actors.
-            arguments: of the call.
-            item: its number.
-            eager_starts: says whether its first worker begins at once; None for later.
+            wired: the actors of the graph.
+            arguments: the arguments of the call.
+            item: the number of the call.
+            eager_starts: decides whether the first worker begins at once; None for a later turn of the loop.
         """
         self.layout = program = wired.program
         self.item = item
@@ -171,19 +173,21 @@ class RunningCall(Frame, WorkerGroup):
             return
         entries = wired.entries
         carrier = entries[0].carrier if len(entries) == 1 and self.span is None else None
-        if carrier is None or not self._sent_away(entries[0], carrier):
-            # Not in a handler: calls in calls in calls would each take a part of the stack.
+        if carrier is None or not self._begin_detached(entries[0], carrier):
+            # A call that a handler makes never begins at once: nested calls would each take a part of the stack.
             if eager_starts is None or self.parent is not None or not eager_starts.may_start():
                 self.hire(self, entries)
                 return
             caller = asyncio.current_task(self.loop)
             cancels = 0 if caller is None else caller.cancelling()
             self.hire(self, entries, eagerly=True)
-            # A handler that cancels the caller in the midst of its own step would do so a turn too late.
+            # The handler has cancelled the caller in its very first step. The caller would notice that when it next
+            # awaits, which is a turn too late: the call ends now.
             if caller is not None and caller.cancelling() > cancels:
                 self.cancel()
 
-    def _sent_away(self, entry: NodeActor, carrier: Carrier) -> bool:
+    def _begin_detached(self, entry: NodeActor, carrier: Carrier) -> bool:
+        """Begin the first step without a worker, if its node has a free place; returns whether it has begun."""
         limiter = entry.limiter
         if limiter.free <= 0:
             return False
@@ -196,7 +200,7 @@ class RunningCall(Frame, WorkerGroup):
         return False
 
     def _belong(self) -> None:
-        """Note the handler that makes the call, if it is made in one."""
+        """Note the item and the node whose handler makes the call, and take over the deadline of the item."""
         parent = enclosing_frame()
         if parent is not None:
             self.parent = parent
@@ -205,23 +209,23 @@ class RunningCall(Frame, WorkerGroup):
             self._is_detached = is_detached()
 
     def frame_done(self, frame: Frame) -> None:
-        """The outcome is known; see `Listener`."""
+        """End the group of workers; see `Listener`."""
         self.close()
 
     def frame_settled(self, frame: Frame) -> None:
-        """Nothing runs for it any more; see `Listener`."""
+        """Do nothing: `ended` is what this call waits for; see `Listener`."""
 
     def ended(self) -> None:
-        """Its last worker has ended, or there was none."""
+        """Leave the scope: the last worker of the call has ended, or it had none."""
         if self.scope is not None:
             self.scope.groups.discard(self)
 
     def report(self, state: str | None = None, error: BaseException | None = None) -> None:
-        """Say in its span and in metrics how it has ended.
+        """Record in the span and in metrics how the call has ended.
 
         Args:
-            state: "running" if it got no further than to wait for a place; by default that of its frame.
-            error: what it ended with; by default that of its frame.
+            state: "running" for a call that was never launched; by default the state of the call.
+            error: the error of the call; by default the error that its frame has.
         """
         span = self.run_span
         if self._in_flight is not None:

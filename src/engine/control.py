@@ -21,15 +21,15 @@ from .tracing.annotations import result_hint
 from .tracing.ref import Ref, Unawaited, call_location
 from .tracing.tracer import Trace, active
 
-# Called outside a trace they are plain Python. While a graph is traced, each becomes one step whose bodies are traced
-# as graphs of their own: an iteration never enters an inbox of the outer graph.
+# Outside of a trace, these functions are plain Python. While a graph is traced, a call of one becomes a single step
+# whose bodies are traced as graphs of their own: an iteration never enters an inbox of the outer graph.
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 # An agent's loop or a search rarely passes a hundred turns; a loop that never ends is reported before it costs much.
 DEFAULT_MAX_ITERATIONS = 10_000
-# As wide as an `async def` node grows on demand.
+# The same as DEFAULT_WORKERS: how many items an `async def` node handles at a time in a stream.
 DEFAULT_MAP_CONCURRENCY = 32
 
 Kind = Literal["cond", "switch", "while_loop", "map_each"]
@@ -48,10 +48,10 @@ class Control:
     """A control-flow step.
 
     Attributes:
-        kind: which construct.
-        limit: iterations of a `while_loop`, items in flight of a `map_each`.
-        result_of: the body whose annotation is that of the result; None if there is none.
-        over_stream: a `map_each` that takes a stream, and gives one.
+        kind: the construct.
+        limit: the most iterations of a `while_loop`, or the most items in flight of a `map_each`.
+        result_of: a body whose result annotation is also that of the step; None if there is none.
+        over_stream: whether it is a `map_each` over a stream, which gives a stream.
     """
 
     kind: Kind
@@ -61,12 +61,12 @@ class Control:
 
     @property
     def name(self) -> str:
-        """Name of the step."""
+        """The name of the step, for drawings and errors."""
         return self.kind
 
     @property
     def is_async(self) -> bool:
-        """Control flow is awaited, unless it gives a stream."""
+        """Whether a call of it is awaited: always, unless it gives a stream."""
         return not self.over_stream
 
     @property
@@ -76,20 +76,20 @@ class Control:
 
     @property
     def _reads_streams(self) -> bool:
-        """Whether its operand may be a stream."""
+        """Whether its argument may be a stream."""
         return self.over_stream
 
     def _argument_names(self) -> tuple[str, ...]:
-        """Return the names of the arguments, without those that bodies take from outside."""
+        """Return the names of the arguments, without the values that its bodies capture."""
         return _ARGUMENTS[self.kind]
 
     @property
     def _drawn_detail(self) -> str:
-        """What a drawing of the graph says of it."""
+        """A word for drawings of the graph."""
         return "stream" if self.over_stream else ""
 
     def _result_annotation(self) -> Any:
-        """Return the annotation of the result; bodies of one construct have the same."""
+        """Return the annotation of the result, taken from one body: all bodies of a step return the same type."""
         return None if self.result_of is None else result_hint(self.result_of)
 
 
@@ -103,10 +103,10 @@ def cond(
     """Run one of two bodies.
 
     Args:
-        predicate: the value that decides; its truth value is taken when it is known.
-        then: node, graph or function of the operand, run if the predicate is true.
-        otherwise: the same, run if it is false.
-        operand: what the body gets.
+        predicate: the value that decides; its truth is tested when the graph runs, not while it is traced.
+        then: a node, graph or function of the operand, run if the predicate is true.
+        otherwise: a node, graph or function of the operand, run if it is false.
+        operand: the argument of the body that runs.
 
     Returns:
         The result of the body that ran.
@@ -128,16 +128,17 @@ def switch(index: int, branches: tuple[Callable[[T], Awaitable[U]], ...], operan
     """Run one of several bodies, by number.
 
     Args:
-        index: number of the branch, from 0.
+        index: the number of the branch, from 0.
         branches: nodes, graphs or functions of the operand.
-        operand: what the body gets.
+        operand: the argument of the branch that runs.
 
     Returns:
         The result of the body that ran.
 
     Raises:
-        IndexError: there is no branch with that number.
+        IndexError: there is no branch with that number; negative numbers do not count from the end.
         TypeError: `branches` is no tuple of functions.
+        ValueError: `branches` is empty.
     """
     if not isinstance(cast("object", branches), tuple | list):
         raise _misuse(f"ps.switch takes a tuple of branches, then the operand, got {_shown(branches)}")
@@ -163,8 +164,8 @@ def while_loop(
     """Run a body as long as a predicate of its value is true.
 
     Args:
-        predicate: node, graph or function of the value.
-        body: node, graph or function of the value that returns the next one.
+        predicate: a node, graph or function of the value; tested before each iteration.
+        body: a node, graph or function of the value; it returns the next value.
         initial: the first value.
         max_iterations: how often the body may run.
 
@@ -212,17 +213,17 @@ def map_each(
     """Run a body for each item of a list, or of a stream.
 
     Args:
-        fn: node, graph or function of one item.
-        items: the items; those of a stream are asked for as there is room.
-        concurrency: the most items in flight at a time; of a stream, an item counts until its result is taken.
-        name: what the body is called in drawings, statistics, metrics, spans and profiles; by default as `fn` is.
+        fn: a node, graph or function of one item.
+        items: a list or another iterable, or a stream, which is asked for the next item when there is room for it.
+        concurrency: the most items in flight at a time; an item of a stream counts until its result is read.
+        name: the name of the body in drawings, statistics, metrics, spans and profiles; by default the name of `fn`.
 
     Returns:
-        The results, in the order of the items: for a list a list, to be awaited; for a stream a stream.
+        The results, in the order of the items: for a list, an awaitable list; for a stream, a stream.
 
     Raises:
         OptionsError: `concurrency` is no whole number of at least 1, or `name` is empty or no text.
-        TypeError: `fn` is no function, but e.g. a call of one; `items` are none, or a dict.
+        TypeError: `fn` is no function, but e.g. a call of one; or `items` is not iterable, or a dict.
     """
     check("concurrency", concurrency, whole(1), "map_each(")
     check("name", name, optional(NAME), "map_each(")
@@ -237,7 +238,7 @@ def map_each(
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
-    """Return what a body is called: as its node, graph or function is; "each" if that has no name."""
+    """Return the name of the body: that of its node, graph or function; "each" for a lambda."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     name = getattr(fn, "name", None) or getattr(fn, "__name__", None)
@@ -245,10 +246,10 @@ def _name_of(fn: Callable[..., Any]) -> str:
 
 
 def check_items(items: Any) -> None:
-    """Refuse what `map_each` could not take one by one, and a dict.
+    """Check that `map_each` can take `items` one by one; a dict is refused, because it is ambiguous.
 
     Raises:
-        TypeError: the items are none; a GraphTraceError while a graph is traced.
+        TypeError: it cannot; while a graph is traced, a GraphTraceError.
     """
     if isinstance(items, Iterable) and not isinstance(items, Mapping | Unawaited):
         return
@@ -258,23 +259,27 @@ def check_items(items: Any) -> None:
     elif isinstance(items, Unawaited):
         remedy = "write `await` before its call"
     elif isinstance(items, AsyncIterable):
-        remedy = "it is a stream, and the graph does not know: annotate its parameter as AsyncIterator"
+        remedy = "it is a stream, but the graph was not told: annotate its parameter as AsyncIterator"
     elif hasattr(items, "__getitem__"):
-        return  # the older way to be iterable
+        return  # iterable by the old protocol, without __iter__
     elif callable(items):
         remedy = "the function comes first, ps.map_each(fn, items)"
     raise _misuse(f"ps.map_each cannot take the items of {_shown(items)}: {remedy}")
 
 
 def checked_branch(index: int, count: int) -> int:
-    """Return the number of a branch; negative numbers do not count from the end."""
+    """Return the number of a branch.
+
+    Raises:
+        IndexError: there is no branch with that number.
+    """
     if not 0 <= index < count:
         raise IndexError(f"ps.switch has branches 0 to {count - 1}, got {index}")
     return index
 
 
 def iteration_limit(limit: int) -> IterationLimitError:
-    """Return the error of a loop that does not end."""
+    """Return the error of a loop whose predicate is still true after `limit` iterations."""
     return IterationLimitError(
         f"ps.while_loop ran its body {limit} times and the predicate is still true; raise max_iterations= if it is "
         "meant to run longer"

@@ -1,4 +1,4 @@
-"""What metrics and profiles read of nodes, calls, streams and deployments."""
+"""How metrics and profiles read the counters of nodes, runs and deployments."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -13,14 +13,14 @@ from .control import Control
 from .node import Node, is_node
 from .program import Plan, Wired
 
-if TYPE_CHECKING:  # the records that a profile is made of are loaded when one is taken
+if TYPE_CHECKING:  # loaded only when a profile is taken
     from ..actors.threads import ThreadShare
     from ..telemetry.profiling.records import Around, Bound, NodeReading, Places
     from .admission import AdmissionStatistics
     from .pools import Pools
 
 
-@cache  # scopes of one graph open and close again and again
+@cache  # scopes of the same graph open and close again and again, each time with the same series
 def _of_node(metric: str, graph: str, node: str, outcome: str = "") -> Series:
     """Return the series of a metric of one node."""
     of = (names.GRAPH, graph), (names.NODE, node)
@@ -28,13 +28,14 @@ def _of_node(metric: str, graph: str, node: str, outcome: str = "") -> Series:
 
 
 def node_counters(wired: Iterable[Wired]) -> Iterator[Reading]:
-    """Yield what nodes have done; control flow is none, what is in its bodies is.
+    """Yield the counters of nodes, for metrics; a step of control flow is no node, but its bodies have nodes.
 
     Args:
         wired: all actors of a scope, also those of bodies.
     """
     for actor in _nodes(wired):
-        # Not by its statistics: each scope is read when it ends, and making the record takes four times as long.
+        # This does not use `actor.statistics()`: each scope is read when it ends, and making that record would take
+        # four times as long.
         of = actor.graph, actor.name
         yield _of_node(names.METRIC_NODE_EXECUTIONS, *of, "done"), actor.completed, None
         yield _of_node(names.METRIC_NODE_EXECUTIONS, *of, "failed"), actor.failed, None
@@ -50,7 +51,7 @@ def node_counters(wired: Iterable[Wired]) -> Iterator[Reading]:
 
 
 def node_levels(wired: Iterable[Wired]) -> Iterator[Reading]:
-    """Yield what is in nodes now; as above."""
+    """Yield how many items are in each node and in its inbox now, for metrics; `wired` as in `node_counters`."""
     for actor in _nodes(wired):
         now = actor.statistics()
         of = now.graph, now.node
@@ -72,7 +73,7 @@ def _nodes(wired: Iterable[Wired]) -> Iterator[NodeActor]:
 
 
 def run_levels(in_flight: "Counter[str]") -> Iterator[Reading]:
-    """Yield how many calls are in flight, of each graph."""
+    """Yield how many calls of `run` are in flight, by graph."""
     for graph, count in in_flight.copy().items():
         yield series(names.METRIC_RUN_IN_FLIGHT, (names.GRAPH, graph)), count, None
 
@@ -82,33 +83,33 @@ def deployment_counters(graphs: str, admission: "AdmissionStatistics") -> Iterat
 
     Args:
         graphs: the names of its graphs.
-        admission: its places.
+        admission: the counters of its admission.
     """
     yield series(names.METRIC_DEPLOYMENT_REFUSED, (names.GRAPH, graphs)), admission.refused, None
 
 
 def deployment_levels(graphs: str, admission: "AdmissionStatistics") -> Iterator[Reading]:
-    """Yield how the places of a deployment are taken; as above."""
+    """Yield how many places of a deployment are taken, and how many calls wait; arguments as above."""
     of = names.GRAPH, graphs
     yield series(names.METRIC_DEPLOYMENT_IN_FLIGHT, of), admission.in_flight, None
     yield series(names.METRIC_DEPLOYMENT_MAX_IN_FLIGHT, of), admission.max_in_flight, None
     yield series(names.METRIC_DEPLOYMENT_QUEUED, of), admission.queued, None
 
 
-# How many runs of a plan there may be at a time, and what bounds them; None if nothing does.
+# How many runs of a plan there may be at a time, and what bounds them; None without a bound.
 Room: TypeAlias = "tuple[int, Bound] | None"
 
 
 def node_readings(
     wired: Iterable[Wired], room: Room, pools: "Pools", threads: "ThreadShare | None"
 ) -> "Iterator[NodeReading]":
-    """Yield what the counters of nodes say; control flow is none, what is in its bodies is.
+    """Yield a reading of each node, for a profile; a step of control flow is no node, but its bodies have nodes.
 
     Args:
         wired: all actors of a scope, also those of bodies.
         room: how many calls there may be in the scope at a time.
-        pools: the threads and processes that they use.
-        threads: those that the scope may have busy; None for as many as there are.
+        pools: the threads and processes of the Engine.
+        threads: the share of threads that the scope may keep busy; None for all of them.
     """
     wired = list(wired)
     around = _around(wired)
@@ -130,7 +131,7 @@ def node_readings(
 
 
 def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...]:
-    """Return the names of the nodes that wait for the value of one, behind control flow as well."""
+    """Return the names of the nodes that wait for the value of `actor`, directly or behind a step of control flow."""
     found: dict[NodeActor, None] = {}
     left = [*actor.consumers]
     for consumer in left:
@@ -141,7 +142,7 @@ def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...
 
 
 def _around(wired: Iterable[Wired]) -> "dict[Plan, Around]":
-    """Return where each body of control flow stands in the graph around it."""
+    """Return for each body of control flow which nodes come before and after it in the graph around it."""
     from ..telemetry.profiling.records import Around
 
     found: dict[Plan, Around] = {}
@@ -162,7 +163,7 @@ def _around(wired: Iterable[Wired]) -> "dict[Plan, Around]":
 
 
 def _rooms(plans: list[Plan], room: Room) -> dict[Plan, Room]:
-    """Return how many runs there may be of each plan and of its bodies."""
+    """Return how many runs there may be at a time of each plan, and of each body."""
     bodies = {body for plan in plans for step in plan.steps for body in step.bodies}
     rooms: dict[Plan, Room] = {plan: room for plan in plans if plan not in bodies}
     left = list(rooms)
@@ -215,7 +216,7 @@ def _runs_on(node: Node[..., object]) -> str:
 def _places(
     actor: NodeActor, node: Node[..., object], runs_on: str, room: Room, pools: "Pools", threads: "ThreadShare | None"
 ) -> "Iterator[Places]":
-    """Yield those of the node first, then those of the pool that it uses."""
+    """Yield the places of a node, then those of the pool of threads or processes that it uses."""
     from ..telemetry.profiling.records import Places
 
     own = actor.limiter

@@ -1,4 +1,4 @@
-"""The decorator `node`, and batched nodes."""
+"""The decorator `node`, and how a function that takes a batch becomes a node that takes one item."""
 
 import asyncio
 import functools
@@ -45,7 +45,13 @@ _Call: TypeAlias = Callable[[list[Any]], Awaitable[Sequence[Any]]]
 
 
 def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str | None) -> Node[..., Any]:
-    """Make a node of a function that takes a list and returns a list with one result or exception per item.
+    """Make a node that takes one item, of a function that takes a list of items.
+
+    Args:
+        fn: the function; it returns a list with one result or exception per item.
+        batch: how items are gathered.
+        policy: the policy of the node.
+        name: the name of the node; by default that of the function.
 
     Raises:
         TypeError: the function cannot be a batched node.
@@ -69,8 +75,8 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
         call = _call_of(bound, policy, pools, threads, label)
         return Batcher(call, batch, policy.concurrency or 1, label, policy.runs_on)
 
-    # `concurrency` counts batches and is the batcher's; what waits for it is not limited. Its inbox holds a whole
-    # batch: else the last items of one would wait for room until the first have been taken.
+    # `concurrency` counts batches, so the batcher obeys it; items that wait for a batch need no place of the node. Its
+    # inbox holds a whole batch: else the last items of one would wait for room until the first have been taken.
     capacity = policy.capacity or max(DEFAULT_CAPACITY, batch.max_size)
     for_items = replace(policy, concurrency=None, runs_on="loop", capacity=capacity)
     return Node(_of_one_item(fn, label), for_items, name=label, make_loop=make_loop)
@@ -97,7 +103,7 @@ def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", threads: "T
             waiting = pools.threads().submit(copy_context(), returned.set, fn, items)
             try:
                 return await waiting
-            finally:  # a thread must not outlive its scope
+            finally:  # also when cancelled: the thread must not outlive its scope
                 await uninterrupted(returned.wait())
         finally:
             if threads is not None:
@@ -108,7 +114,7 @@ def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", threads: "T
 
 
 def _of_one_item(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return the function as a graph sees it: it takes one item, and returns its result or raises its error."""
+    """Return a function that handles one item as a batch of one; graphs read its signature and annotations."""
 
     @functools.wraps(fn)
     async def handle(*args: Any) -> Any:
@@ -120,7 +126,7 @@ def _of_one_item(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
             raise result
         return result
 
-    del handle.__wrapped__  # its parameters and annotations are not these
+    del handle.__wrapped__  # `inspect.signature` would follow it to the parameters of the batch
     with suppress(TypeError, ValueError):  # some builtins have no signature
         signature, hints = signature_of(fn), hints_of(fn)
         *before, items = signature.parameters.values()
@@ -167,7 +173,7 @@ class _Decorator(Protocol):
 
 
 class _BatchDecorator(Protocol):
-    # The function takes a list and returns a list; who calls the node passes one item and gets one result.
+    # The function takes a list and returns a list; a caller of the node passes one item and gets one result.
     @overload
     def __call__(
         self, fn: Callable[[list[T]], Awaitable[Sequence[U | Exception]]], /
@@ -247,30 +253,34 @@ def node(
 
     Args:
         fn: the function or class, when used without parentheses.
-        name: how it is drawn, traced and named in errors; default: the name of the function.
-        concurrency: the most items in flight in it at a time, per Engine; default: an `async def` grows on demand,
-            a thread or process node has its pool's size, a plain `def` and a stateful node have 1, and an actor that
-            owns its loop takes what its inbox holds. With `batch`: the most batches at a time; default 1.
-        capacity: items that its inbox holds in a pipeline; 16 by default, or `concurrency`, or the size of a
-            batch, if that is more.
-        max_bytes: bytes that its inbox holds, for values that know their size (`nbytes`, `bytes`, `str`).
-        runs_on: "loop", "thread" or "process", for a plain `def`.
-        timeout_seconds: seconds that one attempt may take.
+        name: the name of the node in drawings, traces and errors; default: the name of the function.
+        concurrency: how many items the node handles at a time, per Engine. Default: as many as come for an `async def`,
+            within `max_workers`; the size of the pool for a thread or process node; 1 for a plain `def` and for a
+            stateful node; an actor that owns its loop takes what its inbox holds. With `batch`: how many batches are
+            handled at a time; default 1.
+        capacity: how many items the inbox of the node holds in a pipeline; 16 by default, or `concurrency`, or the
+            size of a batch, if that is more.
+        max_bytes: how many bytes the inbox holds, counted for values that know their size (`nbytes`, `bytes`, `str`).
+        runs_on: where a plain `def` runs: "loop", "thread" or "process".
+        timeout_seconds: how long one attempt may take, in seconds.
         retry: which failures are worth another attempt.
-        fallback: function of the exception, run once after the last attempt; its result is the node's.
-        batch: items of many requests are handled together: the function takes a list and returns a list (or tuple)
-            with one result or exception per item, while callers pass one item.
-        pure: equal arguments give equal results, and nothing else happens: equal calls are merged.
-        effectful: it is called for its effect: it stays, although nobody reads its result.
-        restart: of a class: after which exits its instance is replaced by a new one: "permanent" after all, "transient"
-            after crashes, "temporary" never.
-        restart_on: of a class: the exceptions of `__call__` that mean that the instance is broken, which is a crash.
-            All others are the error of their item and nothing else.
-        shutdown_seconds: of a class that owns its loop: how long the loop may go on at the end of its scope, when no
-            more work comes; it is cancelled then. 5 by default; 0 cancels it at once.
-        model: it calls this model, and does nothing else that takes long: its spans get the names that OpenTelemetry
-            has for model calls, with the tokens that `usage` of its result says.
-        **unknown: what is no option; it is refused.
+        fallback: a function of the exception, called once after the last attempt has failed; its result becomes the
+            result of the node.
+        batch: gathers items of many requests and handles them together: the function takes a list and returns a list
+            (or tuple) with one result or exception per item, while callers pass one item.
+        pure: states that equal arguments give equal results and that a call has no effect, so that equal calls in a
+            graph are merged.
+        effectful: states that the node is called for its effect, so that a call stays in the graph although its result
+            is not read.
+        restart: for a class: after which exits a new instance replaces the old one: "permanent" after all exits,
+            "transient" after crashes, "temporary" never.
+        restart_on: for a class: the exceptions of `__call__` that mean that the instance is broken, which counts as a
+            crash. Any other exception is the error of its item and nothing else.
+        shutdown_seconds: for a class that owns its loop: for how many seconds the loop may go on when its scope ends
+            and no more work comes, before it is cancelled. 5 by default; 0 cancels it at once.
+        model: the name of the model that the node calls, if it does nothing else that takes long. Its spans then have
+            the attributes that OpenTelemetry defines for model calls, with the tokens in `usage` of the result.
+        **unknown: any other option is refused.
 
     Returns:
         A `Node`; a class stays a class, and calls of its instances become steps.

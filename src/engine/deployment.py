@@ -1,4 +1,4 @@
-"""Deployment: the inside of a Service: what it hosts, what is in flight, how it starts and how it ends."""
+"""Deployment, the inside of a Service: its graphs, its calls in flight, and its life from start to stop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
 
 class InFlight:
-    """What is in flight in one deployment, and what has ended there.
+    """The calls in flight in one deployment, and how many have ended there in which way.
 
     Args:
-        admission: its places.
-        changed: notified when something has ended that its end waits for.
+        admission: the places of the deployment.
+        changed: notified whenever `is_busy` may have become false.
 
     Attributes:
         admission: the same.
         live: the calls in flight, but not the items of streams of calls.
-        items: calls that were admitted; the number of the next one.
-        counts: calls and items that have ended, by how.
+        items: how many calls were admitted, which is the number of the next call.
+        counts: how many calls and items have ended, by their outcome.
     """
 
     __slots__ = ("_changed", "_preparing", "_refusal", "_streams", "admission", "counts", "items", "live")
@@ -59,33 +59,33 @@ class InFlight:
         self.items = 0
         self.counts = {"done": 0, "failed": 0, "cancelled": 0, "expired": 0, "running": 0}
         self._streams: set[Pipeline] = set()
-        self._preparing: set[asyncio.Timeout] = set()  # calls that wait for something else than a place
+        self._preparing: set[asyncio.Timeout] = set()  # the timers of calls that wait for a resource to be reopened
         self._refusal: Callable[[], PenstockError] | None = None
         self._changed = changed
 
     @property
     def is_busy(self) -> bool:
-        """Whether accepted calls have not ended; those of a stream may end unread."""
+        """Whether accepted calls have not ended. An item of a stream has, also before it was read."""
         waiting = self._preparing or self.admission.statistics().queued
         return bool(self.live or waiting or any(stream.window.running for stream in self._streams))
 
     async def reserve(self, graph: str, priority: int, deadline: float | None) -> None:
-        """Take a place for a call, waiting for one if need be; a call that gets none is counted.
+        """Take a place for a call, waiting for one if need be; count the call if it gets none.
 
         Raises:
-            Overloaded: as many calls wait as may.
-            DeadlineExceeded: it got no place in time.
+            Overloaded: the queue is full.
+            DeadlineExceeded: the call got no place before its deadline.
         """
         timer = asyncio.timeout_at(deadline)
         too_late = f"the call of graph {graph!r} got no place before its deadline"
-        # What is refused is counted as that.
+        # Admission counts the calls that it refuses.
         await self._wait(self.admission.reserve(priority, graph), timer, too_late, counted=(Overloaded,))
 
     async def prepare(self, preparing: Awaitable[None], graph: str, deadline: float | None) -> None:
-        """Wait for what a call needs; a call that does not get it is counted.
+        """Wait until the resources of a call are open; count the call if they do not open.
 
         Raises:
-            DeadlineExceeded: it took too long.
+            DeadlineExceeded: they were not open before the deadline.
             PenstockError: the deployment has ended.
         """
         timer = asyncio.timeout_at(deadline)
@@ -100,7 +100,7 @@ class InFlight:
     async def _wait(
         self, needed: Awaitable[None], timer: asyncio.Timeout, too_late: str, counted: tuple[type[Exception], ...] = ()
     ) -> None:
-        """Wait for what a call needs; a call that does not get it is counted, unless the error is `counted` already."""
+        """Await `needed` before a call begins; if that fails, count the call, except for errors counted elsewhere."""
         try:
             async with timer:
                 await needed
@@ -113,7 +113,7 @@ class InFlight:
             raise reason from error
 
     def _not_begun(self, error: BaseException, timer: asyncio.Timeout, too_late: str) -> BaseException:
-        """Count a call that does not begin; returns what to raise."""
+        """Count a call that cannot begin; return the error to raise."""
         if isinstance(error, asyncio.CancelledError):
             self.counts["cancelled"] += 1
             return error
@@ -125,12 +125,12 @@ class InFlight:
         return self._refusal() if is_over and self._refusal is not None else error
 
     def turn_away(self) -> None:
-        """A call got its place, and cannot be served any more."""
+        """Give back the place of a call that was admitted too late to be served, and count the call as failed."""
         self.admission.release()
         self.counts["failed"] += 1
 
     def settled(self, frame: Frame) -> None:
-        """Nothing runs for a call any more: its place is free."""
+        """Count a call whose last handler has ended, and give back its place."""
         self.live.discard(frame)
         if frame.state == "done":
             self.counts["done"] += 1
@@ -141,29 +141,30 @@ class InFlight:
             self._changed.notify_all()
 
     def stream_opened(self, stream: "Pipeline") -> None:
-        """A stream of calls has begun; its items are counted here."""
+        """Keep a stream of calls until it is closed, and count its items."""
         self._streams.add(stream)
         stream.on_closed = self._stream_closed
         stream.on_item_settled = self._item_settled
 
     def finish_streams(self) -> None:
-        """Ask the sources of streams for no more."""
+        """Have the streams ask their sources for no further calls."""
         for stream in self._streams:
             stream.finish()
 
     async def end(self, make_error: Callable[[], PenstockError], refusal: Callable[[], PenstockError]) -> None:
-        """End everything, each with an error of its own; waits for the streams.
+        """End all calls and streams, each with an error of its own, and wait until the streams are closed.
 
         Args:
-            make_error: makes the error of a call that is interrupted.
-            refusal: makes that of a call that waits for something else than a place: places become free now.
+            make_error: makes the error of a call in flight.
+            refusal: makes the error of a call that waits for a resource. Calls that wait for a place need none: the
+                calls that end now free their places, and `check_admitted` refuses the next.
         """
         self._refusal = refusal
         for timer in self._preparing:
             if not timer.expired():
                 timer.reschedule(asyncio.get_running_loop().time())
         for frame in list(self.live):
-            if frame.state == "running":  # others have ended, and are unwinding
+            if frame.state == "running":  # the handlers of the others are unwinding already
                 frame.fail(make_error())
         for stream in list(self._streams):
             stream.abort(make_error())
@@ -183,18 +184,18 @@ class InFlight:
 
 
 class HostedGraphs:
-    """The graphs of one deployment. It keeps the plans that it began with, whatever is rebound meanwhile.
+    """The graphs of one deployment, with the plans that they had when it started; later rebindings do not change them.
 
     Attributes:
-        names: their names.
-        ready: the actors of each graph whose calls give one value, and can begin at once; empty before `prepare`.
+        names: the names of the graphs, for messages.
+        ready: the actors of each graph whose calls give one value and can begin at once; empty before `prepare`.
     """
 
     def __init__(self, graphs: tuple[Graph[..., Any], ...]) -> None:
         self.names = ", ".join(graph.name for graph in graphs)
         self.ready: dict[Graph[..., Any], Wired] = {}
         self._wired: dict[Graph[..., Any], Wired] = {}
-        self._lost: set[Graph[..., Any]] = set()
+        self._incomplete: set[Graph[..., Any]] = set()  # graphs with resources that have ended by themselves
         self._graphs = graphs
 
     async def prepare(self, scope: Scope, *, warms_up: bool) -> None:
@@ -202,7 +203,7 @@ class HostedGraphs:
 
         Args:
             scope: where they run.
-            warms_up: whether nothing is left to the first call that can be done now.
+            warms_up: whether device nodes are compiled now, and not by their first call.
 
         Raises:
             Exception: a graph cannot be traced, or a stateful node did not start.
@@ -212,8 +213,8 @@ class HostedGraphs:
             wired = self._wired[graph] = await scope.prepare(plan)
             if warms_up:
                 await warm_up(wired.program, scope.engine.pools, scope.options.device_strategy)
-            if wired.program.resources and not wired.program.is_filled:  # one has ended while nodes were started
-                self._lost.add(graph)
+            if wired.program.resources and not wired.program.is_filled:  # a resource ended while nodes were started
+                self._incomplete.add(graph)
             elif not wired.program.plan._gives_stream:
                 self.ready[graph] = wired
 
@@ -221,7 +222,7 @@ class HostedGraphs:
         """Return the actors of a graph whose calls give one value.
 
         Raises:
-            PlanError: it is not part of this deployment, or gives streams.
+            PlanError: the graph is not part of this deployment, or its calls give streams.
         """
         wired = self._deployed(graph)
         if wired.program.plan._gives_stream:
@@ -232,7 +233,7 @@ class HostedGraphs:
         """Return the actors of a graph whose calls give streams.
 
         Raises:
-            PlanError: it is not part of this deployment, or gives one value.
+            PlanError: the graph is not part of this deployment, or its calls give one value.
         """
         wired = self._deployed(graph)
         if not wired.program.plan._gives_stream:
@@ -240,39 +241,39 @@ class HostedGraphs:
         return wired
 
     def lost(self, programs: Collection[Program]) -> None:
-        """Resources of these programs have ended by themselves: `restore` has to come before the next call."""
+        """Note that resources of these programs have ended by themselves: the next call has to `restore` them."""
         for graph, wired in self._wired.items():
             if wired.program in programs:
-                self._lost.add(graph)
+                self._incomplete.add(graph)
                 self.ready.pop(graph, None)
 
     def that_uses(self, opening: Opening) -> Graph[..., Any]:
-        """Return one of the graphs that use a resource."""
+        """Return any graph that uses a resource."""
         return next(graph for graph, wired in self._wired.items() if opening in wired.program.resources)
 
     def is_complete(self, graph: Graph[..., Any]) -> bool:
-        """Whether no resource of a graph is lost."""
-        return graph not in self._lost
+        """Whether all resources of a graph are open."""
+        return graph not in self._incomplete
 
     async def restore(self, graph: Graph[..., Any], scope: Scope) -> None:
-        """Open the resources of a graph again that have ended by themselves.
+        """Open those resources of a graph again that have ended by themselves.
 
         Raises:
-            Exception: what an opening raised; the next call tries again.
+            Exception: the error of a resource that did not open; the next call tries again.
         """
         wired, resources, caller = self._wired[graph], scope.engine.resources, object()
         try:
-            # For the caller first: the scope may have ended meanwhile, and would never let go what it got then.
+            # The caller holds the resources first: if the scope has closed meanwhile, it would never release them.
             await resources.hold(wired.program, caller)
             if scope.is_open and resources.hold_nowait(wired.program, scope):
-                self._lost.discard(graph)
+                self._incomplete.discard(graph)
                 if not wired.program.plan._gives_stream:
                     self.ready[graph] = wired
         finally:
             await resources.release(caller)
 
     def find(self, graph: Graph[..., Any]) -> Wired | None:
-        """Return the actors of a graph; None if there are none yet."""
+        """Return the actors of a graph; None before `prepare` has made them."""
         return self._wired.get(graph)
 
     def __iter__(self) -> Iterator[Wired]:
@@ -292,7 +293,7 @@ class HostedGraphs:
 
 
 ServiceState = Literal["starting", "ready", "draining", "stopped"]
-"""What `service.state` may be."""
+"""The values of `service.state`."""
 
 
 class Deployment:
@@ -302,8 +303,8 @@ class Deployment:
         runtime: the inside of its Engine.
         graphs: the deployed graphs, and their actors.
         state: "starting", "ready", "draining" or "stopped".
-        scope: where its calls run; None before it is entered.
-        in_flight: the calls that have not ended; None before it is entered.
+        scope: the scope of its calls; None before `start`.
+        in_flight: the calls that have not ended; None before `start`.
     """
 
     def __init__(
@@ -335,26 +336,26 @@ class Deployment:
         return self.graphs.names
 
     def counters(self) -> Iterable[Reading]:
-        """Return what its admission has counted, for metrics."""
+        """Return the counters of its admission, for metrics."""
         return () if self.in_flight is None else deployment_counters(self.names, self.in_flight.admission.statistics())
 
     def levels(self) -> Iterable[Reading]:
-        """Return how its places are taken now, for metrics."""
+        """Return how many places and queue places are taken now, for metrics."""
         return () if self.in_flight is None else deployment_levels(self.names, self.in_flight.admission.statistics())
 
     def frames(self) -> Iterable[Frame]:
-        """Return the calls for which something may still run; its streams know theirs."""
+        """Return the calls for which handlers may still run, without the items of its streams."""
         return () if self.in_flight is None else self.in_flight.live
 
     def actors(self) -> list[NodeActor]:
-        """Return the actors that they go through."""
+        """Return the actors of all its graphs."""
         return [] if self.scope is None else self.scope.wiring.actors()
 
     async def start(self) -> None:
         """Make the actors and enter the stateful nodes.
 
         Raises:
-            EngineClosedError: it was started before, or stopped, perhaps meanwhile.
+            EngineClosedError: the deployment was started before, or was stopped, perhaps while it started.
             Exception: a graph cannot be traced, or a stateful node did not start.
         """
         if self.scope is not None or self.state == "stopped":
@@ -373,7 +374,7 @@ class Deployment:
         self.in_flight = InFlight(admission, self._changed)
         if options.collect_metrics:
             metrics.opened(self)
-        # A task of its own: whoever aborts meanwhile cancels the start, and not the caller.
+        # In a task of its own, so that an abort can cancel the start without cancelling the caller.
         self._starting = start_task(
             self.scope.loop,
             self.graphs.prepare(self.scope, warms_up=self._warms_up),
@@ -433,7 +434,7 @@ class Deployment:
         self.check_failed()
 
     async def end(self) -> None:
-        """Do as `abort` does, for those who say themselves that it has failed.
+        """Do as `abort` does, but do not raise `DeploymentFailed`.
 
         Raises:
             Exception: a stateful node could not be left.
@@ -442,7 +443,7 @@ class Deployment:
         await uninterrupted(self.abort_soon())
 
     async def wait_stopped(self) -> None:
-        """Wait until it takes no more calls and none is in flight.
+        """Wait until the deployment is stopped.
 
         Raises:
             DeploymentFailed: stateful nodes crashed too often.
@@ -451,7 +452,7 @@ class Deployment:
         self.check_failed()
 
     def abort_soon(self) -> "asyncio.Task[None]":
-        """Refuse new calls from now on, and begin to end those in flight; returns the task that does."""
+        """Refuse new calls from now on, and start to end the calls in flight; return the task that ends them."""
         self.state = "stopped"
         self._changed.notify_all()
         if self._stopping is None:
@@ -464,16 +465,16 @@ class Deployment:
         self._starting.cancel()
         await asyncio.wait([self._starting])
         if not self._starting.cancelled():
-            self._starting.exception()  # `start` raises it, or says that it was stopped
+            self._starting.exception()  # marks it as retrieved: `start` raises it, or raises `stopped_error`
         await self.in_flight.end(self._interrupted_error, self.stopped_error)
         try:
             await self.scope.close()
         except Exception as error:
             if self._failure is None:
                 raise
-            if error is self.stopped_error().__cause__:  # an instance ended by itself: that is why it failed
+            if error is self.stopped_error().__cause__:  # the crash that made the deployment fail, seen once more
                 return
-            # Why it failed matters more than what else goes wrong at its end.
+            # The reason for the failure matters more to the caller than an error while closing; that becomes a note.
             self._close_error = error
             logs.warning("deployment.not_released", deployment=self.names, error=repr(error))
         finally:
@@ -482,7 +483,7 @@ class Deployment:
             metrics.closed(self)
 
     def _fail(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
-        """Stateful nodes crash too often: end everything, and say why from now on."""
+        """End everything, because stateful nodes crash too often; from now on, calls are refused with that reason."""
         if self._stopping is None:
             self._failure = make_error
             self.abort_soon()
@@ -493,12 +494,12 @@ class Deployment:
             raise self.stopped_error()
 
     def check_callable(self) -> tuple[Scope, InFlight]:
-        """Return what a call needs.
+        """Check that a call may be made now; return the scope and the calls in flight.
 
         Raises:
             EngineClosedError: the deployment was not started, or takes no more calls.
-            EngineLoopError: it runs on another event loop.
-            ReentrantCallError: called by one of its own nodes.
+            EngineLoopError: the deployment runs on another event loop.
+            ReentrantCallError: one of its own nodes makes the call.
         """
         if self.scope is None or self.in_flight is None:
             raise EngineClosedError(
@@ -506,19 +507,19 @@ class Deployment:
             )
         if self.state != "ready":
             raise self.stopped_error()
-        if asyncio._get_running_loop() is not self.scope.loop:  # None outside of any
+        if asyncio._get_running_loop() is not self.scope.loop:  # it returns None where no loop runs
             raise EngineLoopError("this deployment runs on another event loop than this code; call it from there")
         if current.source.get() is not None or hosts.get():
             refuse_from_inside(self)
         return self.scope, self.in_flight
 
     async def restored(self, wired: Wired, graph: Graph[..., Any], deadline: float | None = None) -> Wired:
-        """Return the actors of a graph, once its resources are open: one may have ended by itself.
+        """Return the actors of a graph, once those of its resources are open again that ended by themselves.
 
         Raises:
-            DeadlineExceeded: it took too long.
+            DeadlineExceeded: they were not open before the deadline.
             EngineClosedError: the deployment was stopped meanwhile.
-            Exception: what an opening raised; the next call tries again.
+            Exception: the error of a resource that did not open; the next call tries again.
         """
         if self.graphs.is_complete(graph):
             return wired
@@ -527,11 +528,11 @@ class Deployment:
         return wired
 
     async def reopen(self, opening: "Opening") -> None:
-        """Open what was lost and is used by one of the graphs.
+        """Open a resource again that ended by itself, with all other such resources of a graph that uses it.
 
         Raises:
             EngineClosedError: the deployment was stopped, perhaps meanwhile.
-            Exception: what the opening raised.
+            Exception: the error of a resource that did not open.
         """
         if self.scope is None or self.state != "ready":
             raise self.stopped_error()
@@ -543,10 +544,10 @@ class Deployment:
             raise self.stopped_error()
 
     def check_admitted(self, in_flight: InFlight) -> None:
-        """Give the place back that a call waited for, if the deployment was stopped meanwhile.
+        """Refuse a call that has just been admitted if the deployment was stopped while the call waited.
 
         Raises:
-            EngineClosedError: it was.
+            EngineClosedError: the deployment was stopped; the place of the call is free again.
         """
         if self._is_stopped():
             in_flight.turn_away()
@@ -564,7 +565,7 @@ class Deployment:
         return EngineClosedError("this deployment was stopped while the call was in flight")
 
     def stopped_error(self) -> PenstockError:
-        """Return the error of a call that comes before the start, or too late."""
+        """Return the error for calls made while the deployment is not ready."""
         if self._failure is not None:
             error = self._failure(f"the deployment of {self.names}")
             if self._close_error is not None:
@@ -574,7 +575,7 @@ class Deployment:
 
 
 class ServiceCall(RunningCall):
-    """One call of a deployment."""
+    """A call to a deployment."""
 
     def __init__(
         self,
@@ -592,13 +593,13 @@ class ServiceCall(RunningCall):
 
     @property
     def service(self) -> Deployment:
-        """The deployment."""
+        """The deployment that is called."""
         return self._deployment
 
     def frame_done(self, frame: Frame) -> None:
         """Release the caller at once."""
         self.closed = True
-        if self._idle or not self.workers:  # nearly always it is its only worker that says so
+        if self._idle or not self.workers:  # rare: nearly always the only worker of the call is running this
             self.close()
         if not self.outcome_known.done():
             self.outcome_known.set_result(None)
@@ -608,5 +609,5 @@ class ServiceCall(RunningCall):
             self._in_flight_here.settled(self)
 
     def frame_settled(self, frame: Frame) -> None:
-        """Give the place back, now that nothing runs for the call any more."""
+        """Give back the place: the last handler of the call has ended."""
         self._in_flight_here.settled(self)

@@ -40,11 +40,11 @@ class EngineStatistics(Rendered):
     """A snapshot of an Engine. It shows itself as a table: printed, with rich, and in a notebook.
 
     Attributes:
-        runs_in_flight: calls of `run` in flight.
-        scopes: runs, streams and deployments that are open.
+        runs_in_flight: how many calls of `run` are in flight.
+        scopes: how many runs, streams and deployments are open.
         threads: the thread pool; None before its first use.
         processes: the worker processes; None before their first use.
-        actors: the nodes that `run` has used, over all of its calls.
+        actors: the nodes that `run` has used, with their counters over all of its calls.
     """
 
     runs_in_flight: int
@@ -74,14 +74,15 @@ class EngineStatistics(Rendered):
 
 
 class Engine:
-    """Owns what calls share: threads, worker processes and the limits of nodes (`concurrency=8` is eight in it).
+    """The threads, the worker processes and the limits of nodes that calls share.
 
-    An async context manager, for one event loop. The verbs of the module `penstock.engine` use a default Engine for
-    each running loop, which needs no closing.
+    A node with `concurrency=8` handles eight items at a time in one Engine. An Engine is an async context manager, and
+    belongs to one event loop: the loop of its first use. The functions of the module `penstock.engine` use a default
+    Engine for each running loop, which needs no closing.
 
     Args:
-        max_processes: the most worker processes; as many as there are cores that this process may use by default.
-        **options: execution options for all calls of this Engine. It has `max_workers` threads.
+        max_processes: the most worker processes; by default as many as there are cores that this process may use.
+        **options: execution options for all calls of this Engine; `max_workers` is also the number of its threads.
 
     Raises:
         OptionsError: an option is unknown or out of its range.
@@ -93,7 +94,7 @@ class Engine:
         checked(options, "Engine")
         check("max_processes", max_processes, optional(whole(1)))
         self._options: dict[str, Any] = dict(options)
-        # Those of `with execution_options(...)` count for what is called there, and not for what an Engine owns.
+        # A `with execution_options(...)` is for the calls made inside it; it does not size the threads of an Engine.
         self._runtime = Runtime(
             of_engine(options).max_workers or DEFAULT_WORKERS, max_processes, is_default=self._is_default
         )
@@ -103,7 +104,7 @@ class Engine:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """End what is still open, then the threads and worker processes; waits for what runs in them."""
+        """End what is still open, then the threads and worker processes; wait until their handlers have returned."""
         await uninterrupted(self._runtime.close())
 
     async def run(self, call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -> R:
@@ -170,12 +171,12 @@ class Engine:
 
 
 class _DefaultEngine(Engine):
-    """Nobody closes it: its processes end with the last scope, its threads with the loop."""
+    """An Engine that no `async with` closes: its processes end with its last scope, its threads with the loop."""
 
     _is_default = True
 
 
-# An Engine refers to its loop, so weak references would not let go of either.
+# Not a WeakKeyDictionary: each Engine refers to its loop, so no key would ever go. Closed loops are removed below.
 _defaults: dict[asyncio.AbstractEventLoop, Engine] = {}
 
 
@@ -183,13 +184,13 @@ def default_engine() -> Engine:
     """Return the default Engine of the running loop.
 
     Raises:
-        EngineLoopError: none is running.
+        EngineLoopError: no event loop is running.
     """
     loop = running_loop()
     engine = _defaults.get(loop)
     if engine is None:
         for other in [other for other in list(_defaults) if other.is_closed()]:
-            _defaults.pop(other, None)  # another thread may be at it, too
+            _defaults.pop(other, None)  # another thread with a loop of its own may have removed it already
         engine = _defaults[loop] = _DefaultEngine()
     return engine
 
@@ -198,7 +199,7 @@ def default_engine() -> Engine:
 
 
 async def _run_call(runtime: Runtime, call: Call[Any], options: ExecutionOptions) -> Any:
-    """Run one call from start to end; nothing of it is left when this returns or raises."""
+    """Run one call from start to end; when this returns or raises, none of its tasks and threads is left."""
     plan = one_value(call.graph, options, "engine.run")
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
     wired = runtime.shared_wiring(plan, scheduler, options)
@@ -244,7 +245,7 @@ async def _run_with_resources(runtime: Runtime, call: Call[Any], options: Execut
 
 
 class _Run(RunningCall):
-    """One call on its own."""
+    """A call of `run`."""
 
     def __init__(self, runtime: Runtime, call: Call[Any], options: ExecutionOptions) -> None:
         loop = asyncio.get_running_loop()
@@ -258,7 +259,7 @@ class _Run(RunningCall):
         self._over: asyncio.Future[None] = loop.create_future()
 
     async def started(self, starting: Coroutine[Any, Any, T]) -> T:
-        """Wait for the start of what the graph needs; the deadline covers it as well."""
+        """Wait for the resources and stateful nodes of the graph to start; the deadline of the call covers that."""
         timer = asyncio.timeout_at(self.ends_at)
         try:
             async with timer:
@@ -270,9 +271,9 @@ class _Run(RunningCall):
             raise substitute from None
 
     async def run_to_end(self, wired: Wired) -> Any:
-        """Run it to its end; nothing of it is left then."""
+        """Launch the call and wait until its last worker has ended; return the result or raise the error."""
         runtime = self._runtime
-        if runtime.closed:  # while something was opened
+        if runtime.closed:  # the Engine was closed while resources or stateful nodes started
             raise self._not_started(runtime.closed_error(), timed_out=False)
         runtime.frames.add(self)
         self.launch(wired, self._call.arguments, 0, runtime.eager_starts)
@@ -288,17 +289,17 @@ class _Run(RunningCall):
         return self.outcome()
 
     def fail_with(self, make_error: Callable[[str], DeploymentFailed]) -> None:
-        """Its stateful nodes crash too often."""
+        """Fail the call, because its stateful nodes crash too often."""
         if self in self._runtime.frames and self.state == "running":
             self.fail(make_error(f"the run of graph {self._call.graph.name!r}"))
 
     def ended(self) -> None:
-        """Release the caller: nothing runs for it any more."""
+        """Release the caller: the last worker of the call has ended."""
         if not self._over.done():
             self._over.set_result(None)
 
     def _not_started(self, error: BaseException, *, timed_out: bool) -> BaseException:
-        """End the span of a call that did not start; returns what to raise."""
+        """End the span of a call that could not be launched; return the error to raise."""
         if timed_out and self.timeout_seconds is not None:
             error = DeadlineExceeded(
                 f"the resources and stateful nodes of graph {self._call.graph.name!r} did not start within "
@@ -308,5 +309,5 @@ class _Run(RunningCall):
         return error
 
     def _unwinding(self) -> list[asyncio.Task[None]]:
-        # By tasks and not by `ended`: a worker that is cancelled before its first step never says that it has ended.
+        # The tasks are asked, not `ended`: a task that is cancelled before its first step never calls that.
         return [worker.task for worker in self.workers if worker.task and not worker.task.done()]

@@ -1,4 +1,4 @@
-"""Graph and Call: a typed async function that is traced once, and its unstarted invocations."""
+"""Graph: an async function that is traced once; and Call: a graph with arguments, which an engine runs."""
 
 import functools
 import inspect
@@ -23,26 +23,27 @@ from .tracing.references import References, resolve_references
 from .tracing.source_check import check_source
 from .tracing.tracer import Trace, Tracer, active, endless_recursion, inner_codes, is_tracing
 
+# Counts how often a node was replaced or restored. A trace made under another number is outdated.
 _epoch = 0
 
 
 def epoch() -> int:
-    """Return a number that changes with every replacement."""
+    """Return the number of replacements so far; a trace is outdated if this has changed since."""
     return _epoch
 
 
 def outdate_traces() -> None:
-    """Have every graph traced, planned and wired again at its next call."""
+    """Have each graph traced, planned and wired again at its next call."""
     global _epoch  # noqa: PLW0603 - the one number that all traces compare with
     _epoch += 1
 
 
 @contextmanager
 def replaced(node: Node[..., Any], fake: Callable[..., Any]) -> Generator[None, None, None]:
-    """Have `fake` run in place of a node, and of its copies with another policy, for a time."""
+    """Within the `with`, call `fake` in place of a node and of all its copies."""
     origin = node.origin
     before = origin._replacement
-    # A method's fake is bound like the method; one for an instance's does not ask which instance it is.
+    # The fake of a method is bound as the method is, so it takes `self`. The fake of a bound method has no `self`.
     _replace(origin, fake if node.bound_to is None else _without_self(fake))
     try:
         yield
@@ -72,18 +73,19 @@ Rest = ParamSpec("Rest")
 
 
 class Call(Unawaited, Generic[R_co]):
-    """An unstarted invocation of a graph with its arguments; what the verbs of `engine` take.
+    """A graph with its arguments, not started; `engine.run`, `engine.stream` and a service run it.
 
-    `await` on it, without an engine, runs the graph step by step as plain Python; policies do not apply then.
+    `await call` runs the graph without an engine, step by step as plain Python; the policies of its nodes (retry,
+    timeout, limits) do not apply then.
 
     Attributes:
         graph: the graph.
-        arguments: its arguments, in the order of the parameters.
+        arguments: the arguments, in the order of the parameters of the graph.
     """
 
     __slots__ = ("arguments", "graph")
 
-    # A default in the class, since few calls have any: those of `telemetry.continued`.
+    # Set by `telemetry.continued`. A default in the class, not a slot, since few calls have headers.
     _trace_headers: Mapping[str, str] | None = None
 
     def __init__(self, graph: "Graph[..., R_co]", arguments: tuple[Any, ...]) -> None:
@@ -98,11 +100,11 @@ class Call(Unawaited, Generic[R_co]):
         return cast(Generator[Any, Any, R_co], _inlined(tracer, self))
 
     def _continued(self, headers: Mapping[str, str]) -> "Call[R_co]":
-        """Return the same call, which goes on from the trace that these headers name."""
+        """Return the same call with the headers of a trace that it continues."""
         return _ContinuedCall(self.graph, self.arguments, headers)
 
     def __repr__(self) -> str:
-        # What asyncio.run(search("x")) shows before Python 3.14: it takes coroutines only, and says what it got.
+        # Names the remedy: before Python 3.14, asyncio.run(search("x")) refuses a call with an error that shows this.
         return f"<Call of graph {printable(self.graph.name)}, which `await engine.run(call)` runs>"
 
 
@@ -115,7 +117,10 @@ class _ContinuedCall(Call[R_co]):
 
 
 class Graph(Generic[P, R_co]):
-    """An async function that calls nodes, traced once into a graph; made by `penstock.graph`.
+    """An async function that calls nodes, and that is traced once; made by `penstock.graph`.
+
+    Calling a graph gives a `Call`. `a >> b` builds a chain, in which `b` takes the result of `a`. A graph that another
+    graph awaits becomes part of it.
 
     Attributes:
         fn: the function itself.
@@ -139,8 +144,8 @@ class Graph(Generic[P, R_co]):
         self._epoch = -1
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
-        """Return an unstarted `Call` with these arguments."""
-        # Also the hot path, once for each item of a stream.
+        """Return a `Call` with these arguments, without starting it."""
+        # A hot path: called once for each item of a stream.
         if is_tracing() is not None and (tracer := active()) is not None:
             call = Call(self, self._bound(args, kwargs))
             tracer.pending[call] = call_location()
@@ -148,7 +153,7 @@ class Graph(Generic[P, R_co]):
         return Call(self, self._arguments(args, kwargs))
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the arguments in the order of the parameters, outside of a trace, where they are values."""
+        """Return the arguments in the order of the parameters, for a call outside of a trace: all must be values."""
         arguments = args if len(args) == self._arity and not kwargs else self._bound(args, kwargs)
         for arg in arguments:
             if type(arg) is Ref or type(arg) is PendingRef:
@@ -172,7 +177,7 @@ class Graph(Generic[P, R_co]):
         return chain(before, self)
 
     def _start(self, arguments: tuple[Any, ...]) -> Coroutine[Any, Any, R_co]:
-        """Call the function itself, with its arguments in the order of its parameters."""
+        """Call the function; `arguments` are in the order of its parameters, keyword-only ones included."""
         fn: Callable[..., Coroutine[Any, Any, R_co]] = self.fn
         if self._arity >= 0:
             return fn(*arguments)
@@ -180,7 +185,7 @@ class Graph(Generic[P, R_co]):
         return fn(*arguments[: self._positional], **dict(zip(names, arguments[self._positional :], strict=True)))
 
     def _present_trace(self) -> Trace:
-        """Return what the graph does; traced at the first call, and again when a name that it uses was rebound.
+        """Return the trace of the graph; the graph is traced again if a name that its function uses was rebound.
 
         Raises:
             GraphTraceError: the function does something that a trace cannot represent.
@@ -191,10 +196,10 @@ class Graph(Generic[P, R_co]):
         return self._trace
 
     def _planned(self, *, is_cached: bool = True) -> Plan:
-        """Return the plan of the present trace, made once for each; or a new one, for one that asks for it alone.
+        """Return the plan of the present trace, which all callers share.
 
         Args:
-            is_cached: the execution option `enable_caching`.
+            is_cached: the execution option `enable_caching`; if False, the caller gets a new trace and plan for itself.
         """
         if not is_cached:
             return make_plan(self._traced()[0], without=(merge_equal_calls,))
@@ -204,7 +209,7 @@ class Graph(Generic[P, R_co]):
         return self._plan
 
     def _traced(self) -> tuple[Trace, References]:
-        """Trace the function; returns what it does, and the names that it has used for that."""
+        """Trace the function; returns the trace, and the global names that the function has used."""
         tracer = Tracer(self.name)
         parameters = tuple(
             [
@@ -222,7 +227,7 @@ class Graph(Generic[P, R_co]):
             tracer.closed = True
         references = References()
         for fn in dict.fromkeys(trace.functions):
-            _check(fn, again=False)  # a body may come from elsewhere than the graph that drives it
+            _check(fn, again=False)  # `@graph` has checked its own function; a body may be defined elsewhere
             references = references | resolve_references(fn, is_tracked=is_tracked)
         return trace, references
 
@@ -278,7 +283,7 @@ def graph() -> _Decorator: ...
 def graph(fn: Any = None, /) -> Any:
     """Make a graph of an `async def` that calls nodes.
 
-    A graph is a function of its own, not a method. Make it inside a function, or a method, that takes what it needs:
+    A graph cannot be a method. If it needs an object, define it inside a function or method that has the object:
     `def build(config: Config) -> Graph[[str], Answer]`.
 
     Args:
@@ -298,9 +303,9 @@ def _decorated(fn: Any) -> Graph[..., Any]:
     if not inspect.iscoroutinefunction(fn):
         remedy = "write `async def`"
         if inspect.isasyncgenfunction(fn):
-            remedy = "a graph has no `yield`: let a node yield, an async generator, and return the call of that"
+            remedy = "a graph has no `yield`: write a node that yields (an async generator) and return a call of it"
         elif isinstance(fn, Node | Graph):
-            remedy = "it is a node or a graph already"
+            remedy = "that is a node or a graph already"
         raise GraphTraceError(
             f"{definition_location(cast('object', fn))}: @graph needs an `async def`, got {fn!r}; {remedy}"
         )
@@ -310,13 +315,13 @@ def _decorated(fn: Any) -> Graph[..., Any]:
 
 
 def _refuse_method(fn: Callable[..., Any]) -> None:
-    """Refuse a method: a graph is traced once, for all instances, and would need a trace for each."""
+    """Refuse a method: a graph has one trace, and a method would need a trace for each instance."""
     around, _, name = getattr(fn, "__qualname__", "").rpartition(".")
     if around and not around.endswith("<locals>") and next(iter(signature_of(fn).parameters), "") in _RECEIVERS:
         raise GraphTraceError(
             f"{definition_location(fn)}: graph {name!r} is a method of {around}; a graph is traced once, not for each "
-            f"instance: write `def build_{name}(...)` that takes what it needs, which may be a method, and define the "
-            "graph inside it. Methods may be nodes"
+            f"instance: write a function or method `build_{name}(...)` that takes what the graph needs, and define the "
+            "graph inside it. Nodes may be methods"
         )
 
 
@@ -342,28 +347,35 @@ Node._make_chain = chain
 
 
 def part_name(part: Any) -> str:
-    """Return the name of a node, a graph or a stateful instance."""
+    """Return the name of a part of a chain: a node, a graph or a stateful instance."""
     return str(getattr(part, "name", None) or type(part).__name__)
 
 
 def is_tracked(value: object) -> bool:
-    """Whether `value` is something that a graph calls as a step: a node, a graph, a stateful node, control flow."""
+    """Whether a call of `value` in a graph becomes a step: a node, a graph, a stateful node, control flow."""
     return isinstance(value, Node | Graph | Control) or is_stateful(value)
 
 
 def is_graph(value: object) -> bool:
-    """Whether `value` is a graph."""
+    """Whether `value` is a graph; the source check is given this function, as it cannot import this file."""
     return isinstance(value, Graph)
 
 
 _RECEIVERS = ("self", "cls")
 
-# The code of functions that were checked, and of those inside them.
+# The code of the functions that were checked, and of the functions inside them.
 _checked: WeakSet[types.CodeType] = WeakSet()
 
 
 def _check(fn: Callable[..., Any], *, again: bool) -> None:
-    """Check the source of a graph or a body for what a trace cannot represent; a node's body is not traced."""
+    """Check the source of a graph, or of a body of control flow, for statements that a trace cannot represent.
+
+    Functions of libraries are not checked.
+
+    Args:
+        fn: the function.
+        again: whether to check a function that was checked before.
+    """
     while isinstance(fn, functools.partial):
         fn = fn.func
     function = fn.__func__ if isinstance(fn, types.MethodType) else fn
@@ -398,10 +410,10 @@ def _refuse_variadic(made: Graph[..., Any]) -> None:
 
 
 def as_graph(graph: Any, verb: str) -> Graph[..., Any]:
-    """Return the graph that was passed.
+    """Return the graph that was passed to a verb.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the argument is no graph.
     """
     if isinstance(graph, Graph):
         return graph  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Graph[..., Any]
@@ -415,10 +427,10 @@ def as_graph(graph: Any, verb: str) -> Graph[..., Any]:
 
 
 def as_call(call: Any, verb: str) -> Call[Any]:
-    """Return the call that was meant; a graph without parameters may be passed itself.
+    """Return the call that was passed to a verb; a graph without parameters stands for its only call.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the argument is neither a call nor a graph without parameters.
     """
     if isinstance(call, Call):
         return call  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Call[Any]
@@ -437,7 +449,7 @@ def one_value(graph: Graph[..., Any], options: ExecutionOptions, verb: str = "en
     """Return the plan of a graph whose calls give one value each.
 
     Raises:
-        PlanError: they give streams.
+        PlanError: its calls give streams.
     """
     plan = graph._planned(is_cached=options.enable_caching)
     if plan._gives_stream:
@@ -449,14 +461,14 @@ def values(graph: Graph[..., Any]) -> None:
     """Check that the calls of a graph give streams.
 
     Raises:
-        PlanError: they give one value.
+        PlanError: its calls give one value.
     """
     if not graph._present_trace().gives_stream:
         raise gives_one_value(graph, "engine")
 
 
 def gives_one_value(graph: Graph[..., Any], owner: str) -> PlanError:
-    """Return the error of a call that gives one value where a stream of values is asked for."""
+    """Return the error for a call that gives one value where a stream of values is needed."""
     return PlanError(
         f"{owner}.stream takes an iterable of calls, or one call of a graph that returns an AsyncIterator; graph "
         f"{graph.name!r} returns one value: for one call, use {owner}.run"
@@ -464,7 +476,7 @@ def gives_one_value(graph: Graph[..., Any], owner: str) -> PlanError:
 
 
 def gives_stream(graph: Graph[..., Any], verb: str) -> PlanError:
-    """Return the error of a call that gives a stream where one value is asked for."""
+    """Return the error for a call that gives a stream where one value is needed."""
     owner = verb.partition(".")[0]
     return PlanError(
         f"graph {graph.name!r} returns a stream of values, and {verb} takes calls that give one value; read it with "

@@ -1,4 +1,4 @@
-"""Instances: the stateful nodes and the actors with loops of one scope, which their supervisor can replace."""
+"""Instances of stateful nodes, and of actors that own their loop, in one scope; their supervisor can replace them."""
 
 import asyncio
 import functools
@@ -25,16 +25,17 @@ Handler = Callable[..., Any]
 
 
 class Instance:
-    """The instance of a stateful node in one scope, and its successors: a child of the scope's supervisor.
+    """A stateful node in one scope: its present instance, and the ones that replace it after a crash.
 
-    Each is entered and left by a task of its own, since `__aenter__` may open a task group or a cancel scope, which
-    must be left by the task that entered it.
+    It is a child of the scope's supervisor. Each instance is entered and left by a task of its own, since `__aenter__`
+    may open a task group or a cancel scope, which must be left by the task that entered it.
 
     Attributes:
-        name: name of the node.
-        restart: which exits it is restarted after.
-        restarts: how often it was replaced.
-        gate: what attempts pass; None if the supervisor can have no reason to restart it.
+        name: the name of the node.
+        restart: after which exits the supervisor restarts it.
+        restarts: how often the instance was replaced.
+        gate: the gate that every attempt passes, so that a restart can hold them back; None if the supervisor can have
+            no reason to restart it.
     """
 
     def __init__(self, node: Node[..., Any], pools: Pools, supervisor: Supervisor) -> None:
@@ -50,16 +51,16 @@ class Instance:
         self._handler: Handler | None = None
         self._crash: Exception | None = None
         self._context_task: ContextTask[None] | None = None
-        self._is_up = False  # started, and nobody is about to stop it
+        self._is_up = False  # from the end of its start until something begins to stop it
 
     @property
     def handler(self) -> Handler:
-        """What handles an item: of the present instance if it is never replaced, else of whichever is there."""
+        """The method that handles an item; if instances can be replaced, it looks up the present one at each call."""
         assert self._handler is not None
         if self.gate is None:
             return self._handler
 
-        @functools.wraps(self._node.fn, updated=())  # not the handler, which would keep the first instance alive
+        @functools.wraps(self._node.fn, updated=())  # wrapping the handler would keep the first instance alive
         def handle(*args: Any, **kwargs: Any) -> Any:
             assert self._handler is not None
             return self._handler(*args, **kwargs)
@@ -68,14 +69,14 @@ class Instance:
 
     @property
     def state(self) -> ActorState:
-        """Whether it runs, or will run again."""
+        """The state of the child, as its supervisor knows it."""
         return self._supervisor.state_of(self)
 
     async def start(self) -> None:
         """Make an instance, and enter it.
 
         Raises:
-            Exception: what its `__init__` or `__aenter__` raised.
+            Exception: the error of its `__init__` or `__aenter__`.
         """
         context_task = self._context_task = ContextTask(self._entered(), f"penstock-instance-{self.name}")
         try:
@@ -97,7 +98,7 @@ class Instance:
         raise context_task.error
 
     async def stop(self, cause: BaseException | None) -> None:
-        """Wait until nothing runs in the instance, and leave it; nothing if there is none."""
+        """Wait until no attempt runs in the instance, and leave it; do nothing if there is none."""
         self._is_up = False
         if self.gate is not None:
             await self.gate.clear(cause)
@@ -129,7 +130,7 @@ class Instance:
             self._ended(self._context_task)
 
     def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
-        """Let attempts fail with `ActorStopped`."""
+        """Have all attempts fail with `ActorStopped`, now and later."""
         self._is_up = False
         if self.gate is not None:
             self.gate.stop(cause, why)
@@ -139,16 +140,16 @@ class Instance:
         self._supervisor.exited(self, "crash", error)
 
     def _ended(self, context_task: ContextTask[None]) -> None:
-        """What the instance has opened ended it: such as a task group, a task of which has failed."""
+        """Report that an instance has ended by itself: for instance, a task of its task group has failed."""
         if context_task is not self._context_task or not self._is_up:
             return
-        if context_task.task.cancelled():  # a loop that is shut down does that: there is nothing to start any more
+        if context_task.task.cancelled():  # the loop is being shut down, so a restart makes no sense
             self.abandon(NodeCancelledError(f"the task that keeps stateful node {self.name!r} was cancelled"))
             return
         error = context_task.error or NodeError(f"stateful node {self.name!r} was left, although its scope goes on")
         if self.gate is not None:
             self._supervisor.exited(self, "crash", error)
-        else:  # those who call it know only this instance
+        else:  # without a gate, callers hold the handler of this instance, so it cannot be replaced
             self._is_up = False
             self._supervisor.give_up(self, error)
 
@@ -171,7 +172,7 @@ class Instance:
                     yield
                 except BaseException:
                     if self.gate is not None and self._is_up:
-                        self.gate.hold()  # what comes now waits for the next one
+                        self.gate.hold()  # attempts that come now wait for the next instance
                     raise
                 if self._crash is not None:
                     await _leave_after(stack, self._crash)
@@ -182,7 +183,7 @@ class Instance:
 
 
 async def _leave_after(stack: AsyncExitStack, crash: Exception) -> None:
-    """Leave an instance as `async with` does when its block raises `crash`, which has been reported already."""
+    """Leave an instance as `async with` does when its block raises `crash`; do not raise `crash` again."""
     try:
         await stack.__aexit__(type(crash), crash, crash.__traceback__)
     except BaseException as error:
@@ -191,7 +192,7 @@ async def _leave_after(stack: AsyncExitStack, crash: Exception) -> None:
 
 
 def _is_only(error: BaseException, one: BaseException) -> bool:
-    """Whether an error is `one`, or a group of nothing else: a task group raises again what it was left with."""
+    """Whether an error is `one`, or a group with nothing but `one` in it, as a task group raises it."""
     if error is one or not isinstance(error, BaseExceptionGroup):
         return error is one
     group = cast("BaseExceptionGroup[BaseException]", error)
@@ -199,14 +200,14 @@ def _is_only(error: BaseException, one: BaseException) -> bool:
 
 
 class LoopInstance:
-    """A node that owns its loop, and its successors: another kind of child of the scope's supervisor.
+    """A node that owns its loop, in one scope: the other kind of child of the scope's supervisor.
 
-    Its inbox takes work also while no loop runs, so there is nothing to hold back.
+    It needs no gate: the inbox also takes work while no loop runs.
 
     Attributes:
-        name: name of the node.
-        restart: which exits it is restarted after.
-        restarts: how often its loop was started again.
+        name: the name of the node.
+        restart: after which exits the supervisor restarts it.
+        restarts: how often the loop was started again.
         host: runs the loop.
     """
 
@@ -222,14 +223,14 @@ class LoopInstance:
         self.restart: RestartMode = node.policy.restart
         self.restarts = 0
 
-        def make() -> OwnsLoop:  # in the task that runs the loop
+        def make() -> OwnsLoop:  # called in the task that runs the loop
             nesting.host(pools)
             return make_loop(node, pools, threads)
 
         self.host = LoopHost(
             make,
             node.name,
-            capacity=None if node.gives_stream else node.policy.capacity,  # there it is that of the stream
+            capacity=None if node.gives_stream else node.policy.capacity,  # for a stream, capacity= counts its values
             max_bytes=node.policy.max_bytes,
             shutdown_seconds=node.policy.shutdown_seconds,
             on_exit=self._exited,
@@ -241,19 +242,19 @@ class LoopInstance:
 
     @property
     def state(self) -> ActorState:
-        """Whether it runs, or will run again."""
+        """The state of the child, as its supervisor knows it."""
         return self._supervisor.state_of(self)
 
     async def start(self) -> None:
         """Make an instance, enter it, and begin its loop.
 
         Raises:
-            Exception: what its `__init__` or `__aenter__` raised.
+            Exception: the error of its `__init__` or `__aenter__`.
         """
         try:
             await self.host.start()
         except BaseException as error:
-            # One that is cancelled, for another restart, may have begun its loop a moment ago, and that taken work.
+            # Another restart may cancel this start when the loop has just begun and has taken work already.
             self.host.fail_taken(partial(self._restarted_error, error))
             add_note(error, f"while stateful node {self.name!r} was started")
             raise
@@ -261,25 +262,25 @@ class LoopInstance:
         self._has_run = True
 
     async def stop(self, cause: BaseException | None) -> None:
-        """End the loop now, and what it has taken; the inbox keeps the rest."""
+        """Cancel the loop, and fail the work that it has taken; the inbox keeps the rest."""
         self.host.fail_taken(lambda: self._restarted_error(cause))
         try:
             await self.host.halt()
-        finally:  # a task of the loop may have been given work just before
+        finally:  # once more, because a task of the loop may have taken work in the meantime
             self.host.fail_taken(lambda: self._restarted_error(cause))
 
     async def close(self) -> None:
-        """End the loop, once it has done what its inbox holds."""
+        """End the loop when it has done all work in its inbox."""
         await self.host.close()
 
     def hold(self) -> None:
-        """Work waits in the inbox."""
+        """Do nothing: work waits in the inbox."""
 
     def resume(self) -> None:
-        """The loop runs."""
+        """Do nothing: `start` has begun the loop."""
 
     def supervised(self) -> None:
-        """Its supervisor knows it now: tell it of an end of the loop that was too early for that."""
+        """Report exits from now on, and the exit that happened before the supervisor knew this child."""
         self._is_supervised = True
         exit_, self._early_exit = self._early_exit, None
         if exit_ is not None:
@@ -306,9 +307,9 @@ class InstanceRegistry:
     """One instance of each stateful node that a scope uses, shared by all of its call sites.
 
     Args:
-        pools: what their Engine owns.
-        threads: those that the scope may have busy; None for as many as the Engine has.
-        supervisor: restarts those that crash, and stops all of them at the end.
+        pools: the pools of the Engine.
+        threads: the share of threads that the scope may keep busy; None for all threads of the Engine.
+        supervisor: restarts instances that crash, and stops all of them at the end.
     """
 
     def __init__(self, pools: Pools, threads: ThreadShare | None, supervisor: Supervisor) -> None:
@@ -323,14 +324,14 @@ class InstanceRegistry:
         return self._instances[instance_key(node)]
 
     def loop_of(self, node: Node[..., Any]) -> LoopInstance:
-        """Return what runs the loop of a node that owns one, in this scope."""
+        """Return the child that runs the loop of a node in this scope."""
         return self._loops[instance_key(node)]
 
     async def open(self, plan: Plan) -> None:
-        """Make and enter the instances that a plan uses and that are not there yet.
+        """Make and enter the instances that a plan needs and that this scope does not have yet.
 
         Raises:
-            Exception: what an `__aenter__` raised; the instances entered with it are left again.
+            Exception: the error of one that did not start; the others that this call has entered are left again.
         """
         nodes = {instance_key(node): node for node in stateful_nodes(plan)}
         opened: dict[object, Instance | LoopInstance] = {}
@@ -350,15 +351,15 @@ class InstanceRegistry:
                 self._loops[key] = child
             self._supervisor.add(child)
             child.resume()
-        for child in opened.values():  # the supervisor has to know all of them: one may take others along
+        for child in opened.values():  # only now: an exit may restart the others, so the supervisor must know all
             if isinstance(child, LoopInstance):
                 child.supervised()
 
     async def close(self) -> None:
-        """Leave all instances, the last first; every one is left, also when another raises.
+        """Leave all instances, the last one first, also if leaving one raises.
 
         Raises:
-            Exception: the first that an `__aexit__` raised.
+            Exception: the first error of an `__aexit__`.
         """
         await self._supervisor.close()
         self._instances.clear()
@@ -371,7 +372,7 @@ class InstanceRegistry:
 
 
 async def _leave_all(children: list[Instance | LoopInstance]) -> None:
-    """Leave instances whose scope did not start; that is what is raised, so what else goes wrong is logged."""
+    """Leave instances because another one did not start; errors are logged, because the caller raises that one's."""
     for child in reversed(children):
         try:
             await child.close()
@@ -380,12 +381,12 @@ async def _leave_all(children: list[Instance | LoopInstance]) -> None:
 
 
 def instance_key(node: Node[..., Any]) -> object:
-    """Return what tells the instances of one scope apart; copies with another policy share theirs."""
+    """Return the key of a node's instance within a scope; copies of a node with another policy share its instance."""
     return id(node.origin) if node.template is None else id(node.template), node._binding
 
 
 def stateful_nodes(plan: Plan) -> Iterator[Node[..., Any]]:
-    """Yield the nodes of a plan, and of the bodies of its control flow, of which each scope has its own instance."""
+    """Yield the nodes of a plan, bodies included, that have an instance of their own in each scope."""
     plans = [plan]
     while plans:
         current = plans.pop()

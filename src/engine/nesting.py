@@ -1,4 +1,4 @@
-"""Calls inside of handlers: what they take over from around them, and what must not wait for itself."""
+"""Calls that handlers make: how they find the Engine around them, and how a call that waits for itself is refused."""
 
 import asyncio
 from collections.abc import Iterable
@@ -11,17 +11,18 @@ from ..actors.current import enclosing_frame
 from ..actors.frame import AnyDeployment, Frame, Listener
 from .pools import Pools
 
-# For the task of an instance or a loop, which is no handler: what its Engine owns, and the handler around its scope.
+# For the task of an instance or a loop, which is no handler: the pools of its Engine, and the handler that opened the
+# scope, if one did.
 _host: ContextVar[tuple[Pools, object] | None] = ContextVar("penstock_host_pools", default=None)
 
 
 def host(pools: Pools) -> None:
-    """Note in the running task, which keeps an instance or runs a loop, what its Engine owns."""
+    """Note the pools of the Engine in the running task, which keeps an instance or runs a loop."""
     _host.set((pools, current.source.get()))
 
 
 def pools_around() -> Pools | None:
-    """Return what the Engine owns whose node, instance or loop is calling; None outside of one.
+    """Return the pools of the Engine whose node, instance or loop makes this call; None if none does.
 
     A task or thread that outlives the handler that has started it may get None, too.
     """
@@ -32,23 +33,23 @@ def pools_around() -> Pools | None:
     return None if actor is None else cast("Pools | None", actor.owner)
 
 
-# The deployments that the task is part of: one that hosts a stateful node or runs a loop, or one started by such a
-# task. Handlers need no mark, since their frames lead to the deployment.
+# The deployments that the running task belongs to, from the outside in. Only tasks of stateful nodes and loops, and
+# tasks that these start, need this mark: the frame of a handler leads to the deployment.
 hosts: ContextVar[tuple[AnyDeployment, ...]] = ContextVar("penstock_hosts", default=())
 
 
 def host_context(deployment: AnyDeployment) -> Context:
-    """Return the context in which the tasks of a deployment are started, so that they know what they are part of."""
+    """Return a context in which all tasks are marked as part of a deployment; see `hosts`."""
     context = copy_context()
     context.run(hosts.set, (*hosts.get(), deployment))
     return context
 
 
 def refuse_from_inside(deployment: AnyDeployment) -> None:
-    """Refuse what waits for a deployment, if that waits for the caller.
+    """Refuse to wait for a deployment that itself waits for the caller.
 
     Raises:
-        ReentrantCallError: the caller is one of its own handlers, or a task of one of its stateful nodes.
+        ReentrantCallError: the caller is a handler of the deployment, or a task of one of its stateful nodes.
     """
     around_task, frame = hosts.get(), enclosing_frame()
     if frame is not None:
@@ -71,13 +72,13 @@ def refuse_from_inside(deployment: AnyDeployment) -> None:
 
 
 def refuse_to_close_from_inside(listener: object) -> None:
-    """Refuse to close a stream, if that waits for the caller.
+    """Refuse to close a stream whose end would wait for the caller.
 
     Args:
-        listener: what listens to the frames of the stream.
+        listener: the listener of the frames of the stream.
 
     Raises:
-        ReentrantCallError: the caller is a handler of one of them, or of a frame inside of it.
+        ReentrantCallError: the caller is a handler of such a frame, or of a frame inside of one.
     """
     caller = enclosing_frame()
     if caller is not None and any(listener_of(frame) is listener for frame in caller.lineage()):
@@ -88,18 +89,18 @@ def refuse_to_close_from_inside(listener: object) -> None:
 
 
 def _chain(around: list[AnyDeployment]) -> str:
-    """Return the names of deployments from the outside in, given from the inside out."""
+    """Join the names of deployments, outermost first; `around` begins with the innermost."""
     return " → ".join(one.names for one in reversed(around))
 
 
-# Departures: waiting until certain frames have ended and nothing runs for them any more.
+# Departures: waiting until certain frames have ended and their last handlers have returned.
 #
-# Nobody keeps count of that for every frame: only when somebody has to know, the frames that are in flight get a
-# listener between themselves and theirs. So a frame costs nothing for it.
+# Frames do not count this, so that it costs them nothing. When a caller has to know, each frame in flight gets a
+# listener of this kind in front of its own.
 
 
 async def departed(frames: Iterable[Frame]) -> None:
-    """Wait until nothing runs for any of these frames; from the first step on, none that ends is missed."""
+    """Wait until all these frames have ended and their last handlers have returned."""
     departures = [_Departure(frame) for frame in frames if not frame.settled]
     for departure in departures:
         await departure.gone.wait()
@@ -114,7 +115,7 @@ def listener_of(frame: Frame) -> Listener:
 
 
 class _Departure:
-    """Passes on what happens to a frame, and notes when it has settled."""
+    """A listener that notes when a frame has settled, and passes all events on to the listener that it replaces."""
 
     def __init__(self, frame: Frame) -> None:
         self.gone = asyncio.Event()
@@ -127,12 +128,12 @@ class _Departure:
         return self.listener.service
 
     def frame_done(self, frame: Frame) -> None:
-        """The outcome is known."""
+        """Pass it on, and note the departure if no handler is unwinding."""
         self.listener.frame_done(frame)
         if frame.settled:
             self.gone.set()
 
     def frame_settled(self, frame: Frame) -> None:
-        """The last handler has unwound."""
+        """Pass it on, and note the departure: the last handler has returned."""
         self.listener.frame_settled(frame)
         self.gone.set()

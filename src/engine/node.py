@@ -1,4 +1,4 @@
-"""Node: a function, or a class whose instances are called, plus policy; and what an executor does for one."""
+"""Node: a function, or an instance of a class, with a policy; and Executor, which runs the handlers of some nodes."""
 
 import dataclasses
 import functools
@@ -40,60 +40,58 @@ if TYPE_CHECKING:
     from .program import Pass
 
 
-# Executor: runs the handlers of nodes that run neither on the loop nor in threads or processes.
-#
-# The engine knows none by name: floors above it bring their own, with the nodes that they make.
+# A Protocol, because the engine must not import the floors above it: they make nodes, and bring executors for them.
 
 
 class Executor(Protocol):
-    """Where the handler of a node runs."""
+    """Runs the handlers of nodes that run neither on the event loop nor in threads or worker processes."""
 
     @property
     def label(self) -> str:
-        """What a drawing of the graph says of it."""
+        """How a drawing of the graph describes the executor."""
         ...
 
     @property
     def passes(self) -> "tuple[Pass, ...]":
-        """Planning passes over graphs that have such nodes; the same objects for all executors of a kind."""
+        """Planning passes over graphs with nodes of this kind; all executors of a kind return the same objects."""
         ...
 
     @property
     def takes_unready(self) -> bool:
-        """Whether arguments may be results of the same kind of executor that are not ready yet."""
+        """Whether a node accepts results of other nodes of this kind before they are ready."""
         ...
 
     def check_reload(self, old: Any, new: Any) -> None:
-        """Refuse the new value of a resource that an argument of the node comes from.
+        """Raise if a node cannot take the new value of a resource in place of the old one.
 
         Args:
-            old: what the resource gave until now.
-            new: what it will give; `old` stays if this raises.
+            old: the value of the resource until now; it stays if this raises.
+            new: the value after the reload.
         """
         ...
 
     async def warm_up(
         self, site: "CallSite", pools: "Pools", device_strategy: str, resources: "Mapping[str, Any]"
     ) -> None:
-        """Do before the first item what the first item would wait for.
+        """Prepare the node, for instance compile it, so that the first item need not wait for that.
 
         Args:
             site: where the node is called.
-            pools: those of the Engine.
+            pools: the pools of the Engine.
             device_strategy: the execution option of the scope.
             resources: the arguments that come from resources, by parameter.
 
         Raises:
-            PlanError: it cannot be known what the items will be.
+            PlanError: the shapes of the items are not known.
         """
         ...
 
     def carrier(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "Carrier":
-        """Return what runs the handler for one item.
+        """Return the carrier that runs the handler, one item a call.
 
         Args:
             site: where the node is called.
-            pools: those of the Engine.
+            pools: the pools of the Engine.
             device_strategy: the execution option of the scope.
         """
         ...
@@ -109,29 +107,32 @@ Rest = ParamSpec("Rest")
 
 _UNCHANGED: Any = object()
 
-# Makes what runs the loop of a node that owns one, for a scope of an Engine with these pools, and its share of threads.
+# For a node that owns its loop: makes the object that runs the loop in one scope. It takes the node, the pools of the
+# Engine, and the share of threads that the scope has.
 MakeLoop: TypeAlias = "Callable[[Node[..., Any], Pools, ThreadShare | None], OwnsLoop]"
 
 
 class Node(Generic[P, Ret_co]):
     """A function with a policy, made by `penstock.node`.
 
-    Called outside a graph it is just the function. Called while a graph is traced, it becomes a step of the graph.
+    Outside of a graph, a call of the node just calls the function. While a graph is traced, a call of the node is
+    recorded as a step of the graph.
 
     Attributes:
         fn: the function itself.
-        name: how it is drawn, traced and named in errors.
-        policy: limits, timeout, retry, fallback, where it runs.
-        origin: the node that this one is a copy of, or itself; copies share its limits.
+        name: the name of the node in drawings, traces and errors.
+        policy: limits, timeout, retry, fallback, and where the function runs.
+        origin: the node that this one was copied from, or itself; copies share the limits of their origin.
         template: for an instance of a stateful node, the instance that the user made.
-        bound_to: for a method, the instance that it was taken from.
-        is_async: a call of it is awaited.
-        gives_stream: a call of it gives a stream of values, which is read and not awaited.
-        make_loop: for a node that owns its loop, makes an instance for a scope; `fn` handles one item elsewhere.
-        executor: where its handler runs, if that is none of the loop, a thread and a process.
+        bound_to: for a method, the instance that it is bound to.
+        is_async: whether a call of the node is awaited.
+        gives_stream: whether a call of the node gives a stream of values, which is read and not awaited.
+        make_loop: for a node that owns its loop: makes the object that runs the loop in one scope. Outside of an
+            engine there is no loop, and `fn` handles one item.
+        executor: what runs the function, if neither the event loop, a thread nor a worker process does.
     """
 
-    # A graph knows nodes, and a node knows of graphs only that `>>` makes one: engine/graph.py sets it.
+    # engine/graph.py sets this, because it imports this file: it builds the graph of `a >> b`.
     _make_chain: ClassVar[Callable[..., Any]]
 
     def __init__(
@@ -158,9 +159,9 @@ class Node(Generic[P, Ret_co]):
         self.is_async = is_async(fn)
         self.gives_stream = is_generator(fn)
         self._replacement: Callable[..., Any] | None = None
-        # What a function takes along besides its arguments could be a symbolic value.
+        # A closure, a bound instance or a `partial` could hold a symbolic value, which only arguments may.
         self._takes_along = not isinstance(fn, types.FunctionType) or fn.__closure__ is not None
-        if executor is None:  # one that brings its own has checked what fits it
+        if executor is None:  # the maker of a node with an executor has checked the policy against that executor
             check_policy(self.name, fn, policy, is_stateful=template is not None)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Ret_co:
@@ -197,12 +198,12 @@ class Node(Generic[P, Ret_co]):
 
     @property
     def _reads_streams(self) -> bool:
-        """Whether its function can read a stream that it is given: only what suspends can."""
+        """Whether the function can read a stream that is passed to it: it has to suspend for that."""
         return self.is_async or self.gives_stream
 
     @property
     def _target(self) -> Callable[..., Any]:
-        """The function that runs: this node's own, or the fake that `testing.replace` put in its place."""
+        """The function to call: `fn`, or the fake that `testing.replace` has put in its place."""
         fake = self.origin._replacement
         if fake is None:
             return self.fn
@@ -210,37 +211,37 @@ class Node(Generic[P, Ret_co]):
 
     @property
     def _runs_on(self) -> RunsOn:
-        """Where a plain function runs; a fake of a process node need not be importable, so it runs in a thread."""
+        """Where a plain function runs; the fake of a process node runs in a thread, since it need not be importable."""
         fake = self.origin._replacement is not None
         return "thread" if fake and self.policy.runs_on == "process" else self.policy.runs_on
 
     @property
     def _runs_loop(self) -> bool:
-        """Whether each scope runs a loop that handles its items; not where a fake stands in its place."""
+        """Whether each scope runs a loop that handles the items; a fake has no loop."""
         return self.make_loop is not None and self.origin._replacement is None
 
     @property
     def _shared_places(self) -> int | None:
-        """How many items may be in it at a time, over all its call sites; None if it sets no limit.
+        """How many items the node handles at a time, over all its call sites; None without a limit.
 
-        An instance of a class has one place, but one that owns its loop decides by itself what it works on.
+        An instance of a class handles one item at a time, unless it owns its loop, which decides that by itself.
         """
         one = 1 if self.template is not None and self.make_loop is None else None
         return one if self.policy.concurrency is None else self.policy.concurrency
 
     @property
     def _runs_in(self) -> "Executor | None":
-        """The executor that runs its handler; None also where a fake stands in its place."""
+        """The executor that runs the function; None if there is none, or if a fake replaces the function."""
         return self.executor if self.origin._replacement is None else None
 
     @property
     def _binding(self) -> object:
-        """What tells two bindings of one method apart; None for a plain function."""
+        """A key of the instance that a method is bound to; None for a plain function."""
         return None if self.bound_to is None else id(self.bound_to)
 
     @functools.cached_property
     def _signature(self) -> inspect.Signature | None:
-        """The signature; None for some builtins, which have none."""
+        """The signature of the function; None for some builtins, which have none."""
         try:
             return signature_of(self.fn)
         except (TypeError, ValueError):
@@ -248,12 +249,12 @@ class Node(Generic[P, Ret_co]):
 
     @property
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        """The parameters by name; none where they are not known."""
+        """The parameters by name; empty if the signature is unknown."""
         return {} if self._signature is None else self._signature.parameters
 
     @functools.cached_property
     def _hints(self) -> dict[str, Any]:
-        """The annotations, as far as they can be resolved."""
+        """The annotations of the function that could be resolved, by parameter; "return" for its result."""
         return hints_of(self.fn)
 
     @overload
@@ -283,14 +284,21 @@ class Node(Generic[P, Ret_co]):
         fallback: Any = _UNCHANGED,
         **unknown: Any,
     ) -> "Node[P, Any]":
-        """Return a copy with another policy for some call sites; it shares the limits of this node.
+        """Return a copy of this node with another policy, to be called in its place somewhere.
+
+        The copy shares the limits of this node: `concurrency=8` is eight for both together. An argument that is not
+        passed leaves the policy as it is.
 
         Args:
-            name: another name, so that it can be told apart in drawings, traces and errors.
-            timeout_seconds: seconds that one attempt may take; None for no limit.
-            retry: which failures are worth another attempt; None for none.
-            fallback: function of the exception, run once after the last attempt; its result is the node's.
-            **unknown: what is no option; it is refused.
+            name: another name, which tells the copy apart in drawings, traces and errors.
+            timeout_seconds: how long one attempt may take, in seconds; None for no limit.
+            retry: which failures are worth another attempt; None for no retries.
+            fallback: a function of the exception, called once after the last attempt has failed; its result becomes
+                the result of the node.
+            **unknown: any other option is refused.
+
+        Returns:
+            The copy.
 
         Raises:
             OptionsError: an option is unknown, or does not accept its value.
@@ -325,7 +333,7 @@ class Node(Generic[P, Ret_co]):
         """Build a chain: the result of this node is the only argument of `following`, a node or a graph."""
         return Node._make_chain(self, following)
 
-    # `self` is what it is called as: that leaves the names of its parameters, and those with defaults, aside.
+    # `self` is annotated as a function of one argument: so parameters with defaults, and their names, do not matter.
     @overload
     def __rrshift__(  # type: ignore[misc]
         self: Callable[[A], Awaitable[B]], before: Callable[Rest, Awaitable[A]]
@@ -343,7 +351,7 @@ class Node(Generic[P, Ret_co]):
         return Node._make_chain(before, self)
 
     def _result_annotation(self) -> Any:
-        """Return the annotation of the result, None if unknown."""
+        """Return the annotation of the result; None if unknown."""
         return self._hints.get("return")
 
     @functools.cached_property
@@ -361,20 +369,23 @@ class Node(Generic[P, Ret_co]):
 
     @functools.cached_property
     def _arity(self) -> tuple[int, float]:
-        """The fewest and the most positional arguments that are certainly right without any keyword arguments."""
+        """How many positional arguments, at least and at most, are a valid call without keyword arguments.
+
+        A call with a number in between needs no `Signature.bind`, which is slow.
+        """
         kinds = inspect.Parameter
         if self._signature is None:
             return 0, math.inf
         parameters = self._parameters
         if any(one.kind is kinds.KEYWORD_ONLY and one.default is kinds.empty for one in parameters.values()):
-            return 1, 0  # none is right
+            return 1, 0  # an empty range: without keyword arguments, no call is valid
         fewest = sum(parameters[name].default is kinds.empty for name in self._positional)
         unlimited = any(one.kind is kinds.VAR_POSITIONAL for one in parameters.values())
         return fewest, math.inf if unlimited else len(self._positional)
 
     @property
     def _drawn_detail(self) -> str:
-        """What a drawing of the graph says of it."""
+        """A line for drawings of the graph: how the policy differs from the default."""
         policy = self.policy
         words = [
             "stream" if self.gives_stream else "",
@@ -403,12 +414,12 @@ class Node(Generic[P, Ret_co]):
             ) from None
 
     def _check_receiver(self) -> None:
-        # Every scope has an instance of its own, and this method would run on the one that the user made.
+        # Every scope has an instance of its own, but this method is bound to the instance that the user made.
         if self.bound_to is not None and hasattr(type(self.bound_to).__call__, "_penstock_call"):
             raise GraphTraceError(
                 f"{call_location()}: {self.name!r} is a method of the stateful node {type(self.bound_to).__name__!r}; "
-                "only calls of its instance run on the instance of the scope: let __call__ tell by its argument what "
-                "is asked for"
+                "only __call__ runs on the instance of the scope: call the instance, with an argument that says what "
+                "to do"
             )
 
     def __repr__(self) -> str:
@@ -416,7 +427,7 @@ class Node(Generic[P, Ret_co]):
 
 
 def is_node(value: object) -> TypeGuard[Node[..., Any]]:
-    """Whether a value is a node, with whatever parameters and result."""
+    """Whether a value is a node; for type checkers, one with unknown parameters."""
     return isinstance(value, Node)
 
 
@@ -428,17 +439,17 @@ def is_async(fn: Callable[..., Any]) -> bool:
 
 
 def is_generator(fn: Callable[..., Any]) -> bool:
-    """Whether a call of `fn` gives an async generator: many values, one after the other."""
+    """Whether a call of `fn` gives an async generator."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__)
 
 
 def check_policy(name: str, fn: Callable[..., Any], policy: Policy, *, is_stateful: bool) -> None:
-    """Refuse what a function cannot be, and what does not fit it.
+    """Refuse a policy that does not fit the function of a node.
 
     Raises:
-        TypeError: it is a plain generator, or cannot run where the policy says.
+        TypeError: an option of the policy does not apply to such a function, or the function is a plain generator.
     """
     if inspect.isgeneratorfunction(fn):
         raise TypeError(
@@ -484,13 +495,14 @@ class CallSite:
 
     Attributes:
         node: the node.
-        label: its name in the graph, for errors.
+        label: the name of the step in the graph, for errors.
         resources: the parameters whose arguments come from resources: the same object for all items, until a reload.
-        constants: by parameter, the arguments that are the same for all items: written in the graph, or a default.
-        is_handed_on: whether only nodes with an executor of the same kind read the result. It may then be what is not
-            ready yet; everybody else gets a value.
-        owned: the parameters whose arguments are results that were handed on and that nobody else reads, not even
-            another attempt of this node.
+        constants: the arguments that are the same for all items, by parameter: values in the source of the graph, and
+            defaults.
+        is_handed_on: whether only nodes with an executor of the same kind read the result. Then the result may be
+            handed to them before it is ready; all other readers need a finished value.
+        owned: the parameters whose arguments were handed on, and that this call alone reads, in one attempt: the
+            executor may overwrite their memory.
     """
 
     node: Node[..., Any]

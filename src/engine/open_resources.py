@@ -1,4 +1,4 @@
-"""What resources are open in one Engine: who uses them, how they are opened, replaced and closed."""
+"""The resources of one Engine: how they are opened, shared, replaced by a reload, and closed."""
 
 import asyncio
 import inspect
@@ -27,12 +27,12 @@ from .tracing.tracer import Callee
 
 
 class Opening:
-    """A resource and the static arguments that it is opened with; equal ones are opened once and shared.
+    """A resource and the static arguments that it is opened with; equal openings are opened once and shared.
 
     Attributes:
         resource: the resource.
-        opener: its function, or the fake that `testing.replace` put in its place when the graph was traced.
-        name: name of the resource.
+        opener: its function, or the fake that replaced it when the graph was traced.
+        name: the name of the resource.
     """
 
     __slots__ = ("_args", "_hash", "_key", "_kwargs", "name", "opener", "resource")
@@ -58,16 +58,16 @@ class Opening:
         self._hash = hash(self._key)
 
     def manager(self) -> "_Opened":
-        """Return what opens it once."""
+        """Return a context manager that opens the resource and closes it."""
         return _Opened(self)
 
     def make(self) -> Any:
-        """Call the function."""
+        """Call the function of the resource with the arguments."""
         return self.opener(*self._args, **self._kwargs)
 
     @property
     def arguments(self) -> str:
-        """The arguments, as one would write them."""
+        """The arguments, as they are written in a call."""
         named = [f"{name}={value!r}" for name, value in self._kwargs.items()]
         return ", ".join([*map(repr, self._args), *named])
 
@@ -79,7 +79,7 @@ class Opening:
 
 
 class _Opened:
-    """Runs the function of a resource to its `yield` and, later, to its end."""
+    """A context manager that runs the function of a resource to its `yield` and, at the end, from there on."""
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
@@ -87,14 +87,14 @@ class _Opened:
 
     async def __aenter__(self) -> Any:
         made = self._opening.make()
-        if not inspect.isasyncgen(made):  # a fake may just give the value
+        if not inspect.isasyncgen(made):  # a fake may simply return the value
             return await made if inspect.isawaitable(made) else made
         self._generator = cast("AsyncGenerator[Any, None]", made)
         try:
             return await anext(self._generator)
         except StopAsyncIteration:
             raise ResourceError(
-                f"resource {self._opening.name!r} ended without a `yield`: it yields what it opened, once"
+                f"a @resource function must yield exactly once; {self._opening.name!r} ended without a `yield`"
             ) from None
 
     async def __aexit__(
@@ -104,17 +104,17 @@ class _Opened:
         if generator is None:
             return
         try:
-            # A host that is cancelled, by a loop that is shut down or by a task group of the resource's own, raises
-            # at the `yield`, as it would inside any other `async with`.
+            # The task that keeps the resource open may be cancelled: the loop is shut down, or a task group of the
+            # resource has failed. Then the error is raised at the `yield`, as in the body of any `async with`.
             await (anext(generator) if error is None else generator.athrow(error))
         except StopAsyncIteration:
             return
         await generator.aclose()
-        raise ResourceError(f"resource {self._opening.name!r} yielded twice: it yields what it opened, once")
+        raise ResourceError(f"a @resource function must yield exactly once; {self._opening.name!r} yielded twice")
 
 
 def _exact(value: object) -> Hashable:
-    """Return what tells values apart that are equal and yet not the same, such as 1 and True."""
+    """Return a key that also tells equal values of different types apart, such as 1 and True."""
     if type(value) is tuple:
         return tuple, tuple([_exact(member) for member in cast("tuple[object, ...]", value)])
     return type(value), value
@@ -127,13 +127,14 @@ class Entry:
     """A resource that is open, or being opened or closed.
 
     Attributes:
-        opening: which one.
-        context task: what keeps it open.
-        candidate: what opens the next one, while it is reloaded.
-        users: the scopes that use it; of an Engine that keeps it open anyway, those that wait for it.
-        programs: those whose frames have it.
-        ending: it is being closed, or its opening is cancelled.
-        retiring: tasks that close what it was before it was reloaded.
+        opening: the resource and its arguments.
+        context_task: the task that keeps it open.
+        candidate: during a reload, the task that opens the new value.
+        users: the scopes that use it. An Engine that keeps its resources open until it closes notes here only the
+            scopes that wait for the opening.
+        programs: the programs whose frames have it.
+        ending: whether it is being closed, or its opening is being cancelled.
+        retiring: the tasks that close the values of it that reloads have replaced.
     """
 
     def __init__(self, opening: Opening, context_task: ContextTask[Any]) -> None:
@@ -147,15 +148,15 @@ class Entry:
 
 
 class Resources:
-    """The resources of one Engine, or of one graph that is called without.
+    """The resources of one Engine, or of one graph that is called without an engine.
 
     Args:
-        closes_unused: close a resource when nobody uses it any more, and not only in the end.
+        closes_unused: whether a resource is closed when the last scope that uses it ends, and not only by `close`.
 
     Attributes:
-        closed: nothing is opened any more.
-        entries: what is open, or being opened or closed.
-        on_lost: called with programs whose frames have a resource that has ended by itself.
+        closed: whether new openings are refused.
+        entries: the resources that are open, or being opened or closed.
+        on_lost: functions to call when a resource has ended by itself, with the programs whose frames have it.
     """
 
     def __init__(self, *, closes_unused: bool) -> None:
@@ -166,22 +167,22 @@ class Resources:
 
     @property
     def has_opened(self) -> bool:
-        """Whether anything is open, or being opened or closed."""
+        """Whether any resource is open, or being opened or closed."""
         return bool(self.entries)
 
     def program(self, plan: Plan, scheduler: ChosenScheduler) -> Program:
-        """Return what frames of a plan need to run; with resources, a copy whose frames have those of this Engine."""
+        """Return the program of a plan; for a plan with resources, a copy whose frames have those of this Engine."""
         program = plan._program(scheduler)
         if not program.resources:
             return program
-        # Kept with the plan and not here, so that graphs made by a factory for one call leave nothing behind.
+        # The plan keeps them, not this object: so they go with a graph that a factory has made for a single call.
         own = plan._programs_with_resources.setdefault(self, {})
         if scheduler not in own:
             own[scheduler] = copy(program)
         return own[scheduler]
 
     def hold_nowait(self, program: Program, user: object) -> bool:
-        """Have a scope use the resources of a program, if all are open already; whether they are."""
+        """Have a scope use the resources of a program if all of them are open; return whether they are."""
         if not program.resources:
             return True
         if not program.is_filled:
@@ -195,23 +196,23 @@ class Resources:
         return True
 
     async def hold(self, program: Program, user: object) -> None:
-        """Have a scope use the resources of a program, and open those that are not open.
+        """Have a scope use the resources of a program; open those that are not open yet.
 
         Args:
-            program: its frames have them from now on.
-            user: the scope, which calls `release` in the end, also if this fails.
+            program: the program; its frames have the resources from now on.
+            user: the scope, which has to call `release` at its end, also if this raises.
 
         Raises:
-            Exception: what the opening of one raised, with a note.
+            Exception: the error of a resource that did not open, with a note.
             EngineClosedError: the Engine was closed meanwhile.
         """
         if self.hold_nowait(program, user):
             return
         entries = await self._use_all(program, user)
-        if not all(entry.context_task.is_open for entry in entries):  # one was lost while the next was opened
+        if not all(entry.context_task.is_open for entry in entries):  # one has ended while another was opened
             entries = await self._use_all(program, user)
         for entry in entries:
-            if not entry.context_task.is_open:  # and again: it is not to be had
+            if not entry.context_task.is_open:  # it has ended a second time: give up
                 await asyncio.wait([entry.context_task.task])
                 raise self.failure(entry.opening, entry.context_task, program.name)
         for entry in entries:
@@ -219,14 +220,15 @@ class Resources:
         self._fill([program])
 
     async def value_of(self, opening: Opening) -> Any:
-        """Return what a resource gives, for a graph that is called without an engine."""
+        """Open a resource if it is not open, and return its value; for a graph that is called without an engine."""
         return (await self._use(opening, None, object())).context_task.value
 
     async def release(self, user: object) -> None:
-        """A scope has ended; close what nobody uses any more, the last opened first. Every one is closed.
+        """Close the resources that no scope uses after this one, the last opened first; for a scope that has ended.
 
         Raises:
-            Exception: the first that a closing raised; further ones are logged.
+            Exception: the first error of a closing. The other resources are closed all the same; their errors are
+                logged.
         """
         if not self._closes_unused:
             return
@@ -240,7 +242,7 @@ class Resources:
             await uninterrupted(self._end(unused))
 
     def refuse(self) -> None:
-        """Open nothing any more, and cancel the openings that go on: the Engine is being closed."""
+        """Refuse new openings and cancel those under way, because the Engine is being closed."""
         self.closed = True
         for entry in self.entries.values():
             if not entry.context_task.is_open:
@@ -249,29 +251,30 @@ class Resources:
                 entry.candidate.end_soon()
 
     async def close(self) -> None:
-        """Close everything, the last opened first; every one is closed.
+        """Close all resources, the last opened first.
 
         Raises:
-            Exception: the first that a closing raised; further ones are logged.
+            Exception: the first error of a closing. The other resources are closed all the same; their errors are
+                logged.
         """
         self.refuse()
         if self.entries:
             await uninterrupted(self._end([entry for entry in self.entries.values() if not entry.ending]))
 
     def new_context_task(self, opening: Opening) -> ContextTask[Any]:
-        """Begin to open a resource."""
-        # An empty context: what is shared must not see the variables, or the span, of whoever happened to come first.
+        """Begin to open a resource, in a task that keeps it open."""
+        # An empty context: a shared resource must not see the variables or the span of the call that came first.
         return ContextTask(opening.manager(), f"penstock-resource-{opening.name}", Context())
 
     def swap(self, entry: Entry, context_task: ContextTask[Any]) -> ContextTask[Any]:
-        """Have the frames that begin from now on see another one; returns what keeps the one before open."""
+        """Give frames that begin from now on a new value; return the task that keeps the old value open."""
         before, entry.context_task = entry.context_task, context_task
         self._watch(entry)
         self._fill(entry.programs)
         return before
 
     def failure(self, opening: Opening, context_task: ContextTask[Any], graph: str | None) -> BaseException:
-        """Return the error of an opening for one of those who waited for it, with a note."""
+        """Return the error of a failed opening, with a note, for one of the callers that waited for it."""
         error = context_task.error
         if self.closed:
             return EngineClosedError(f"the Engine was closed while resource {opening.name!r} was opened")
@@ -289,16 +292,15 @@ class Resources:
         while True:
             entry = self.entries.get(opening)
             if entry is not None and (entry.ending or entry.context_task.is_leaving):
-                await asyncio.wait(
-                    [entry.context_task.task]
-                )  # never two at a time: it may hold what the next one needs
+                # Never two at a time: the old one may hold something that the next one needs, such as a port.
+                await asyncio.wait([entry.context_task.task])
                 continue
             if self.closed:
                 raise EngineClosedError(f"resource {opening.name!r} is not opened any more: the Engine was closed")
             if entry is None:
                 entry = self.entries[opening] = Entry(opening, self.new_context_task(opening))
                 self._watch(entry)
-            elif entry.context_task.task.done():  # it has ended by itself
+            elif entry.context_task.task.done():  # the resource has ended by itself
                 entry.context_task = self.new_context_task(opening)
                 self._watch(entry)
             entry.users.add(user)
@@ -314,16 +316,16 @@ class Resources:
                 self._fill(program for program in entry.programs if not program.is_filled)
                 return entry
             entry.users.discard(user)
-            was_replaced = (
-                context_task.error is None and entry.context_task is not context_task
-            )  # by a reload: there is another one
+            # A reload may have replaced it while this call waited: then the loop looks at the new one.
+            was_replaced = context_task.error is None and entry.context_task is not context_task
             if not (entry.ending or was_replaced):
                 raise self.failure(opening, context_task, graph)
 
     async def _left_waiting(self, entry: Entry, user: object) -> None:
-        """Whoever waited was cancelled: the last one cancels the opening, and waits until it has unwound.
+        """Handle the cancellation of a call that waited for an opening: the last such call cancels the opening.
 
-        Not during a reload, which has an opening of its own under way, and ends this one when it has succeeded.
+        It does not do so during a reload: the reload opens a new value itself, and ends this opening when that has
+        succeeded.
         """
         entry.users.discard(user)
         if (
@@ -335,7 +337,7 @@ class Resources:
             return
         try:
             await uninterrupted(self._end([entry]))
-        except Exception as error:  # noqa: BLE001 - of the opening's own unwinding; the cancellation goes on
+        except Exception as error:  # noqa: BLE001 - an error of user code; the cancellation matters more to the caller
             logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
 
     async def _end(self, entries: Iterable[Entry]) -> None:
@@ -350,9 +352,8 @@ class Resources:
                 await entry.candidate.ended()
             if entry.retiring:
                 await asyncio.wait(entry.retiring)
-            had_ended = (
-                entry.context_task.task.done()
-            )  # it was lost, which was logged, or whoever waited for it was told why
+            # Its error is known then: it was logged when the resource ended, or raised by those who waited for it.
+            had_ended = entry.context_task.task.done()
             error = await entry.context_task.ended()
             if error is not None and not had_ended:
                 errors.append(error)
@@ -397,7 +398,7 @@ class Resources:
 
 
 def _noted(error: BaseException, note: str) -> BaseException:
-    """Add a note; an exception that has one, for another caller, is wrapped, or it would collect those of all."""
+    """Add a note; an exception that has the note of another caller is wrapped, or it would collect all their notes."""
     if not isinstance(error, Exception):
         return error
     try:
@@ -413,7 +414,7 @@ def _noted(error: BaseException, note: str) -> BaseException:
 
 
 async def run_eagerly(running: Coroutine[Any, Any, Any]) -> Any:
-    """Run the function of a graph to its end; the outermost call closes what was opened on the way."""
+    """Run the function of a graph without an engine; the outermost call closes the resources that were opened."""
     around = opened_eagerly.get()
     if around is not None and not around.closed:
         return await running
@@ -434,7 +435,7 @@ async def run_eagerly(running: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _reading(values: Any, resources: Resources) -> AsyncGenerator[Any, None]:
-    """Yield the values of a stream that the call gave: what it was opened for ends with the last of them."""
+    """Yield the values of a stream, and close the resources of its call after the last one."""
     try:
         async for value in values:
             yield value
@@ -447,11 +448,11 @@ async def _reading(values: Any, resources: Resources) -> AsyncGenerator[Any, Non
             await resources.close()
 
 
-# What the present call that runs without an engine has opened: `run_eagerly` sets it.
+# The resources of the present call that runs without an engine; `run_eagerly` sets it.
 opened_eagerly: ContextVar[Resources | None] = ContextVar("penstock_eager_resources", default=None)
 
 
 def open_eagerly(opening: Opening) -> Coroutine[Any, Any, Any] | None:
-    """Return what opens a resource until the present call ends; None outside of any such call."""
+    """Return a coroutine that opens a resource until the present call without an engine ends; None outside of one."""
     resources = opened_eagerly.get()
     return None if resources is None or resources.closed else resources.value_of(opening)

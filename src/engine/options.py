@@ -1,4 +1,4 @@
-"""Execution options: one frozen record, and the rules by which the levels at which one can set them are merged."""
+"""Execution options: one frozen record, and how the levels at which they can be set are merged."""
 
 import dataclasses
 import re
@@ -38,34 +38,36 @@ class CallOptions(TypedDict, total=False):
 class ExecutionOptions:
     """How calls are executed.
 
-    Precedence, highest first: keyword arguments of the call, the innermost `with execution_options(...)`, those
-    around it, the keyword arguments of the Engine, `set_execution_options(...)`, these defaults.
+    Precedence, highest first: keyword arguments of the call, the innermost `with execution_options(...)`, the blocks
+    around that, the keyword arguments of the Engine, `set_execution_options(...)`, these defaults.
 
     Attributes:
         scheduler: "actors" (a pipeline), "parallel" (each node fires when its inputs are there), "wave" (level by
             level), "sequential" (one node after the other, for debugging), or "auto": "parallel" for one call,
             "actors" for many.
-        timeout_seconds: deadline of a call, or of a whole stream, in seconds from its start.
-        priority: of a call to a deployment: higher first, first come first served within one.
-        max_workers: how many threads a run, a stream or a deployment may have busy at a time, over all of its nodes,
-            of those that its Engine has; and how far an `async def` node without `concurrency=` grows in a stream or a
+        timeout_seconds: the deadline of a call, or of a whole stream, in seconds from its start; None for none.
+        priority: the priority of a call to a deployment: higher first; among equals, first come, first served.
+        max_workers: how many threads of its Engine a run, a stream or a deployment may keep busy at a time, over all of
+            its nodes; and how many items an `async def` node without `concurrency=` handles at a time in a stream or a
             deployment. None: all threads of the Engine, which are 32 unless its own `max_workers` says otherwise; such
-            a node grows to 32 in a stream, and in a deployment has no bound but that of the calls, `max_in_flight`.
-        max_in_flight: items of a stream or deployment that are in flight at a time.
-        max_queue: calls that may wait for a place in a deployment; more are refused with `Overloaded`. None: callers
-            wait.
+            a node handles up to 32 items in a stream, and in a deployment as many as there are calls in flight.
+        max_in_flight: how many items of a stream, or calls of a deployment, are in flight at a time.
+        max_queue: how many calls may wait for a place in a deployment; further calls are refused with `Overloaded`.
+            None: all callers wait.
         ordered: whether a stream yields in input order, or as items are completed.
         on_error: whether a stream raises an item's error in its turn, or skips and logs the item.
         enable_caching: whether a graph is traced and planned once for all of its calls, and equal calls of `pure` nodes
             in it are made once. With False, each run, stream and deployment traces and plans its graphs anew, for
-            itself alone, and makes every call that the source has. What was compiled for devices is kept all the same.
-        device_strategy: where device nodes run that are left to it by device="auto": a name that
-            `penstock.devices.select` takes, "auto", "cpu", "gpu:1". A deployment keeps the one that it began with.
+            itself alone, and makes every call that its source shows. Programs compiled for devices are kept all the
+            same.
+        device_strategy: where device nodes with device="auto" run: a name that `penstock.devices.select` accepts, such
+            as "auto", "cpu" or "gpu:1". A deployment keeps the strategy that it started with.
         trace_execution: whether spans are opened, if the application has set up tracing and the call is sampled.
-        trace_items: whether each item of a stream of calls begins a trace of its own, sampled by itself and linked to
-            the span of the stream, or all are in the trace of the stream. For streams that run for long.
-        collect_metrics: whether what a run, a stream or a deployment does counts in the metrics of the process. What
-            happens on devices counts in any case: a batch belongs to many.
+        trace_items: whether each item of a stream of calls begins a trace of its own, which is sampled by itself and
+            linked to the span of the stream; for streams that run for long. With False, all items are in the trace of
+            the stream.
+        collect_metrics: whether the metrics of the process count a run, a stream or a deployment. Work on devices is
+            counted in any case, because one batch belongs to many calls.
 
     Raises:
         OptionsError: a value is out of its range.
@@ -92,7 +94,7 @@ class ExecutionOptions:
 
 
 def _is_device_name(value: object) -> bool:
-    # Which platforms and devices there are is known where they are looked for, on the floor above.
+    # Only the form is checked: whether there is such a device is known in `devices`, which this floor cannot import.
     return isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*(:\d+)?", value) is not None
 
 
@@ -105,14 +107,14 @@ _ACCEPTED: Final = {
     "max_queue": optional(whole(0)),
     "on_error": one_of(Literal["raise", "skip"]),
     "device_strategy": Accepted(
-        "'auto', or the name of a platform, 'cpu', 'gpu', 'cuda', 'rocm' or 'tpu', which a number may follow, as in "
+        "'auto', or the name of a platform, 'cpu', 'gpu', 'cuda', 'rocm' or 'tpu', perhaps with a number, as in "
         "'gpu:1'",
         _is_device_name,
     ),
     **dict.fromkeys(("ordered", "enable_caching", "trace_execution", "trace_items", "collect_metrics"), SWITCH),
 }
 DEFAULTS = ExecutionOptions()
-# The threads of an Engine, and how far an `async def` grows in a stream, where `max_workers` says nothing.
+# Without `max_workers`: the threads of an Engine, and the items that an `async def` handles at a time in a stream.
 DEFAULT_WORKERS: Final = 32
 NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
 
@@ -138,7 +140,10 @@ _scoped: ContextVar[Mapping[str, Any]] = ContextVar("penstock_execution_options"
 
 
 def set_execution_options(**options: Unpack[CallOptions]) -> None:
-    """Change the defaults for the whole process; without arguments, go back to those of the library.
+    """Change the default options for the whole process; without arguments, restore the defaults of the library.
+
+    Args:
+        **options: the fields of `ExecutionOptions` to change; earlier changes of other fields stay.
 
     Raises:
         OptionsError: a name is unknown, or a value is out of its range.
@@ -152,11 +157,14 @@ def set_execution_options(**options: Unpack[CallOptions]) -> None:
 
 @contextmanager
 def execution_options(**options: Unpack[CallOptions]) -> Generator[None, None, None]:
-    """Change the options for all calls made inside the `with`, also those of what inherits its context variables.
+    """Change the options of all calls made inside the `with`, and in tasks and threads that inherit its context.
 
-    That are tasks that are started in it, `asyncio.to_thread`, `anyio.to_thread.run_sync`, and nodes, also in threads;
-    not `threading.Thread`, the threads of an executor and worker processes. `contextvars.copy_context().run(...)` takes
-    the options into those threads.
+    The tasks started inside inherit the options; so do `asyncio.to_thread`, `anyio.to_thread.run_sync`, and nodes, also
+    in threads. `threading.Thread`, the threads of an executor and worker processes do not;
+    `contextvars.copy_context().run(...)` takes the options into such a thread.
+
+    Args:
+        **options: the fields of `ExecutionOptions` to change.
 
     Raises:
         OptionsError: a name is unknown, or a value is out of its range.
@@ -170,15 +178,15 @@ def execution_options(**options: Unpack[CallOptions]) -> Generator[None, None, N
 
 
 def scoped_options() -> Mapping[str, Any]:
-    """Return what `with execution_options(...)` around the caller sets."""
+    """Return the options that the `with execution_options(...)` blocks around the caller set."""
     return _scoped.get()
 
 
 def resolve(verb: str, given: Mapping[str, Any], engine: Mapping[str, Any]) -> ExecutionOptions:
-    """Merge all levels for one call.
+    """Merge the options of all levels for one call.
 
     Args:
-        verb: which verb of the engine, a key of `APPLICABLE`.
+        verb: the verb, a key of `APPLICABLE`.
         given: the keyword arguments of the call.
         engine: the keyword arguments of its Engine.
 
@@ -194,12 +202,16 @@ def resolve(verb: str, given: Mapping[str, Any], engine: Mapping[str, Any]) -> E
 
 
 def of_engine(engine: Mapping[str, Any]) -> ExecutionOptions:
-    """Return what an Engine with these keyword arguments begins with."""
+    """Return the options of an Engine with these keyword arguments, without those of `with execution_options(...)`."""
     return ExecutionOptions(**{**_process_wide, **engine})
 
 
 def checked(options: Mapping[str, Any], verb: str) -> None:
-    """Check names against what applies to a verb, and values against their ranges."""
+    """Check that all options apply to a verb, and that their values are in range.
+
+    Raises:
+        OptionsError: a name is unknown or does not apply, or a value is out of its range.
+    """
     applicable = APPLICABLE[verb]
     for name, value in options.items():
         if name not in applicable:

@@ -25,11 +25,11 @@ class Draft:
 
     Attributes:
         name: name of the graph.
-        parameter_sources: the numbers of the values that frames begin with: of parameters and resources.
-        resource_sources: the numbers of the values that are resources; in a body, also of those of the graph around it.
-        annotations: annotations of these; None where unknown.
-        steps: chains of steps in topological order; a chain of more than one shares an actor.
-        result: template of the result.
+        parameter_sources: the numbers of the values that frames begin with: parameters and resources.
+        resource_sources: the numbers of the values that are resources; in a body, also those of the graph around it.
+        annotations: the annotations of `parameter_sources`; None where unknown.
+        steps: chains of steps in topological order; all steps of a chain share an actor.
+        result: the template of the result.
     """
 
     name: str
@@ -49,11 +49,12 @@ class PassReport:
     """What one pass did.
 
     Attributes:
-        name: the pass.
-        before: steps before it; for fusion, actors; for items, those that would be taken on the event loop.
-        after: the same after it.
+        name: the name of the pass.
+        before: how many steps there were before it; for fusion, how many actors; for items, how many would be taken on
+            the event loop.
+        after: the same number after it.
         changes: a line for each change.
-        notes: what it did not change although one could expect it, and why.
+        notes: a line for each change that one could expect but that the pass did not make, with the reason.
     """
 
     name: str
@@ -71,9 +72,9 @@ class PlannedStep:
     """One actor of a plan: a step, or a chain of inline steps.
 
     Attributes:
-        label: its name, unique in the plan: "fetch", "fetch#2".
-        chain: the steps that it runs one after the other; nearly always one.
-        tail_labels: the labels of the chain's further steps.
+        label: the name of the first step, unique in the plan: "fetch", "fetch#2".
+        chain: the steps that the actor runs one after the other; nearly always one.
+        tail_labels: the labels of the further steps of the chain.
         bodies: the plans of the bodies of a control-flow step.
     """
 
@@ -84,30 +85,30 @@ class PlannedStep:
 
     @property
     def head(self) -> Step:
-        """The step that takes the arguments."""
+        """The first step of the chain, which takes the arguments."""
         return self.chain[0]
 
     @property
     def source(self) -> int:
-        """The number of the value that it produces."""
+        """The number of the value that the last step of the chain produces."""
         return self.chain[-1].source
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A graph as it will run. `print(plan)` shows it.
+    """A graph as it will run; made by `engine.plan`. `print(plan)` shows it.
 
     Attributes:
-        name: name of the graph.
-        parameters: names of its parameters.
-        parameter_sources: the numbers of their values.
-        steps: in topological order.
-        result: template of the result.
-        captures: for a body, what it takes from the enclosing graph.
-        resource_sources: the numbers of the values that are resources; in a body, also of those that it takes from
-            outside.
+        name: the name of the graph.
+        parameters: the names of its parameters.
+        parameter_sources: the numbers of the values of the parameters.
+        steps: the steps, in topological order.
+        result: the template of the result.
+        captures: for a body: the values that it takes from the enclosing graph.
+        resource_sources: the numbers of the values that are resources; in a body, also of resources that it takes from
+            the enclosing graph.
         reports: what each pass changed.
-        trace: what was recorded.
+        trace: the recorded steps, before the passes.
     """
 
     name: str
@@ -122,12 +123,12 @@ class Plan:
 
     @cached_property
     def _kept_by_engines(self) -> WeakKeyDictionary[object, object]:
-        """What each Engine keeps for this plan; it ends with whichever of the two goes first."""
+        """The actors that each Engine keeps for this plan; they go when the plan or the Engine goes."""
         return WeakKeyDictionary()
 
     @cached_property
     def _programs_with_resources(self) -> "WeakKeyDictionary[object, dict[ChosenScheduler, Program]]":
-        """The programs whose frames have the resources of an Engine, by those."""
+        """For the resources of each Engine, the programs whose frames have them."""
         return WeakKeyDictionary()
 
     @cached_property
@@ -135,7 +136,7 @@ class Plan:
         return {}
 
     def _program(self, scheduler: ChosenScheduler) -> "Program":
-        """Return what frames of this plan need to run under a scheduler; made once."""
+        """Return the program of this plan for a scheduler; made once."""
         if scheduler not in self._programs:
             self._programs[scheduler] = Program(self, scheduler)
         return self._programs[scheduler]
@@ -147,13 +148,13 @@ class Plan:
 
     @cached_property
     def _has_streams(self) -> bool:
-        """Whether a frame has streams that go on beside its steps."""
+        """Whether any value of the graph is a stream, which goes on beside the steps of a frame."""
         sources = {*self.parameter_sources, *(step.source for step in self.steps)}
         return not self.trace.streams.isdisjoint(sources)
 
     @property
     def scheduler_reason(self) -> str:
-        """Why scheduler="auto" chooses what it chooses."""
+        """A sentence that says which scheduler "auto" stands for, and why."""
         return (
             'auto: "parallel" for one call (run), where each node fires as soon as its inputs are there; '
             '"actors" for many (stream, deploy), which overlap in a pipeline'
@@ -191,20 +192,22 @@ class Plan:
 
 @dataclass
 class Unit:
-    """Where one step stands in the program.
+    """One step in a program, or a unit that the program adds.
 
     Attributes:
-        index: its number; inputs have smaller ones.
-        step: the step; None for what a program adds.
-        role: "step", the "barrier" between two waves, the opening of a stream that came as an "input", or the handing
-            over of the "result" that is a stream.
-        slot: the slot of the only argument, -1 if there are more or it is only part of a value.
-        args_of, kwargs_of: builders of the arguments.
-        out: the slot of its value.
-        reads: slots that it gives up when it is done.
-        streams: slots of the streams that it reads.
-        consumers: units that wait for it.
-        countdown: units that it waits for.
+        index: the number of the unit; larger than the numbers of its inputs.
+        step: the step; None for a unit that the program adds.
+        role: "step"; "barrier", between two waves; "input", which opens a stream that came as an argument; or "result",
+            which hands the stream that a graph returns to its reader.
+        source: the number of the value that the unit produces; for an input, the number of its parameter.
+        sources: the numbers of the values that the unit reads.
+        slot: the slot of the only argument; -1 if there are several arguments, or only a part of a value is passed.
+        args_of, kwargs_of: functions that build the arguments from the values of a frame.
+        out: the slot of the value.
+        reads: the slots that the unit releases when it is done.
+        streams: the slots of the streams that it reads.
+        consumers: the units that wait for this one.
+        countdown: how many units this one waits for.
     """
 
     index: int
@@ -226,18 +229,19 @@ class Program:
     """A plan laid out for frames under one scheduler.
 
     Attributes:
-        name: name of the graph.
+        name: the name of the graph.
         plan: the plan.
         scheduler: the scheduler.
-        units: the steps, and the barriers of a scheduler.
-        is_line: whether each step has one input and one reader, so that frames have nothing to count.
-        blank: the slots that a new frame has beside its parameters.
-        countdown: for each unit, how many it waits for.
+        units: the steps, and the units that the program adds, such as barriers.
+        is_line: whether each step has one input and one reader, so that frames need no counters.
+        blank: the initial contents of the slots of a new frame, without its parameters.
+        countdown: for each unit, how many units it waits for.
         readers: for each slot, how many readers it has.
-        sinks: units that nobody waits for.
-        slots: for each value, by its number, where frames have it.
-        resources: what its frames have from the beginning, in slots after those of the parameters.
-        is_filled: whether new frames get them.
+        sinks: how many units have no consumers.
+        slots: for each value, by its number, its slot in a frame.
+        resources: the resources that frames have from the beginning, in the slots after those of the parameters.
+        is_filled: whether `blank` has all of these resources, so that new frames get them.
+        result: builds the result of the graph from the values of a frame.
     """
 
     def __init__(self, plan: Plan, scheduler: ChosenScheduler) -> None:
@@ -263,32 +267,33 @@ class Program:
         self.blank: tuple[Any, ...] = (None,) * (len(self.readers) - len(plan.parameter_sources))
         self.countdown = [unit.countdown for unit in self.units]
         self.sinks = sum(not unit.consumers for unit in self.units)
-        # One end and nowhere two inputs: then there is one beginning, too. A stream goes on beside the steps.
+        # If there is one end and no unit with two inputs, there is one beginning, too. A graph with streams is no line,
+        # because a stream goes on beside the steps.
         self.is_line = (
             self.sinks == 1
             and not plan._has_streams
             and all(unit.countdown <= 1 and not unit.reads for unit in self.units)
         )
         self.entries = tuple(unit.index for unit in self.units if not unit.countdown)
-        # A result that is a stream is handed over by its unit, long before the frame ends.
+        # A stream is handed to its reader by the "result" unit, long before the frame ends, so nothing is built here.
         self.result: Callable[[Values], Any] = _nothing if plan._gives_stream else builder(plan.result, self.slots)
 
     def fill(self, resources: Iterable[Any]) -> None:
-        """Have the frames that begin from now on see these resources."""
+        """Give these resources to all frames that begin from now on."""
         values = tuple(resources)
         self.blank = (*values, *self.blank[len(values) :])
         self.is_filled = True
 
     def empty(self) -> None:
-        """Let the resources go."""
+        """Forget the resources, so that this program does not keep them alive."""
         self.blank = (None,) * len(self.blank)
         self.is_filled = False
 
     def _lay_out(self) -> None:
-        """Give every value a slot.
+        """Give each value a slot.
 
-        A step that is the only reader of a slot writes its own value there, so a chain needs one slot and gives up
-        nothing on its way.
+        A step that is the only reader of a slot writes its own value into that slot. So a chain needs one slot in all,
+        and its steps release none.
         """
         plan = self.plan
         counts: dict[int, int] = defaultdict(int)
@@ -301,7 +306,7 @@ class Program:
         for source in plan.parameter_sources:
             self._new_slot(source, counts[source])
         for source in plan.trace.resources.values():
-            self._new_slot(source, 0)  # nobody gives it up: a frame has it to its end
+            self._new_slot(source, 0)  # never released: a frame has its resources to its end
         for unit in self.units:
             if unit.step is not None:
                 self._place(unit, unit.step, counts)
@@ -311,14 +316,14 @@ class Program:
                 unit.slot = unit.out = self.slots[unit.sources[0]]
                 unit.reads = (unit.out,)
             else:
-                unit.out = self._new_slot(-1 - unit.index, 1)  # a barrier's value is nothing, given up at once
+                unit.out = self._new_slot(-1 - unit.index, 1)  # a barrier has no value: its slot is released at once
                 unit.reads = (unit.out,)
 
     def _place_input(self, unit: Unit, counts: dict[int, int]) -> None:
-        """Put the reader of a stream that came as an argument where the argument was."""
+        """Have an "input" unit replace the argument by a reader of that stream, in the same slot."""
         assert unit.source is not None
         unit.slot = unit.out = self.slots[unit.source]
-        if not counts[unit.source]:  # nobody reads it: it is closed at once
+        if not counts[unit.source]:  # no step reads the stream: the unit releases its slot, which closes the stream
             self.readers[unit.slot] = 1
             unit.reads = (unit.slot,)
 
@@ -334,7 +339,7 @@ class Program:
         taken_over = next((source for source in sources if counts[source] == 1), None)
         given_up = [self.slots[source] for source in sources if source != taken_over]
         count = counts[step.source]
-        if not count:  # nobody reads its value: it gives it up itself, at once
+        if not count:  # no step reads the value: this unit itself releases it, at once
             count = 1
             unit.out = -1
         if taken_over is None:
@@ -370,7 +375,7 @@ def _units(plan: Plan) -> list[Unit]:
 
 
 def _data_edges(units: list[Unit]) -> dict[int, set[int]]:
-    """Return for each unit those whose values it reads."""
+    """Return for each unit the units whose values it reads."""
     producer = {unit.source: unit.index for unit in units}
     return {unit.index: {producer[source] for source in unit.sources if source in producer} for unit in units}
 
@@ -380,7 +385,7 @@ def _nothing(values: Values) -> None:
 
 
 def _add_barriers(units: list[Unit], edges: dict[int, set[int]]) -> None:
-    """Put a barrier between every two levels: one unit each, because edges between whole levels would be quadratic."""
+    """Put a barrier between every two levels: a unit of its own, since edges between all steps would be quadratic."""
     levels: list[list[int]] = []
     level_of: dict[int, int] = {}
     for index in range(len(units)):
@@ -401,9 +406,9 @@ class Wired:
     """The actors of one program in one scope.
 
     Attributes:
-        program: what its frames have in common.
-        actors: one for each unit.
-        entries: the actors that wait for nothing.
+        program: the program, which all its frames share.
+        actors: the actors, one for each unit of the program.
+        entries: the actors in which a frame begins, because they wait for no other.
     """
 
     program: Program
@@ -412,11 +417,11 @@ class Wired:
 
     @cached_property
     def chain(self) -> NodeActor | None:
-        """The chain of plain functions that the whole graph is; None if it is more than that."""
+        """The only actor of a graph that is nothing but a chain of plain functions; None for any other graph."""
         actor = self.actors[0] if len(self.actors) == 1 else None
         return actor if actor is not None and actor.mode == INLINE and actor.ends_line else None
 
     @cached_property
     def only_entry(self) -> NodeActor | None:
-        """The actor in which every frame begins; None if there are several, or none."""
+        """The actor in which every frame begins; None if frames begin in several actors, or in none."""
         return self.entries[0] if len(self.entries) == 1 else None

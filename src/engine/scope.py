@@ -1,4 +1,4 @@
-"""What an Engine owns, and a scope in it: one `run`, `stream` or `deploy`; what is open in both, and how it ends."""
+"""Runtime: what an Engine owns, and what is open in it; and Scope: one `run`, `stream` or `deploy` of an Engine."""
 
 import asyncio
 import threading
@@ -36,68 +36,69 @@ if TYPE_CHECKING:
 
 
 class Ongoing(Protocol):
-    """What is open in an Engine, and ends with it: a stream of calls, the stream of one call, or a deployment."""
+    """A stream of calls, a stream of values or a deployment that is open, and that ends with its Engine."""
 
     def frames(self) -> Iterable[Frame]:
-        """Return the calls and items for which something may still run."""
+        """Return the calls and items for which handlers may still run."""
         ...
 
     def actors(self) -> list[NodeActor]:
-        """Return the actors that they go through."""
+        """Return the actors that these go through."""
         ...
 
     async def end(self) -> None:
-        """End everything, since the Engine is closed; waits until nothing is left."""
+        """End all calls and items, because the Engine is being closed, and wait until their handlers have ended."""
         ...
 
 
 class OpenStream(Ongoing, Protocol):
-    """A stream of either kind, of which a profile reads how long its reader has waited."""
+    """A stream of calls or of values, as a profile sees it: how long its reader has waited, what its items do."""
 
     @property
     def name(self) -> str:
-        """The name of the graph that its items go through, or of one of them."""
+        """The name of the graph of its items; if they are of several graphs, the name of one."""
         ...
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that it runs on."""
+        """The event loop that the stream runs on."""
         ...
 
     @property
     def reader_wait_seconds(self) -> float:
-        """How long its reader has waited."""
+        """How long the reader has waited for items so far, in seconds."""
         ...
 
     def look(self) -> "WindowLook | None":
-        """Return what its items do now; None if it has no places for them."""
+        """Return what the items in flight do now; None for a stream without a window of items."""
         ...
 
 
 class Runtime:
-    """What an Engine owns, what is open in it, and how that ends.
+    """The inside of an Engine: what it owns, what is open in it, and how both end.
 
     Args:
         max_threads: the most threads that run handlers.
         max_processes: the most worker processes; None for as many as there are cores.
-        is_default: nobody closes it: its processes end with the last scope, its threads with the loop.
+        is_default: whether this is a default Engine, which no `async with` closes: its processes end with the last
+            scope, its threads with the loop.
 
     Attributes:
         pools: threads, worker processes and the limits of nodes.
-        resources: what is open.
-        reloads: for each resource that was reloaded, who does it now.
+        resources: the resources that are open.
+        reloads: for each resource that was reloaded, the lock that lets one reload run at a time.
         frames: the calls of `run` in flight.
-        counted_runs: of each graph, how many of its calls that give a value, or a stream, are in flight and count in
-            metrics.
-        streams: those that have begun and not ended.
-        readers: who reads them.
-        deployments: those that were entered and have not ended.
-        scopes: runs, streams and deployments that are open.
-        wirings: the actors of those that have their own.
+        counted_runs: the number of runs, and streams of values, in flight by graph, as far as metrics count them.
+        streams: the streams that have begun and not ended.
+        readers: the same streams, as profiles see them.
+        deployments: the deployments that were entered and have not ended.
+        scopes: how many runs, streams and deployments are open.
+        wirings: the actors of each open scope that has actors of its own.
         closed: whether `async with` was left, or is being left.
-        loop: its event loop; None before its first use.
-        loop_thread: the thread of its event loop, by the number of the operating system; None before its first use.
-        eager_starts: says whether a call may begin at once; None before its first use.
+        loop: the event loop; None before the first use of the Engine.
+        loop_thread: the identifier that the operating system gives to the thread of the loop; None before the first
+            use.
+        eager_starts: decides whether a call may begin at once; None before the first use.
     """
 
     def __init__(self, max_threads: int, max_processes: int | None, *, is_default: bool) -> None:
@@ -122,10 +123,10 @@ class Runtime:
         metrics.opened(self)
 
     def check_loop(self) -> None:
-        """Refuse another loop than the one of the first use, and any use after the end.
+        """Check that the Engine may be used here; the first use decides on which event loop.
 
         Raises:
-            EngineLoopError: this Engine belongs to another event loop, or none is running.
+            EngineLoopError: this Engine belongs to another event loop, or no loop is running.
             EngineClosedError: this Engine was closed.
         """
         loop = running_loop()
@@ -141,28 +142,28 @@ class Runtime:
             )
 
     def closed_error(self) -> EngineClosedError:
-        """Return the error of a call that the end of the Engine ends."""
+        """Return the error for a call that is in flight when the Engine is closed."""
         return EngineClosedError("the Engine was closed while this call was in flight")
 
     def program(self, plan: Plan, scheduler: ChosenScheduler) -> Program:
-        """Return what frames of a plan need to run under a scheduler.
+        """Return the program of a plan for a scheduler, with the resources of this Engine.
 
         Raises:
-            PlanError: under this one streams would wait for each other.
+            PlanError: under this scheduler, streams of the graph would wait for each other for ever.
         """
         if scheduler in ("sequential", "wave") and scheduler not in plan._programs:
             check_stream_limits(plan.name, (one for step in plan.steps for one in step.chain), in_order=True)
         return self.resources.program(plan, scheduler)
 
     def shared_wiring(self, plan: Plan, scheduler: ChosenScheduler, options: ExecutionOptions) -> Wired | None:
-        """Return actors that all runs of a plan share; None if it has stateful nodes, which each run has its own of.
+        """Return the actors that all runs of a plan share; None if it has stateful nodes: each run has its own.
 
         Args:
             plan: the plan.
             scheduler: the scheduler.
-            options: those of the run.
+            options: the options of the run.
         """
-        # Kept with the plan and not here, so that graphs made by a factory for one call leave nothing behind.
+        # The plan keeps them, not the Engine: so they go with a graph that a factory has made for a single call.
         shared = plan._kept_by_engines.get(self)
         if not isinstance(shared, SharedWirings):
             if next(stateful_nodes(plan), None) is not None:
@@ -173,7 +174,7 @@ class Runtime:
         return wiring.wire(self.program(plan, scheduler))
 
     def counters(self) -> Iterable[Reading]:
-        """Return nothing: it is scopes that count, for metrics."""
+        """Return nothing: for metrics, scopes have the counters."""
         return ()
 
     def levels(self) -> Iterable[Reading]:
@@ -181,7 +182,7 @@ class Runtime:
         return run_levels(self.counted_runs)
 
     def open_scopes(self) -> list[Wiring]:
-        """Return the actors of all scopes that are open, for a profile; those that runs share, until the loop ends."""
+        """Return the actors of open scopes, and those that runs share, for a profile; none once the loop has ended."""
         if self.loop is not None and self.loop.is_closed():
             return []
         return [*(wiring for shared in self._shared for wiring in shared), *self.wirings]
@@ -191,13 +192,13 @@ class Runtime:
         return list(self.readers)
 
     def stream_opened(self, stream: "OpenStream") -> None:
-        """Keep a stream that has begun."""
+        """Note a stream that has begun, so that it ends with the Engine, and tell profiles of it."""
         self.streams.add(stream)
         self.readers.add(stream)
         collectors.reader_opened(stream)
 
     def stream_closed(self, stream: "OpenStream") -> None:
-        """Forget a stream that has ended."""
+        """Forget a stream that has ended, and tell profiles of it."""
         self.streams.discard(stream)
         self.readers.discard(stream)
         collectors.reader_closed(stream)
@@ -207,12 +208,12 @@ class Runtime:
         return [actor for shared in self._shared for wiring in shared for actor in wiring.actors()]
 
     def frames_in_flight(self) -> set[Frame]:
-        """Return every call and item, of any scope, for which something may still run."""
+        """Return the calls and items of all scopes for which handlers may still run."""
         found = {*self.frames, *(frame for one in self._ongoing() for frame in one.frames())}
         return {frame for frame in found if not frame.settled}
 
     async def threads_returned(self) -> None:
-        """Wait until no thread runs on for an item that has ended, in any scope that is open now."""
+        """Wait until all threads have returned that still run for an item that has ended, in the scopes open now."""
         for actor in [*self.shared_actors(), *(actor for one in self._ongoing() for actor in one.actors())]:
             await actor.all_returned()
 
@@ -220,34 +221,34 @@ class Runtime:
         return (*self.streams, *self.deployments)
 
     def scope_opened(self) -> None:
-        """Count a scope that uses the pools."""
+        """Count a scope."""
         self.scopes += 1
 
     async def scope_closed(self) -> None:
-        """The default Engine's worker processes end with the last scope that may use them."""
+        """Count a scope as closed; after the last one, a default Engine ends its worker processes."""
         self.scope_closed_nowait()
         if self._is_default and not self.scopes:
             await self.pools.close_processes()
 
     def scope_closed_nowait(self) -> None:
-        """Count a scope that used no processes."""
+        """Count a scope as closed, where `has_to_close_processes` was false."""
         self.scopes -= 1
         if not self.scopes:
             self._last_scope_closed.notify_all()
 
     def has_to_close_processes(self) -> bool:
-        """Whether the end of the last scope ends worker processes."""
+        """Whether worker processes have to end with the scope that closes next."""
         return self._is_default and self.pools.has_processes and self.scopes == 1
 
     async def close(self) -> None:
-        """End what is still open, then the threads and worker processes; waits for what runs in them."""
+        """End all calls, streams and deployments, then resources, threads and processes; wait until all have ended."""
         self.closed = True
         self.resources.refuse()
         for frame in list(self.frames):
             frame.fail(self.closed_error())
         for one in self._ongoing():
             await one.end()
-        # Handlers that are unwinding, and runs that were entering a stateful node.
+        # Wait for handlers that are unwinding, and for runs that were entering a stateful node.
         await self._last_scope_closed.wait_for(lambda: not self.scopes)
         try:
             await self.resources.close()
@@ -259,7 +260,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
     """Return the running event loop.
 
     Raises:
-        EngineLoopError: none is running.
+        EngineLoopError: no event loop is running.
     """
     try:
         return asyncio.get_running_loop()
@@ -272,23 +273,23 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 class Scope:
-    """Actors, instances of stateful nodes and workers of one scope.
+    """One `run`, `stream` or `deploy`: its actors, its instances of stateful nodes and its workers.
 
     Args:
-        engine: the inside of the Engine that it is part of.
-        options: its options.
-        scheduler: the scheduler, chosen.
+        engine: the Engine that the scope is part of.
+        options: the options of the scope.
+        scheduler: the scheduler, which is never "auto".
         flags: how stateful nodes are restarted.
-        is_one_call: whether it is for one call alone.
+        is_one_call: whether the scope is for a single call.
         is_admitted: whether admission bounds the calls in it, as in a deployment.
-        threads: those that it may have busy, of a run; its own share of them by default.
+        threads: the share of threads that a run already has; by default the scope makes its own.
 
     Attributes:
         options: the same.
-        on_failed: called when they crash too often, with a function that makes an error out of the name of what
-            failed; whoever owns the scope ends what is in it, and closes it.
-        threads: those that it may have busy.
-        groups: the workers in it; each goes when its last worker has ended.
+        on_failed: called when stateful nodes crash too often. It gets a function that makes the error, given the name
+            of the run, stream or deployment that failed; the owner of the scope then ends the calls and closes it.
+        threads: the share of the Engine's threads that the scope may keep busy.
+        groups: the groups of workers; a group leaves when its last worker has ended.
         is_open: whether `close` has not begun.
     """
 
@@ -310,7 +311,8 @@ class Scope:
         self.on_failed: Escalation | None = None
         self.threads = threads or engine.pools.share_of_threads(options.max_workers)
         self.instances = InstanceRegistry(engine.pools, self.threads, Supervisor(flags, self._failed))
-        # Only a pipeline bounds its actors: elsewhere each frame has workers of its own, and admission bounds frames.
+        # Only the actors of a pipeline need a bound: elsewhere each frame has workers of its own, and admission or the
+        # caller bounds the frames.
         default = UNLIMITED if is_admitted else DEFAULT_WORKERS
         max_workers = (options.max_workers or default) if scheduler == "actors" else None
         room: Room = (1, "call") if is_one_call else (options.max_in_flight, "max_in_flight")
@@ -328,20 +330,20 @@ class Scope:
             metrics.opened(self.wiring)
 
     async def prepare(self, plan: Plan) -> Wired:
-        """Return the actors of a plan; the first time, open the resources and enter the stateful nodes it uses."""
+        """Return the actors of a plan; at the first call, open its resources and enter its stateful nodes."""
         program = self.engine.program(plan, self.scheduler)
         await self.engine.resources.hold(program, self)
         await self.instances.open(plan)
         return self.wiring.wire(program)
 
     def group(self, context: Context, *, ends_at: float | None = None) -> WorkerGroup:
-        """Return a new group, which is gone when it is closed and its workers have ended."""
+        """Return a new group of workers, which leaves `groups` when it is closed and its workers have ended."""
         group = WorkerGroup(self.loop, context, self.groups.discard, ends_at=ends_at, threads=self.threads)
         self.groups.add(group)
         return group
 
     async def close(self) -> None:
-        """Wait until all groups have ended, and leave the stateful nodes. Frames must have been ended before."""
+        """Wait until all workers have ended, and leave the stateful nodes. All frames must have ended before."""
         await uninterrupted(self._close())
 
     async def _close(self) -> None:
@@ -360,11 +362,12 @@ class Scope:
         try:
             for group in list(self.groups):
                 group.close()
-            # Not by an event: a worker cancelled before its first step, when a loop is shut down, never says so.
+            # Waits for tasks, not for an event: a task that is cancelled before its first step, as when the loop is
+            # shut down, could never set the event.
             tasks = [worker.task for group in self.groups for worker in group.workers if worker.task is not None]
             if tasks:
                 await asyncio.wait(tasks)
-            await self.wiring.returned()  # a thread may still be in an instance
+            await self.wiring.returned()  # a thread may still run a method of a stateful node
         finally:
             self.engine.wirings.discard(self.wiring)
             collectors.scope_closed(self.wiring)

@@ -45,13 +45,13 @@ from .wiring import Wiring
 
 
 def to_text(statistics: "ServiceStatistics", graphs: Iterable[Graph[..., Any]], deployment: Deployment) -> str:
-    """Return the totals and the drawings of the graphs."""
+    """Return the totals of a deployment and a drawing of each of its graphs, as text."""
     drawings = map(drawing.to_text, _drawings(statistics, graphs, deployment))
     return "\n\n".join([table_to_text(_summary(statistics)), *drawings])
 
 
 def to_html(statistics: "ServiceStatistics", graphs: Iterable[Graph[..., Any]], deployment: Deployment) -> str:
-    """Return the totals and the drawings of the graphs, for a notebook."""
+    """Return the totals of a deployment and a drawing of each of its graphs, for a notebook."""
     drawings = map(drawing.to_svg, _drawings(statistics, graphs, deployment))
     return "\n".join([table_to_html(_summary(statistics)), *drawings])
 
@@ -68,18 +68,18 @@ def _drawings(
 
 
 def _running_drawing(plan: Plan, wiring: Wiring, elapsed_seconds: float | None) -> Drawing:
-    """Return the drawing of a plan at work.
+    """Return the drawing of a plan with the load of its nodes.
 
     Args:
         plan: the plan.
-        wiring: where its actors are.
-        elapsed_seconds: the time that their counters cover; None if nothing is to be said of rates.
+        wiring: the actors of its scope.
+        elapsed_seconds: the time that their counters cover; None to show no rates.
     """
     return _with_loads(drawing_of(_kept(plan)), plan, wiring, elapsed_seconds)
 
 
 def _kept(plan: Plan) -> Trace:
-    """Return the trace of a plan without what its passes have dropped or merged."""
+    """Return the trace of a plan without the steps that its passes have dropped or merged."""
     steps = tuple(
         replace(step, bodies=tuple(map(_kept, planned.bodies)) if step is planned.head else step.bodies)
         for planned in plan.steps
@@ -91,7 +91,7 @@ def _kept(plan: Plan) -> Trace:
 def _with_loads(drawing: Drawing, plan: Plan, wiring: Wiring, elapsed_seconds: float | None) -> Drawing:
     wired = wiring.wired(plan)
     actors: dict[str, ActorStatistics] = {}
-    together: dict[str, str] = {}  # the further steps of a chain, and the one whose actor runs them
+    together: dict[str, str] = {}  # each further step of a chain, and the name of the actor that runs the chain
     for unit, actor in () if wired is None else zip(wired.program.units, wired.actors, strict=True):
         if unit.step is not None:
             actors[str(unit.step.head.source)] = actor.statistics()
@@ -120,7 +120,7 @@ def _joined(detail: str, together: Mapping[str, str], node_id: str) -> str:
 
 
 def _summary(statistics: "ServiceStatistics") -> Table:
-    """Return the state of a deployment and its totals, without its nodes."""
+    """Return a table of the state and the totals of a deployment, without its nodes."""
     calls = [
         f"{count(statistics.completed)} completed", f"{count(statistics.failed)} failed",
         f"{count(statistics.cancelled)} cancelled", f"{count(statistics.expired)} expired",
@@ -156,16 +156,17 @@ class ServiceStatistics(Rendered):
 
     Attributes:
         state: starting, ready, draining or stopped.
-        completed: calls that ended with a result.
-        failed: calls that ended with another error than `DeadlineExceeded`.
-        cancelled: calls whose caller went away.
-        admission: places, and who waits for one.
-        actors: the nodes.
-        elapsed_seconds: the time that the counters cover: since it is ready, until it stopped; None before.
-        bottleneck: the node that limits it, on average over that time; None if the counters do not say.
-        expired: calls that ended with `DeadlineExceeded`, those that got no place in time too. So
-            `completed + failed + cancelled + expired + admission.refused` is how many calls of `run`, and of `stream`
-            of one call, have ended, and how many items of the other streams.
+        completed: how many calls ended with a result.
+        failed: how many calls ended with an error other than `DeadlineExceeded`.
+        cancelled: how many calls were cancelled because their caller left.
+        admission: how many places are taken, and how many calls wait for one.
+        actors: the nodes and their counters.
+        elapsed_seconds: the time that the counters cover, in seconds: from when the deployment became ready until it
+            stopped, or until now; None before it is ready.
+        bottleneck: the node that limits the deployment, on average over that time; None if no inbox was full.
+        expired: how many calls ended with `DeadlineExceeded`, also while they waited for a place. The sum
+            `completed + failed + cancelled + expired + admission.refused` counts each call of the service, each stream
+            of values, and each item of a stream of calls that has ended.
     """
 
     state: ServiceState
@@ -179,14 +180,20 @@ class ServiceStatistics(Rendered):
 
     @property
     def bottleneck(self) -> Bottleneck | None:
-        """The node that limits it, on average; None if the counters do not say."""
+        """The node that limits the deployment, on average over that time; None if no inbox was full."""
         return find_bottleneck(self.actors, self.elapsed_seconds)
 
     def since(self, earlier: "ServiceStatistics") -> "ServiceStatistics":
-        """Return what happened after an earlier look: counters less what they were then, all else as it is now.
+        """Return what happened between an earlier snapshot and this one.
+
+        Args:
+            earlier: an earlier snapshot of the same deployment.
+
+        Returns:
+            The counters less those of `earlier`; all values that are no counters are as in this snapshot.
 
         Raises:
-            ValueError: `earlier` is not an earlier look at the same deployment.
+            ValueError: `earlier` is no earlier snapshot of the same deployment.
         """
         return replace(
             since(self, earlier, "completed", "failed", "cancelled", "expired", "elapsed_seconds"),
@@ -201,8 +208,8 @@ class ServiceStatistics(Rendered):
 class Service(Generic[P, R]):
     """Graphs made resident by `engine.deploy`: one set of actors and stateful nodes for all calls.
 
-    An async context manager: a normal exit drains it, an exception aborts it. It raises `DeploymentFailed` if stateful
-    nodes crashed more often than it restarts them.
+    An async context manager: a normal exit drains the deployment, an exception aborts it. The exit raises
+    `DeploymentFailed` if stateful nodes crashed more often than the deployment restarts them.
     """
 
     def __init__(
@@ -228,11 +235,9 @@ class Service(Generic[P, R]):
         return self._deployment.state
 
     def __str__(self) -> str:
-
         return to_text(self.statistics(), self._graphs, self._deployment)
 
     def _repr_html_(self) -> str:
-
         return to_html(self.statistics(), self._graphs, self._deployment)
 
     async def __aenter__(self) -> Self:
@@ -244,13 +249,18 @@ class Service(Generic[P, R]):
             await self.drain()
             return
         await self._deployment.end()
-        # A cancellation of the caller must go on; and it may be this very failure that has come here.
+        # A cancellation of the caller must go on. And the exception may be this failure itself, which need not be
+        # raised a second time.
         if issubclass(exc_type, Exception) and not issubclass(exc_type, DeploymentFailed):
             self._deployment.check_failed()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Call the first of the deployed graphs; `await` the result. Raises as `run` does."""
-        # Not an `async def` itself: a second coroutine around `_run` would cost as much as a hop.
+        """Call the first of the deployed graphs: `await service(...)`.
+
+        Returns:
+            A coroutine, which returns the result of the graph and raises as `run` does.
+        """
+        # A plain `def`: a second coroutine around `_run` would cost as much as a hop between two nodes.
         graph = self._graphs[0]
         if scoped_options():
             return self.run(graph(*args, **kwargs))
@@ -260,18 +270,23 @@ class Service(Generic[P, R]):
         """Run one call of a deployed graph.
 
         Args:
-            call: the call.
+            call: the call; a graph without parameters may be passed itself.
             **options: `timeout_seconds`, `priority` and `trace_execution`.
 
+        Returns:
+            The result of the graph.
+
         Raises:
-            Overloaded: every place and every place in the queue is taken.
-            TimeoutError: the call did not finish within `timeout_seconds`, waiting for a place included.
-            ReentrantCallError: called from inside one of its own nodes.
-            EngineClosedError: the deployment is draining or stopped.
-            DeploymentFailed: its stateful nodes crashed more often than it restarts them.
-            PlanError: the graph is not part of the deployment.
+            Exception: the error of the node that failed first, with a note that names graph, node, item and attempt.
+            Overloaded: all places, and all places in the queue, are taken.
+            TimeoutError: the call did not finish within `timeout_seconds`, including its wait for a place.
+            ReentrantCallError: a node of the deployment makes the call.
+            EngineClosedError: the deployment is not ready.
+            DeploymentFailed: stateful nodes crashed more often than the deployment restarts them.
+            PlanError: the graph is not part of the deployment, or its calls give streams.
+            OptionsError: an option is unknown or does not apply.
         """
-        merged = self._options  # as it is nearly always
+        merged = self._options  # nearly always there is nothing to merge
         if options or scoped_options():
             merged = resolve("service.run", options, self._inherited())
         call = as_call(call, "service.run")
@@ -294,15 +309,24 @@ class Service(Generic[P, R]):
     def stream(self, calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[Any]:
         """Run many calls of deployed graphs, and yield their results in input order; or yield the values of one call.
 
+        Each call takes a place of the deployment, as a call of `run` does.
+
         Args:
-            calls: the calls; or one call, of a graph that returns an `AsyncIterator`.
-            progress: whether a bar shows how it gets on; see `penstock.engine.stream`.
-            **options: `timeout_seconds`, `priority`, `trace_execution`; of many calls also `ordered`, `on_error`,
-                `trace_items`, and `max_in_flight` of this stream.
+            calls: the calls, from any iterable or async iterable; or a single call of a graph that returns an
+                `AsyncIterator`.
+            progress: whether a bar shows the progress; see `penstock.engine.stream`.
+            **options: `timeout_seconds`, `priority`, `trace_execution`; for many calls also `ordered`, `on_error`,
+                `trace_items`, and `max_in_flight` for this stream.
+
+        Returns:
+            A `Stream`, an async iterator and async context manager.
 
         Raises:
+            TypeError: the argument is neither a call nor an iterable of calls.
             OptionsError: an option is unknown or does not apply.
-            PlanError: the graph is not part of the deployment, or the only call gives one value.
+            PlanError: the single call is not one of this deployment, or gives one value.
+            EngineClosedError: the deployment is not ready.
+            ReentrantCallError: a node of the deployment makes the call.
         """
         self._deployment.check_callable()
         shows_progress = is_shown(progress)
@@ -317,7 +341,19 @@ class Service(Generic[P, R]):
     async def map(
         self, calls: Iterable[Call[T]], /, *, progress: bool = False, **options: Unpack[CallOptions]
     ) -> list[T]:
-        """Run many calls of deployed graphs; returns their results in input order."""
+        """Run many calls of deployed graphs and return the list of their results.
+
+        Args:
+            calls: the calls.
+            progress: whether a bar shows the progress; see `penstock.engine.stream`.
+            **options: those of `stream`.
+
+        Returns:
+            The results in input order; with `on_error="skip"` without those of calls that failed.
+
+        Raises:
+            Exception: the error of the first call in input order that failed; the others are cancelled.
+        """
         async with self.stream(calls, progress=progress, **options) as results:
             return await results._collect()
 
@@ -326,63 +362,65 @@ class Service(Generic[P, R]):
 
         Raises:
             EngineClosedError: the deployment failed to start, or was stopped.
-            DeploymentFailed: its stateful nodes crashed more often than it restarts them.
+            DeploymentFailed: stateful nodes crashed more often than the deployment restarts them.
         """
         await self._deployment.wait_ready()
 
     async def wait_stopped(self) -> None:
-        """Wait until it is stopped: what a server does that has nothing else to wait for.
+        """Wait until the deployment is stopped; for a server that has nothing else to wait for.
 
-        Returns when it was drained or aborted. Its stateful nodes may still be closing then; the end of the
-        `async with` waits for that. A task of one of its own nodes may wait here as well.
+        This returns when the deployment was drained or aborted. Its stateful nodes may still be closing then; the end
+        of the `async with` waits for them. A task of one of its own nodes may wait here as well.
 
         Raises:
-            DeploymentFailed: its stateful nodes crashed more often than it restarts them; at once, so that whoever
-                supervises the program is told.
+            DeploymentFailed: stateful nodes crashed more often than the deployment restarts them. It is raised at once,
+                so that a supervisor of the program can restart it.
         """
         await self._deployment.wait_stopped()
 
     async def drain(self, *, timeout_seconds: float | None = None) -> None:
-        """Refuse new calls, finish those that were accepted, and stop; what is left after the timeout is aborted.
+        """Refuse new calls, finish the calls that were accepted, and stop.
 
         Args:
-            timeout_seconds: how long to wait for accepted calls; None for as long as they take.
+            timeout_seconds: how long to wait for accepted calls, in seconds; calls that are left then are aborted. None
+                for as long as they take.
 
         Raises:
-            OptionsError: `timeout_seconds` is no such number.
-            ReentrantCallError: called from inside one of its own nodes.
-            DeploymentFailed: its stateful nodes crashed more often than it restarts them.
+            OptionsError: `timeout_seconds` is neither None nor a number of seconds.
+            ReentrantCallError: a node of the deployment calls this; it would wait for itself.
+            DeploymentFailed: stateful nodes crashed more often than the deployment restarts them.
         """
         check("timeout_seconds", timeout_seconds, TIMEOUT)
         await self._deployment.drain(timeout_seconds)
 
     async def abort(self) -> None:
-        """Refuse new calls, end those in flight with `EngineClosedError`, and stop; waits until nothing is left.
+        """Refuse new calls, end the calls in flight with `EngineClosedError`, and wait until their handlers have ended.
 
         Raises:
-            ReentrantCallError: called from inside one of its own nodes.
-            DeploymentFailed: its stateful nodes crashed more often than it restarts them.
+            ReentrantCallError: a node of the deployment calls this; it would wait for itself.
+            DeploymentFailed: stateful nodes crashed more often than the deployment restarts them.
         """
         await self._deployment.abort()
 
     async def reload(self, resource: Node[..., Any], /) -> None:
-        """Open a resource anew, and give it to the calls that are admitted from now on; no call is dropped or fails.
+        """Open a resource anew, and give its new value to all calls that are admitted afterwards; no call is lost.
 
-        Calls in flight keep the one that they began with; it is closed after the last of them. A resource belongs to
-        the Engine, so whatever else uses it with the same arguments there gets the new one as well.
+        Calls in flight keep the old value, which is closed after the last of them. Resources belong to the Engine:
+        every other graph of the Engine that uses the resource with the same arguments gets the new value as well.
 
         Args:
-            resource: the resource; it is opened for each distinct arguments that the deployment uses it with.
+            resource: the resource. If the deployment uses it with different arguments, it is opened once for each.
 
         Raises:
-            PlanError: the deployment does not use it; the message names those that it does.
+            TypeError: the argument is no resource.
+            PlanError: the deployment does not use this resource; the message names the resources that it uses.
             EngineClosedError: the deployment is not ready.
-            Exception: what an opening raised; the old ones stay in place then.
+            Exception: the resource could not be opened, or a node refuses its new value; the old values stay in place.
         """
         await _reload(self._deployment, resource)
 
     def statistics(self) -> ServiceStatistics:
-        """Return a snapshot of the counters."""
+        """Return a snapshot of the counters of the deployment and of its nodes."""
         deployment = self._deployment
         scope, in_flight = deployment.scope, deployment.in_flight
         if scope is None or in_flight is None:
@@ -429,7 +467,7 @@ class Service(Generic[P, R]):
         item = in_flight.items
         in_flight.items = item + 1
         call.launch(wired, arguments, item, scope.engine.eager_starts)
-        del arguments  # the handlers let go of them when they have been read
+        del arguments  # the frame alone holds them, until their last reader is done
         try:
             await call.outcome_known
         except asyncio.CancelledError:
@@ -469,20 +507,21 @@ class Service(Generic[P, R]):
 # Reloading a resource of a deployment.
 
 
-_Known: TypeAlias = dict[int, Any]  # what is of a resource in a graph, by the number of the value
+_Known: TypeAlias = dict[int, Any]  # values of a graph that come from a resource, by the number of the value
 
 
 async def _reload(deployment: Deployment, resource: object) -> None:
-    """Open a resource anew for every distinct arguments that a deployment uses it with, and swap.
+    """Open a resource anew, once for each tuple of arguments that the deployment uses it with, and swap the values.
 
     Raises:
-        PlanError: the deployment does not use it.
+        PlanError: the deployment does not use the resource.
         EngineClosedError: the deployment is not ready, or was stopped meanwhile.
-        Exception: what an opening raised; the old ones stay in place then.
+        Exception: the resource could not be opened, or a node refuses its new value; the old values stay in place.
     """
     openings = _openings(deployment, resource)
     runtime = deployment.runtime
-    # One reload of a resource at a time: a later one opens again, since it may have been asked for after a change.
+    # One reload of a resource at a time. A second reload waits and opens the resource once more, because whatever the
+    # resource reads may have changed after the first reload began.
     lock = runtime.reloads.setdefault(openings[0].resource, asyncio.Lock())
     async with lock:
         entries = [await _entry(deployment, opening) for opening in openings]
@@ -516,7 +555,7 @@ def _openings(deployment: Deployment, resource: object) -> list[Opening]:
 
 async def _entry(deployment: Deployment, opening: Opening) -> Entry:
     entries = deployment.runtime.resources.entries
-    while opening not in entries:  # it was lost, and a call that opened it again has given up
+    while opening not in entries:  # the resource ended by itself, and the call that reopened it has left meanwhile
         await deployment.reopen(opening)
     entry = entries[opening]
     _check_wanted(deployment, entry)
@@ -524,7 +563,7 @@ async def _entry(deployment: Deployment, opening: Opening) -> Entry:
 
 
 def _check_wanted(deployment: Deployment, entry: Entry) -> None:
-    """Refuse to go on when the deployment was stopped meanwhile, or what is to be replaced is being closed."""
+    """Refuse to go on if the deployment was stopped meanwhile, or if the present value is being closed."""
     if deployment.state != "ready":
         raise deployment.stopped_error()
     if entry.ending:
@@ -532,23 +571,24 @@ def _check_wanted(deployment: Deployment, entry: Entry) -> None:
 
 
 def _check_fits(entry: Entry) -> None:
-    """Ask the executors of the nodes that use a resource whether its new value is one for them."""
+    """Ask the executors of the nodes that use a resource whether they accept its new value."""
     assert entry.candidate is not None
     if not entry.context_task.was_opened:
-        return  # it was lost, and is only being opened again: there is nothing to compare with
+        return  # the resource has ended by itself and is being reopened: there is no value to compare with
     values = entry.context_task.value, entry.candidate.value
     for program in entry.programs:
         _check_plan(program.plan, entry.opening, ({}, {}), values)
 
 
 def _check_plan(plan: Plan, opening: Opening, around: tuple[_Known, _Known], values: tuple[Any, Any]) -> None:
-    """Ask the executors of a graph's nodes, and of those of its bodies.
+    """Ask the executors of the nodes of a graph, and of the nodes of its bodies.
 
     Args:
-        plan: of the graph.
-        opening: of the resource.
-        around: for a body, what it takes of the present value, and of the new one.
-        values: the present one, and the new one.
+        plan: the plan of the graph.
+        opening: the opening of the resource.
+        around: for a body: the values that it captures and that come from the resource, with the present value of the
+            resource, and with the new one.
+        values: the present value of the resource, and the new one.
     """
     old, new = around
     if opening in plan.trace.resources:
@@ -580,14 +620,14 @@ async def _open_next(deployment: Deployment, entry: Entry) -> None:
 
 
 async def _discard(entries: list[Entry]) -> None:
-    """Close what was opened for a reload that failed, the last opened first."""
+    """Close the values that were opened for a reload that failed, the last opened first."""
     for entry in reversed(entries):
         context_task = entry.candidate
         if context_task is None:
             continue
         was_open = context_task.is_open
         error = await context_task.ended()
-        entry.candidate = None  # not before: what ends the resource waits for it
+        entry.candidate = None  # only now: the code that closes the resource waits for its candidate
         if was_open and error is not None:
             logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
 
@@ -608,7 +648,7 @@ def _swap(runtime: Runtime, entries: list[Entry]) -> None:
 
 
 async def _retire(runtime: Runtime, name: str, replaced: list[ContextTask[Any]], frames: list[Frame]) -> None:
-    """Close what was replaced, the last opened first, once nothing can use it any more."""
+    """Close the replaced values, the last opened first, once the calls that began with them have ended."""
     await departed(frames)
     frames.clear()
     await runtime.threads_returned()

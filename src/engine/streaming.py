@@ -1,4 +1,4 @@
-"""Stream: results as they come; and the results of many calls, as a pipeline read in input order."""
+"""Stream, an async iterator of results; and CallsStream, the results of many calls run as a pipeline."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -24,12 +24,12 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)
 class Outcome(Generic[T_co]):
-    """What has become of one item.
+    """The outcome of one item of a stream: a result or an error.
 
     Attributes:
-        index: its index in the input, from 0.
-        value: its result; None if it failed.
-        error: its error; None if it did not fail.
+        index: the index of the item in the input, from 0.
+        value: the result; None if the item failed.
+        error: the error; None if the item did not fail.
     """
 
     index: int
@@ -38,11 +38,12 @@ class Outcome(Generic[T_co]):
 
 
 class Stream(ABC, Generic[T_co]):
-    """Results as an async iterator and an async context manager; made by `engine.stream`.
+    """An async iterator of results, and an async context manager; made by `engine.stream`.
 
-    They are those of many calls, in input order, or the values that one call gives whose graph returns an
-    `AsyncIterator`. It starts with `async with`, or with the first item that is asked for. `async with` ends it
-    deterministically; without it, everything is cancelled when the object is dropped.
+    The items are the results of many calls, in input order; or the values of a single call, whose graph returns an
+    `AsyncIterator`. A stream starts with `async with`, or when the first item is asked for. The end of the `async with`
+    waits until nothing of the stream is left. Without `async with`, the stream is cancelled when the object is garbage
+    collected.
     """
 
     def __aiter__(self) -> Self:
@@ -60,21 +61,20 @@ class Stream(ABC, Generic[T_co]):
         """Return the next item.
 
         Raises:
-            Exception: the error of this item, with on_error="raise", or what the only call failed with; the stream is
+            Exception: the error of this item, with on_error="raise", or the error of the single call; the stream is
                 closed then.
         """
 
     @abstractmethod
     def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
-        """Iterate over one `Outcome` for each item; an item's error is in its outcome and never raised."""
+        """Iterate over one `Outcome` for each item; the error of an item is in its outcome and not raised."""
 
     @abstractmethod
     async def wait_started(self) -> None:
-        """Wait for the first item, and leave it there; for a server, before it sends its headers.
+        """Wait for the first item without taking it out; for a server, before it sends its headers.
 
         Raises:
-            Exception: the error of the first item, or what ended the stream before it, a refusal (`Overloaded`)
-                included.
+            Exception: the error of the first item, or the error that ended the stream before it, such as `Overloaded`.
         """
 
     @abstractmethod
@@ -84,21 +84,21 @@ class Stream(ABC, Generic[T_co]):
     @property
     @abstractmethod
     def position(self) -> int:
-        """How many items were taken out, skipped ones included.
+        """How many items the reader has taken, including skipped ones.
 
-        With `ordered=True` it is the index of the next item: after a restart, where to go on in the input. With
-        `ordered=False` it is only a number: which items they were, `outcomes()` tells.
+        With `ordered=True` this is the index of the next item: the place in the input to go on from after a restart.
+        With `ordered=False` it is only a count: `outcomes()` says which items they were.
         """
 
     @abstractmethod
     def statistics(self) -> StreamStatistics:
-        """Return a snapshot of the counters; of one call, those of its values."""
+        """Return a snapshot of the counters: they count calls, or the values of a single call."""
 
     @abstractmethod
     def _start(self) -> object: ...
 
     async def _collect(self) -> list[T_co]:
-        """Return the results that are left."""
+        """Return the results that were not read yet."""
         return [result async for result in self]
 
 
@@ -121,7 +121,8 @@ class CallsStream(Stream[T_co]):
         self._runtime = runtime
         self._options = options
         self._calls: Calls | None = calls
-        # Not its own method: a stream that is dropped has to go at once, and not when cycles are collected.
+        # Not the bound method `_own_pipeline` as the default: the cycle would keep a dropped stream alive until the
+        # garbage collector runs.
         self._make_pipeline = make_pipeline
         self._pipeline: Pipeline | None = None
         self._window: ReorderWindow | None = None
@@ -160,7 +161,7 @@ class CallsStream(Stream[T_co]):
         raise StopAsyncIteration
 
     async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
-        """Iterate over one `Outcome` for each item; an item's error is in its outcome and never raised."""
+        """Iterate over one `Outcome` for each item; the error of an item is in its outcome and not raised."""
         self._start()
         while not self._closed and (frame := await self._next()) is not None:
             error = frame.error
@@ -171,10 +172,10 @@ class CallsStream(Stream[T_co]):
                 yield Outcome(frame.item, frame.result, error)
 
     async def wait_started(self) -> None:
-        """Wait for the first item, and leave it there; for a server, before it sends its headers.
+        """Wait for the first item without taking it out; for a server, before it sends its headers.
 
         Raises:
-            Exception: the error of the first item, or what ended the stream before it.
+            Exception: the error of the first item, or the error that ended the stream before it.
         """
         frame = await self._next(takes=False)
         if frame is not None and frame.state != "done" and self._options.on_error == "raise":
@@ -189,10 +190,10 @@ class CallsStream(Stream[T_co]):
 
     @property
     def position(self) -> int:
-        """How many items were taken out, skipped ones included.
+        """How many items the reader has taken, including skipped ones.
 
-        With `ordered=True` it is the index of the next item: after a restart, where to go on in the input. With
-        `ordered=False` it is only a number: which items they were, `outcomes()` tells.
+        With `ordered=True` this is the index of the next item: the place in the input to go on from after a restart.
+        With `ordered=False` it is only a count: `outcomes()` says which items they were.
         """
         return 0 if self._pipeline is None else self._pipeline.window.position
 
@@ -219,7 +220,7 @@ class CallsStream(Stream[T_co]):
         return self._pipeline
 
     async def _next(self, *, takes: bool = True) -> Frame | None:
-        """Wait for the next item that has ended, and take it out or leave it there; None at the end of the stream."""
+        """Wait for the next item that has ended, and take it if `takes`; None at the end of the stream."""
         pipeline = self._start()
         if pipeline.window.has_reader:
             raise RuntimeError("this stream is being read by another task; a stream has one reader")
@@ -235,21 +236,21 @@ class CallsStream(Stream[T_co]):
         return frame
 
     async def _collect(self) -> list[T_co]:
-        """Return the results that are left; woken only for errors, and at the end."""
+        """Return the results that were not read yet; the reader is woken only for errors and at the end."""
         results: list[T_co] = []
         window = self._start().window
         window.collected = results
         try:
             async for result in self:
-                results.append(result)  # noqa: PERF401 - in its turn: the window appends others in between
+                results.append(result)  # noqa: PERF401 - the window appends to the same list in between
         finally:
-            window.collected = None  # or they would live until cycles are collected
+            window.collected = None  # breaks a cycle through the results
         return results
 
     def __del__(self) -> None:
         pipeline = getattr(self, "_pipeline", None)
         if pipeline is not None and not self._closed and not pipeline.loop.is_closed():
-            # Perhaps in another thread: the garbage collector chooses where it runs.
+            # The garbage collector may run in any thread, so the loop has to be told in a thread-safe way.
             pipeline.loop.call_soon_threadsafe(pipeline.abort)
 
 

@@ -185,7 +185,7 @@ async def late() -> AsyncIterator[int]:
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        (twice, ps.ResourceError, "resource 'twice' yielded twice: it yields what it opened, once"),
+        (twice, ps.ResourceError, "a @resource function must yield exactly once; 'twice' yielded twice"),
         (never, ps.ResourceError, "resource 'never' ended without a `yield`"),
         (late, RuntimeError, "raised StopAsyncIteration"),
     ],
