@@ -8,10 +8,10 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from .._errors import InboxClosed, NodeCancelledError, Overloaded
 from .accepted import NOT_NEGATIVE, check_fields, instance, optional, whole
-from .cancellation import Condition
 from .channel import PriorityFifo
 from .loop_host import Actor
 from .own_loops import Inbox, Work
+from .tasks import Condition
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from opentelemetry.context import Context
 
 from .._errors import DeviceError, EngineClosedError, NodeError
-from ..actors.cancellation import until
+from ..actors.tasks import until
 from ..actors.threads import before_interpreter_exit
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series

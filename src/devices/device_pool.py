@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from .._errors import EngineClosedError
-from ..actors.cancellation import uninterrupted
+from ..actors.tasks import uninterrupted
 from ..actors.threads import LoopMailbox
 from ..engine.engine import default_engine
 from ..engine.nesting import pools_around

@@ -19,7 +19,7 @@ from typing import Any, cast
 from weakref import WeakSet
 
 from .._errors import EngineClosedError, NodeCancelledError, NodeError, ResourceError
-from ..actors.cancellation import ContextTask, uninterrupted
+from ..actors.tasks import ContextTask, uninterrupted
 from ..telemetry import logs
 from .options import ChosenScheduler
 from .program import Plan, Program
