@@ -5,6 +5,8 @@ so that `except TimeoutError` works without knowing this module; `OptionsError` 
 `TypeError` for the same reason.
 """
 
+from types import GetSetDescriptorType, MemberDescriptorType
+
 
 class PenstockError(Exception):
     """Base class of every error that Penstock itself raises."""
@@ -72,7 +74,7 @@ class Overloaded(PenstockError):
 
 
 class NodeError(PenstockError):
-    """The error of one item, where a node raised one exception object for several items.
+    """Stands for the error of an item or a caller where the exception object is another's, and cannot be copied.
 
     The object belongs to the first of these items. Each of the others gets a `NodeError` with the object as its
     `__cause__`.
@@ -141,4 +143,40 @@ def add_note(error: BaseException, note: str) -> None:
     try:
         error.add_note(note)
     except Exception:  # noqa: BLE001 - a class may override attribute access; that failure must not hide the error
+        pass
+
+
+def copy_of(error: BaseException) -> BaseException:
+    """Return an equal exception that is another object, for one more caller that is told of the same failure.
+
+    Each caller raises what it is given, which adds to the traceback, and adds notes: one object for all would collect
+    those of all. An exception that cannot be copied becomes the cause of a `NodeError`.
+    """
+    cls = type(error)
+    try:
+        # Not `cls(*args)`: constructors, such as those of JAX's errors, take more than they keep.
+        copy = cls.__new__(cls, *error.args)
+        copy.args = error.args
+        copy.__dict__.update(error.__dict__)
+        for base in cls.__mro__:
+            for name, field in vars(base).items():  # what is not in `__dict__`, such as the `filename` of an OSError
+                if isinstance(field, MemberDescriptorType | GetSetDescriptorType) and not name.startswith("__"):
+                    _copy_attribute(error, copy, name)
+    except Exception:  # noqa: BLE001 - a constructor or an attribute of the user may raise anything
+        wrapped = NodeError(f"{cls.__name__}: {error!r}")
+        wrapped.__cause__ = error
+        return wrapped
+    if "__notes__" in copy.__dict__:
+        copy.__notes__ = list(error.__notes__)
+    copy.__cause__, copy.__context__ = error.__cause__, error.__context__
+    copy.__suppress_context__ = error.__suppress_context__
+    return copy.with_traceback(error.__traceback__)
+
+
+def _copy_attribute(error: BaseException, copy: BaseException, name: str) -> None:
+    try:
+        value = getattr(error, name)
+        if value is not None:
+            setattr(copy, name, value)
+    except (AttributeError, TypeError):  # it was never set, or `__new__` has set it for good
         pass

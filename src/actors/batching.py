@@ -6,12 +6,12 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from .._errors import InboxClosed, NodeCancelledError, Overloaded
+from .._errors import InboxClosed, NodeCancelledError, Overloaded, copy_of
 from .accepted import NOT_NEGATIVE, check_fields, instance, optional, whole
-from .cancellation import Condition
 from .channel import PriorityFifo
 from .loop_host import Actor
 from .own_loops import Inbox, Work
+from .tasks import Condition
 
 
 @dataclass(frozen=True)
@@ -299,9 +299,9 @@ class Batcher(Actor[T, U]):
         except asyncio.CancelledError as error:
             if demand.task.cancelling() > demand.has_ended:  # the loop was cancelled, and not only this batch
                 raise
-            results = [_foreign_cancel(self._name, error)] * len(batch)
+            results = [_foreign_cancel(self._name, error) for _ in batch]
         except Exception as error:  # noqa: BLE001 - whatever the function raises is the outcome of all of its items
-            results = [error] * len(batch)
+            results = [error, *(copy_of(error) for _ in batch[1:])]
         # The next batch begins before the callers of this one are resumed: each would make the function wait for it.
         self._free += 1
         if self._inbox is not None and (room := self._queue.room) > 0:

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from .._errors import DeadlineExceeded, NodeCancelledError, NodeError, add_note
+from .._errors import DeadlineExceeded, NodeCancelledError, add_note, copy_of
 from ..telemetry import logs
 from ..telemetry.spans import FrameSpan
 from .stream_buffer import plain_error
@@ -348,26 +348,27 @@ class Frame:
     def annotated(self, error: BaseException, actor: "NodeActor", attempt: int) -> BaseException:
         """Add a note with graph, node, item and attempt, once per item.
 
-        A node may raise one and the same object for many items; the second gets a `NodeError` of its own, or the
-        object would collect the notes of all of them.
+        A node may raise one and the same object for many items: the second gets a copy.
         """
         error = plain_error(error, f"node {actor.label(error)!r}")
         label = getattr(error, _BLAMED, None) or actor.label(error)
         where = f"in node {label!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
         root = self.root
-        owner, first_traceback = getattr(error, _MARK, (None, None))
-        if owner is not None and owner != root.identity and isinstance(error, Exception):
-            wrapped = NodeError(f"{type(error).__name__}: {error}")
-            wrapped.__cause__ = error
+        owner, first_traceback, added = getattr(error, _MARK, (None, None, ()))
+        is_copy = owner is not None and owner != root.identity and isinstance(error, Exception)
+        if is_copy:
             # Each raise has put its frames, and so its item's values, before those of the items before.
             error.__traceback__ = first_traceback
-            error = wrapped
+            error = copy_of(error)
         try:
-            error.add_note(where)
-            if error.__traceback__ is not None:
+            if is_copy:
+                error.__notes__ = [note for note in getattr(error, "__notes__", ()) if note not in added]
+                added = ()
+            elif error.__traceback__ is not None:
                 # The first entry is the engine's own. It would show the user nothing, and keep a worker alive.
                 error.__traceback__ = error.__traceback__.tb_next
-            setattr(error, _MARK, (root.identity, error.__traceback__))
+            error.add_note(where)
+            setattr(error, _MARK, (root.identity, error.__traceback__, (*added, where)))
         except Exception:  # noqa: BLE001 - an exception that refuses attributes goes without
             pass
         return error

@@ -15,14 +15,13 @@ from .._errors import DeadlineExceeded, NodeCancelledError, NodeTimeoutError, Ov
 from ..telemetry import spans
 from ..telemetry.spans import FrameSpan, NodeSpan
 from .current import source
+from .frame import Frame, foreign_cancel
 from .loop_host import LoopHost
 from .own_loops import Request
 from .threads import ThreadPool
 
 if TYPE_CHECKING:
     from .current import Position
-    from .detached import DetachedStep
-    from .frame import Frame
     from .node_actor import Body, NodeActor
     from .processes import ProcessPool
     from .sampler import ExecutionSampler
@@ -106,7 +105,7 @@ def _compiled(length: int, arguments: str, *, is_sampled: bool) -> Callable[...,
 _LINES_BEFORE = 4  # up to the call of the first function, counted from 1
 
 
-def run_linkwise(links: Sequence[Link], actor: "NodeActor", frame: "Frame", args: Any, kwargs: Any) -> Any:
+def run_linkwise(links: Sequence[Link], actor: "NodeActor", frame: Frame, args: Any, kwargs: Any) -> Any:
     """Run a chain link by link: each result is checked, and each link but the first opens a span if there are any."""
     number = 0  # read by `_number`
     value = links[0].fn(*args, **kwargs)
@@ -189,7 +188,7 @@ class TracedExecution:
 
     __slots__ = ("_actor", "_frame", "_parent", "_span", "was_cancelled")
 
-    def __init__(self, parent: FrameSpan, frame: "Frame", actor: "NodeActor") -> None:
+    def __init__(self, parent: FrameSpan, frame: Frame, actor: "NodeActor") -> None:
         self._parent = parent
         self._frame = frame
         self._actor = actor
@@ -245,7 +244,7 @@ class Runner(Protocol):
         ...
 
 
-async def invoke(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
+async def invoke(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
     """Run a node for one frame, with all that its policy asks for.
 
     Returns:
@@ -257,7 +256,7 @@ async def invoke(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
     return await invoke_with(Invocation(worker, actor, frame))
 
 
-async def invoke_once(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
+async def invoke_once(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
     """Run a node that has one attempt, in a thread, in a process or on a device, without what only others need."""
     if frame.span is not None:
         return await invoke(worker, actor, frame)
@@ -272,7 +271,7 @@ async def invoke_once(worker: "Worker", actor: "NodeActor", frame: "Frame") -> A
         executed(actor, began, frame)
 
 
-def executed(actor: "NodeActor", began: float, frame: "Frame") -> None:
+def executed(actor: "NodeActor", began: float, frame: Frame) -> None:
     """Count an execution that ends now, and tell a profile of it if one is taken."""
     ended = perf_counter()
     actor.busy_seconds += ended - began
@@ -280,7 +279,7 @@ def executed(actor: "NodeActor", began: float, frame: "Frame") -> None:
         actor.sampler.add(began, ended, frame, frame.group.loop)
 
 
-async def timed(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
+async def timed(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
     """Run a node without a policy that a profile wants timed, as the worker itself would."""
     sampler = actor.sampler
     if frame.span is not None or sampler is None:
@@ -307,9 +306,7 @@ class Invocation:
 
     __slots__ = ("_args", "_cancelling", "_kwargs", "_readers", "_waited_seconds", "_worker", "actor", "frame")
 
-    def __init__(
-        self, worker: Runner, actor: "NodeActor", frame: "Frame", readers: "Iterable[Reader[Any]]" = ()
-    ) -> None:
+    def __init__(self, worker: Runner, actor: "NodeActor", frame: Frame, readers: "Iterable[Reader[Any]]" = ()) -> None:
         self._worker = worker
         self.actor = actor
         self.frame = frame
@@ -426,14 +423,14 @@ class Invocation:
 
 
 async def run_async(
-    worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Body of an `async def` node."""
     return await actor.fn(*args, **kwargs)
 
 
 async def run_task_starter(
-    worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Body of an `async def` node that starts tasks, which have to know its item."""
     worker.position.remember()
@@ -441,7 +438,7 @@ async def run_task_starter(
 
 
 async def run_inline(
-    worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Body of a plain `def` node, and of a chain of them, where each further one has a span of its own."""
     began = perf_counter()
@@ -525,7 +522,7 @@ def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
     """Return a body that runs a plain function in a thread, in a copy of the caller's context."""
 
     async def run_in_thread(
-        worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+        worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         value = await call_in_thread(pool_of(), worker, actor.fn, args, kwargs)
         actor.refuse_coroutine(value, actor.name)
@@ -538,7 +535,7 @@ def in_process(pool_of: "Callable[[], ProcessPool]", target: str) -> "Body":
     """Return a body that runs `target` ("module:qualname") in a worker process."""
 
     async def run_in_process(
-        worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+        worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         item = {"graph": actor.graph, "node": actor.label(), "item": frame.item, "attempt": worker.position.attempt}
         return await pool_of().run(target, args, kwargs, item)
@@ -559,7 +556,7 @@ class InLoop:
         self._host = host
 
     async def __call__(
-        self, worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Wait until the actor has settled an item."""
         deadlines = [at for at in (frame.deadline, worker.position.attempt_deadline) if at is not None]
@@ -569,7 +566,7 @@ class InLoop:
         self,
         detached: "DetachedStep",
         actor: "NodeActor",
-        frame: "Frame",
+        frame: Frame,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> "Request[Any, Any] | None":
@@ -604,3 +601,144 @@ def abandon(call: OutsideCall, actor: "NodeActor") -> None:
         actor.limiter.owe()
         actor.abandoned += 1
         call.then(actor.thread_returned)
+
+
+# DetachedStep: the first step of a call, carried out somewhere else, such as on a device. It needs no task to wait in.
+#
+# A worker would only hand the step over and wait for the result, and making its task costs more than all else that a
+# call does on the loop. So the result itself carries the frame on: to its end, or to workers for the steps that follow.
+
+
+class DetachedCall(OutsideCall, Protocol):
+    """An execution that no worker waits for.
+
+    Attributes:
+        returned: whether it is over.
+    """
+
+    returned: bool
+
+    def withdraw(self) -> None:
+        """Nobody waits for it any more: it need not begin."""
+        ...
+
+
+class Carrier(Protocol):
+    """Carries out the executions of a node somewhere else, on behalf of the event loop."""
+
+    def __call__(
+        self, worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], /
+    ) -> Awaitable[Any]:
+        """Carry out one, while a worker waits for it."""
+        ...
+
+    def begin(
+        self,
+        detached: "DetachedStep",
+        actor: "NodeActor",
+        frame: Frame,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> "DetachedCall | Request[Any, Any] | None":
+        """Begin with one for which no worker waits; it settles `detached` when it is over, later and on the loop.
+
+        Returns:
+            None if that takes a worker, because something else has to be waited for first.
+        """
+        ...
+
+
+class DetachedStep:
+    """The first step of a frame that has a group to itself, on its way elsewhere and back.
+
+    It has what is asked of a future by those who settle one, and takes its place.
+    """
+
+    __slots__ = ("_actor", "_began", "_call", "_frame", "_group", "_is_left", "_is_over")
+
+    def __init__(self, group: "WorkerGroup", actor: "NodeActor", frame: Frame) -> None:
+        self._group = group
+        self._actor = actor
+        self._frame: Frame | None = frame
+        self._call: DetachedCall | Request[Any, Any] | None = None
+        self._began = perf_counter()
+        self._is_over = False
+        self._is_left = False
+
+    def begin(self, carrier: Carrier) -> bool:
+        """Hand the step over, whose place is taken; returns False if only a worker can."""
+        frame, actor = self._frame, self._actor
+        assert frame is not None
+        try:
+            args, kwargs = actor.arguments(frame.values)
+            self._call = carrier.begin(self, actor, frame, args, kwargs)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is its item's outcome
+            # Not now: a caller whose calls fail at once would never let the loop run others.
+            self._group.loop.call_soon(self.set_exception, error)
+            return True
+        return self._call is not None
+
+    def leave(self) -> None:
+        """The frame has ended, and waits for nothing any more."""
+        self._is_over = self._is_left = True
+        if self._call is not None:
+            self._call.withdraw()
+        actor, _ = self._over()
+        actor.limiter.release()
+
+    def done(self) -> bool:
+        """Whether nobody waits for the result any more."""
+        return self._is_over
+
+    def cancelled(self) -> bool:
+        """Whether the frame has ended before the step did; not after `cancel`, which fails it. On any thread."""
+        return self._is_left
+
+    def cancel(self) -> bool:
+        """The step will not be carried out; returns whether somebody waits for it."""
+        if self._is_over:
+            return False
+        self.set_exception(NodeCancelledError(f"node {self._actor.name!r} was given up by what carries it out"))
+        return True
+
+    def set_result(self, value: Any) -> None:
+        """Carry the frame on: to its end, or to a worker for the steps that follow."""
+        actor, frame = self._over()
+        actor.completed += 1
+        if actor.ends_line:
+            actor.limiter.release()
+            frame.end_with(value)
+            return
+        frame.values[actor.out] = value
+        for slot in actor.reads:
+            frame.release(slot)
+        # The worker gives the place back when it has found room for the frame: until then, the node stands still.
+        if actor.successor is not None:
+            self._group.hire(frame, (actor.successor,), actor)
+        elif actor.consumers:
+            # It was the only step that waited for nothing, so at least one of these waits for nothing else.
+            complete = tuple([consumer for consumer in actor.consumers if frame.input_came(consumer)])
+            self._group.hire(frame, complete, actor)
+        else:
+            actor.limiter.release()
+            frame.let_go()
+
+    def set_exception(self, error: BaseException) -> None:
+        """End the frame."""
+        if not self._is_over:
+            actor, frame = self._over()
+            actor.failed += 1
+            frame.fail(foreign_cancel(error) if isinstance(error, asyncio.CancelledError) else error, actor)
+            actor.limiter.release()
+
+    def _over(self) -> "tuple[NodeActor, Frame]":
+        frame, actor, call = self._frame, self._actor, self._call
+        assert frame is not None
+        self._is_over = True
+        self._frame = self._call = None  # whoever settles this still holds it
+        self._group.detached = None
+        # None: it could not even begin. And nothing runs outside of the loop for what is asked of an actor.
+        if call is not None and not isinstance(call, Request) and not call.returned:
+            abandon(call, actor)
+        executed(actor, self._began, frame)
+        return actor, frame

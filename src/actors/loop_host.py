@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 from .._errors import ActorRestarted, ActorStopped, ChannelClosed, InboxClosed, NodeCancelledError, PenstockError
 from ..telemetry import logs
 from . import current
-from .cancellation import Condition, until
 from .own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
 from .stream_buffer import STREAM_CAPACITY, StreamBuffer
-from .tasks import start_task
+from .tasks import Condition, start_task, until
 
 if TYPE_CHECKING:
     from .invocation import Runner

@@ -8,16 +8,16 @@ from weakref import ref
 from .._errors import ReentrantCallError
 from ..telemetry import logs
 from ..telemetry.counters import ActorState, ActorStatistics
-from .cancellation import Condition
 from .channel import Channel
 from .invocation import SLOW_SECONDS, Link, compose, failed_link, invoke, running_link, timed
 from .loop_host import RestartGate
 from .own_loops import Mailbox
 from .policy import Policy
+from .tasks import Condition
 
 if TYPE_CHECKING:
-    from .detached import Carrier
     from .frame import Frame
+    from .invocation import Carrier
     from .sampler import ExecutionSampler, Sampling
     from .worker import Member, Worker
 

@@ -8,9 +8,8 @@ from time import perf_counter
 from typing import Any, Protocol, cast
 
 from . import current
-from .detached import DetachedStep
 from .frame import NOTHING, Frame, foreign_cancel
-from .invocation import OutsideCall
+from .invocation import DetachedStep, OutsideCall
 from .node_actor import ASYNC, INLINE, Limiter, NodeActor
 from .tasks import start_eagerly, start_task
 from .threads import ThreadShare

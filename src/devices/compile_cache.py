@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 
 from opentelemetry.context import Context
 
-from .._errors import DeviceError, EngineClosedError, NodeError
-from ..actors.cancellation import until
+from .._errors import DeviceError, EngineClosedError, copy_of
+from ..actors.tasks import until
 from ..actors.threads import before_interpreter_exit
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
@@ -23,26 +23,6 @@ from .compile_key import Configuration, Signature, current, signature_of
 from .compiling import JittedFunction, arguments_of, build
 from .executable import Executable
 from .untyped_jax import jax
-
-
-def twin_of(error: BaseException) -> BaseException:
-    """Return an equal exception that is another object: one object raised twice would collect notes and tracebacks."""
-    cls = type(error)
-    try:
-        # Not `cls(*args)`: constructors of JAX's errors take more than they keep.
-        twin = cls.__new__(cls, *error.args)
-        twin.__dict__.update(error.__dict__)
-    except Exception:  # noqa: BLE001 - an exception that cannot be made again; any constructor may raise anything
-        twin = NodeError(f"failed with another caller: {error!r}")
-        twin.__cause__ = error
-        return twin
-    twin.args = error.args
-    if "__notes__" in error.__dict__:
-        twin.__notes__ = list(error.__notes__)
-    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
-    twin.__suppress_context__ = error.__suppress_context__
-    return twin.with_traceback(error.__traceback__)
-
 
 # Called with None to work, or with the error that keeps it from working. Raises nothing.
 Compilation: TypeAlias = Callable[[BaseException | None], None]
@@ -332,7 +312,7 @@ class CompileCache:
             metrics.add([_reading(names.METRIC_COMPILE_PROGRAMS, jitted, 1)])
             _let_go(evicted)
         for number, (on_done, *_) in enumerate(waiting):
-            _tell(on_done, twin_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
+            _tell(on_done, copy_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
         del outcome  # an error refers to this frame
 
     def _left(self, key: _Key) -> list[_Waiter]:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
-from .._errors import EngineClosedError
-from ..actors.cancellation import uninterrupted
+from .._errors import EngineClosedError, copy_of
+from ..actors.tasks import uninterrupted
 from ..actors.threads import LoopMailbox
 from ..engine.engine import default_engine
 from ..engine.nesting import pools_around
 from ..telemetry import spans
 from .arguments import parameter_names, size_on_host
-from .compile_cache import CACHE, twin_of
+from .compile_cache import CACHE
 from .compiling import CompileLog, JittedFunction
 from .engine_device import DeviceCall, EngineDevice
 from .jax_import import is_device, start_backends
@@ -60,7 +60,7 @@ class DevicePool:
         found = self._opening.get((device, replicas)) or self._find(device, replicas)
         await asyncio.wait([found])  # a caller that is cancelled leaves the search to the others
         if (error := found.exception()) is not None:
-            raise twin_of(error)
+            raise copy_of(error)
         if self._closed:
             raise EngineClosedError(f"device {device} was not opened: its Engine was closed")
         devices = self._by_name[device, replicas] = tuple(map(self._device, found.result()))

@@ -10,12 +10,11 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
-from .._errors import ActorRestarted
+from .._errors import ActorRestarted, copy_of
 from ..actors.frame import blame
 from ..actors.threads import before_interpreter_exit
 from ..telemetry import logs, metrics, names
 from ..telemetry.metrics import Reading, series
-from .compile_cache import twin_of
 from .self_check import self_check
 from .shardings import Placement
 from .untyped_jax import jax
@@ -79,14 +78,14 @@ class Origin:
     def over(self, error: BaseException | None) -> None:
         """Note that the computation has ended, with an error or without one, and forget what it has read."""
         if error is not None:
-            self._error = self._blamed(twin_of(error).with_traceback(None))  # a traceback would hold the arrays
+            self._error = self._blamed(copy_of(error).with_traceback(None))  # a traceback would hold the arrays
         self._inputs = ()
 
     def cause_of(self, error: BaseException) -> BaseException:
         """Return the error of the computation that failed first, where this one has failed with `error`."""
         inputs = self._inputs  # before the error: `over` sets that first
         if self._error is not None:
-            return twin_of(self._error)
+            return copy_of(self._error)
         return self._blamed(ORIGINS.cause_of(error, inputs))
 
     def taken_over(self, error: BaseException) -> None:
@@ -432,7 +431,7 @@ class DispatchThread:
 
 def _failing(error: Exception) -> "Callable[[Dispatchable], None]":
     def fail(job: Dispatchable) -> None:
-        job.failed(twin_of(error).with_traceback(None))
+        job.failed(copy_of(error).with_traceback(None))
 
     return fail
 

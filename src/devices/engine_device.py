@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._errors import DeviceError, EngineClosedError, Overloaded
 from ..actors.batching import Batch, BatchQueue
-from ..actors.cancellation import Condition, postpone, raise_postponed, until
+from ..actors.tasks import Condition, postpone, raise_postponed, until
 from ..actors.threads import LoopMailbox
 from ..telemetry import spans
 from .compile_cache import CACHE
@@ -20,8 +20,8 @@ from .shardings import Placement
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
-    from ..actors.detached import DetachedStep
     from ..actors.frame import Frame
+    from ..actors.invocation import DetachedStep
     from ..actors.sampler import ExecutionSampler
     from ..telemetry.spans import DeviceWait
 

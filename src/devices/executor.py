@@ -22,8 +22,8 @@ from .statistics import CompileStatistics
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
-    from ..actors.detached import DetachedStep
     from ..actors.frame import Frame
+    from ..actors.invocation import DetachedStep
     from ..actors.node_actor import NodeActor
     from ..actors.worker import Worker
     from ..engine.node import CallSite

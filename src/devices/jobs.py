@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from .._errors import DeviceError
+from .._errors import DeviceError, copy_of
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.durations import DeviceSeconds
 from ..telemetry.profiling.records import DeviceWork, DeviceWorkKind
 from ..telemetry.spans import JobSpan
-from .compile_cache import CACHE, twin_of
+from .compile_cache import CACHE
 from .compile_key import is_device_array, is_random_key
 from .compiling import JittedFunction
 from .dispatch_thread import ORIGINS, Origin, are_ready, wait_until_ready
@@ -211,7 +211,7 @@ class Job:
         error = self.take_error()
         if error is not None:
             for index, call in enumerate(self.calls):
-                call.fail(twin_of(error) if index else error)
+                call.fail(copy_of(error) if index else error)
         elif self.results:
             for call, result in zip(self.calls, self.results, strict=True):
                 call.finish(result)

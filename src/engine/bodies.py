@@ -10,13 +10,13 @@ from typing import Any
 from opentelemetry.trace import Span
 
 from ..actors import current
-from ..actors.cancellation import until
 from ..actors.frame import Frame
 from ..actors.generators import open_stream
 from ..actors.invocation import call_in_thread, take_thread
 from ..actors.loop_host import LoopHost, LoopStream
 from ..actors.node_actor import Body, Invoke, NodeActor
 from ..actors.stream_buffer import STREAM_CAPACITY, Reader, StreamBuffer
+from ..actors.tasks import until
 from ..actors.threads import ThreadPool
 from ..actors.worker import Worker, WorkerGroup
 from ..telemetry import logs, spans

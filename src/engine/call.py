@@ -10,9 +10,8 @@ from typing import Any
 from opentelemetry.trace import Span
 
 from ..actors.current import calling_actor, enclosing_frame, is_detached, source
-from ..actors.detached import Carrier, DetachedStep
 from ..actors.frame import AnyDeployment, Frame, Listener
-from ..actors.invocation import outcome_of
+from ..actors.invocation import Carrier, DetachedStep, outcome_of
 from ..actors.node_actor import NodeActor
 from ..actors.tasks import EagerStarts
 from ..actors.threads import ThreadShare
@@ -87,7 +86,7 @@ class RunningCall(Frame, WorkerGroup):
         self.feed = None
         self.runnable = 0
         self.armed = self.closed = False
-        if headers is not None or (options.trace_execution and spans.is_set_up()):
+        if headers is not None or (options.trace_execution and spans.tracer_provider() is not None):
             self.run_span, self.traced = spans.start_run(
                 graph, context, is_wanted=options.trace_execution, headers=headers, item=item, stream=stream,
                 begins_trace=item is not None and options.trace_items,
@@ -230,7 +229,7 @@ class RunningCall(Frame, WorkerGroup):
         span = self.run_span
         if self._in_flight is not None:
             self._in_flight[self._graph] -= 1
-        if span is None and (self._began is None or not metrics.are_recorded()):
+        if span is None and (self._began is None or metrics.meter_provider() is None):
             return
         if state is None:
             state, error = self.state, self.error

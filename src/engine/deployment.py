@@ -15,11 +15,10 @@ from .._errors import (
     PlanError,
 )
 from ..actors import current
-from ..actors.cancellation import Condition, uninterrupted
 from ..actors.frame import Frame
 from ..actors.node_actor import NodeActor
 from ..actors.supervision import SupervisorFlags
-from ..actors.tasks import start_task
+from ..actors.tasks import Condition, start_task, uninterrupted
 from ..telemetry import logs, metrics
 from ..telemetry.metrics import Reading
 from .admission import Admission

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overloa
 from .._errors import DeadlineExceeded, DeploymentFailed
 from .._public import LateModule
 from ..actors.accepted import check, optional, whole
-from ..actors.cancellation import uninterrupted, until
 from ..actors.supervision import Strategy, SupervisorFlags
+from ..actors.tasks import uninterrupted, until
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered

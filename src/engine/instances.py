@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from .._errors import ActorRestarted, NodeCancelledError, NodeError, add_note
 from ..actors import loop_host
-from ..actors.cancellation import ContextTask, uninterrupted
 from ..actors.loop_host import LoopHost, OwnsLoop, RestartGate
 from ..actors.supervision import ExitKind, RestartMode, Supervisor
+from ..actors.tasks import ContextTask, uninterrupted
 from ..actors.threads import ThreadShare
 from ..telemetry import logs
 from ..telemetry.counters import ActorState

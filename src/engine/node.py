@@ -32,7 +32,7 @@ from .tracing.ref import PendingRef, Ref, call_location, refuse_leak
 from .tracing.tracer import active
 
 if TYPE_CHECKING:
-    from ..actors.detached import Carrier
+    from ..actors.invocation import Carrier
     from ..actors.loop_host import OwnsLoop
     from ..actors.threads import ThreadShare
     from .graph import Graph

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, cast
 from weakref import WeakSet
 
-from .._errors import EngineClosedError, NodeCancelledError, NodeError, ResourceError
-from ..actors.cancellation import ContextTask, uninterrupted
+from .._errors import EngineClosedError, NodeCancelledError, ResourceError, add_note, copy_of
+from ..actors.tasks import ContextTask, uninterrupted
 from ..telemetry import logs
 from .options import ChosenScheduler
 from .program import Plan, Program
@@ -118,9 +118,6 @@ def _exact(value: object) -> Hashable:
     if type(value) is tuple:
         return tuple, tuple([_exact(member) for member in cast("tuple[object, ...]", value)])
     return type(value), value
-
-
-_MARK = "__penstock_opening__"
 
 
 class Entry:
@@ -282,8 +279,13 @@ class Resources:
             error = NodeCancelledError(
                 "the opening was cancelled, but not by the engine: something that it awaited was, or its own task"
             )
+        elif isinstance(error, Exception):
+            error = copy_of(error)  # all who have waited for it are told
+        else:
+            return error
         place = "" if graph is None else f" for graph {graph!r}"
-        return _noted(error, f"while resource {opening.name!r} was opened{place}")
+        add_note(error, f"while resource {opening.name!r} was opened{place}")
+        return error
 
     async def _use_all(self, program: Program, user: object) -> list[Entry]:
         return [await self._use(opening, program.name, user) for opening in program.resources]
@@ -395,22 +397,6 @@ class Resources:
     def _forget(self, entry: Entry) -> None:
         if self.entries.get(entry.opening) is entry:
             del self.entries[entry.opening]
-
-
-def _noted(error: BaseException, note: str) -> BaseException:
-    """Add a note; an exception that has the note of another caller is wrapped, or it would collect all their notes."""
-    if not isinstance(error, Exception):
-        return error
-    try:
-        if hasattr(error, _MARK):
-            wrapped = NodeError(f"{type(error).__name__}: {error}")
-            wrapped.__cause__ = error
-            error = wrapped
-        error.add_note(note)
-        setattr(error, _MARK, True)
-    except Exception:  # noqa: BLE001 - an exception that refuses attributes goes without
-        pass
-    return error
 
 
 async def run_eagerly(running: Coroutine[Any, Any, Any]) -> Any:

@@ -136,7 +136,8 @@ APPLICABLE: Mapping[str, frozenset[str]] = {
 }
 
 _process_wide: dict[str, Any] = {}
-_scoped: ContextVar[Mapping[str, Any]] = ContextVar("penstock_execution_options", default={})  # noqa: B039 - never changed in place
+# What `with execution_options(...)` around the caller sets.
+scoped: ContextVar[Mapping[str, Any]] = ContextVar("penstock_execution_options", default={})  # noqa: B039 - never changed in place
 
 
 def set_execution_options(**options: Unpack[CallOptions]) -> None:
@@ -170,16 +171,11 @@ def execution_options(**options: Unpack[CallOptions]) -> Generator[None, None, N
         OptionsError: a name is unknown, or a value is out of its range.
     """
     checked(options, "Engine")
-    token = _scoped.set({**_scoped.get(), **options})
+    token = scoped.set({**scoped.get(), **options})
     try:
         yield
     finally:
-        _scoped.reset(token)
-
-
-def scoped_options() -> Mapping[str, Any]:
-    """Return the options that the `with execution_options(...)` blocks around the caller set."""
-    return _scoped.get()
+        scoped.reset(token)
 
 
 def resolve(verb: str, given: Mapping[str, Any], engine: Mapping[str, Any]) -> ExecutionOptions:
@@ -195,10 +191,10 @@ def resolve(verb: str, given: Mapping[str, Any], engine: Mapping[str, Any]) -> E
     """
     if given:
         checked(given, verb)
-    scoped = _scoped.get()
-    if not (given or engine or scoped or _process_wide):
+    around = scoped.get()
+    if not (given or engine or around or _process_wide):
         return DEFAULTS
-    return ExecutionOptions(**{**_process_wide, **engine, **scoped, **given})
+    return ExecutionOptions(**{**_process_wide, **engine, **around, **given})
 
 
 def of_engine(engine: Mapping[str, Any]) -> ExecutionOptions:

@@ -14,13 +14,12 @@ from opentelemetry.trace import Span
 
 from .._errors import DeadlineExceeded, DeploymentFailed, EngineClosedError, MissingExtraError, NodeCancelledError
 from ..actors.accepted import SWITCH, check
-from ..actors.cancellation import Condition, uninterrupted
 from ..actors.current import calling_actor, enclosing_frame
 from ..actors.frame import Frame
 from ..actors.invocation import Outcome, outcome_of
 from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import plain_error
-from ..actors.tasks import start_task
+from ..actors.tasks import Condition, start_task, uninterrupted
 from ..actors.worker import WorkerGroup
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError
-from ..actors.cancellation import Condition, uninterrupted
 from ..actors.frame import Frame
 from ..actors.node_actor import UNLIMITED, NodeActor
 from ..actors.supervision import Escalation, Supervisor, SupervisorFlags
-from ..actors.tasks import EagerStarts
+from ..actors.tasks import Condition, EagerStarts, uninterrupted
 from ..actors.threads import ThreadShare
 from ..actors.worker import WorkerGroup
 from ..telemetry import metrics

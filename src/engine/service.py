@@ -10,10 +10,9 @@ from typing import Any, Generic, ParamSpec, Self, TypeAlias, TypeVar, Unpack, ov
 
 from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError, PlanError
 from ..actors.accepted import SWITCH, TIMEOUT, check
-from ..actors.cancellation import ContextTask, uninterrupted
 from ..actors.frame import Frame
 from ..actors.supervision import SupervisorFlags
-from ..actors.tasks import start_task
+from ..actors.tasks import ContextTask, start_task, uninterrupted
 from ..telemetry import logs, metrics, spans
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
@@ -28,7 +27,7 @@ from .graph import Call, Graph, as_call, as_graph
 from .nesting import departed
 from .node import Node, is_node
 from .open_resources import Entry, Opening
-from .options import CallOptions, ExecutionOptions, resolve, scoped_options
+from .options import CallOptions, ExecutionOptions, resolve, scoped
 from .picture import drawing_of
 from .pipeline import Pipeline, is_shown
 from .program import Plan, Wired
@@ -262,7 +261,7 @@ class Service(Generic[P, R]):
         """
         # A plain `def`: a second coroutine around `_run` would cost as much as a hop between two nodes.
         graph = self._graphs[0]
-        if scoped_options():
+        if scoped.get():
             return self.run(graph(*args, **kwargs))
         return self._run(graph, graph._arguments(args, kwargs), None, self._options)
 
@@ -287,7 +286,7 @@ class Service(Generic[P, R]):
             OptionsError: an option is unknown or does not apply.
         """
         merged = self._options  # nearly always there is nothing to merge
-        if options or scoped_options():
+        if options or scoped.get():
             merged = resolve("service.run", options, self._inherited())
         call = as_call(call, "service.run")
         result: T = await self._run(call.graph, call.arguments, call._trace_headers, merged)
@@ -447,7 +446,7 @@ class Service(Generic[P, R]):
         deployment = self._deployment
         scope, in_flight = deployment.check_callable()
         call = ServiceCall(deployment, scope, in_flight, graph.name, options, headers)
-        if self._options.collect_metrics and metrics.are_recorded():
+        if self._options.collect_metrics and metrics.meter_provider() is not None:
             call.count()
         try:
             wired = deployment.graphs.ready.get(graph)

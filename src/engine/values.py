@@ -6,11 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError
-from ..actors.cancellation import uninterrupted
 from ..actors.frame import AnyDeployment, Frame
 from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import Reader, StreamBuffer
-from ..actors.tasks import start_task
+from ..actors.tasks import start_task, uninterrupted
 from .call import RunningCall
 from .graph import Call
 from .nesting import refuse_to_close_from_inside

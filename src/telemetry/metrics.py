@@ -5,8 +5,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 from . import names
@@ -218,7 +219,9 @@ class Instruments:
 
 
 _instruments: Instruments | None = None
-_api: Any = None
+# Returns the meter provider of the application; None if it has set up no metrics, or nothing was counted yet. As
+# `spans.tracer_provider`: should the attribute go away, durations are merely recorded in vain.
+meter_provider: Callable[[], object] = partial(getattr, None, "_METER_PROVIDER", None)
 _lock = threading.Lock()
 
 
@@ -234,27 +237,21 @@ os.register_at_fork(after_in_child=_unlock)
 
 def create(totals: Totals) -> None:
     """Make the instruments, once."""
-    global _api, _instruments  # noqa: PLW0603 - one for the process, as meters are
+    global _instruments, meter_provider  # noqa: PLW0603 - one for the process, as meters are
     if _instruments is not None:
         return
     with _lock:
         if _instruments is None:
             from opentelemetry import metrics
-            from opentelemetry.metrics import _internal as _api
+            from opentelemetry.metrics import _internal
 
+            meter_provider = partial(getattr, _internal, "_METER_PROVIDER", _internal)
             _instruments = Instruments(metrics.get_meter(names.INSTRUMENTATION), totals)
 
 
 def histogram(name: str) -> "Histogram | None":
     """Return a histogram; None if nothing was counted yet, or the application exports no metrics."""
-    return None if _instruments is None or not are_recorded() else _instruments.histograms[name]
-
-
-def are_recorded() -> bool:
-    """Whether the application has set up metrics."""
-    # Without a provider, `get_meter_provider()` reads the environment at every call, as that of tracers does. Should
-    # the attribute go away, durations are merely recorded in vain.
-    return getattr(_api, "_METER_PROVIDER", _api) is not None
+    return None if _instruments is None or meter_provider() is None else _instruments.histograms[name]
 
 
 # Who counts now, and what those have counted who do no more.

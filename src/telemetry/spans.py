@@ -4,7 +4,7 @@ import contextvars
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import Token
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -29,11 +29,10 @@ _tracer = trace.get_tracer(names.INSTRUMENTATION, schema_url=names.SCHEMA_URL)
 Value = str | int | float | Sequence[str]
 
 
-def is_set_up() -> bool:
-    """Whether the application has set up tracing at all."""
-    # `get_tracer_provider()` reads the environment at every call as long as there is no provider, which costs as much
-    # as running ten nodes. Should the attribute go away, spans are merely started in vain.
-    return getattr(trace, "_TRACER_PROVIDER", trace) is not None
+# Returns the tracer provider of the application; None if it has set up no tracing. Each call asks this, so it is plain
+# C: `get_tracer_provider()` reads the environment as long as there is no provider, which costs as much as running ten
+# nodes. Should the attribute go away, spans are merely started in vain.
+tracer_provider: Callable[[], object] = partial(getattr, trace, "_TRACER_PROVIDER", trace)
 
 
 def start(
@@ -244,7 +243,7 @@ def start_run(
     Returns:
         The span, None if none is wanted or the application has set up no tracing; and whether it is recorded.
     """
-    is_wanted = is_wanted and is_set_up()
+    is_wanted = is_wanted and tracer_provider() is not None
     if not is_wanted and headers is None:
         return None, False
     outer, links = None, list[Link]()
@@ -292,7 +291,7 @@ def end_run(span: Span | None, outcome: str, error: BaseException | None = None)
 
 def start_stream(context: contextvars.Context | None) -> Span | None:
     """Start the span of a stream, and make it current in `context`, if there is one."""
-    if not is_set_up():
+    if tracer_provider() is None:
         return None
     span = start(names.STREAM)
     if context is not None:
@@ -487,7 +486,7 @@ class DeviceWait:
 
 def waiting() -> DeviceWait | None:
     """Return the execution whose span is current here, as one that waits for a device; None if it is not sampled."""
-    if not is_set_up():
+    if tracer_provider() is None:
         return None
     span = trace.get_current_span()
     return DeviceWait(span) if span.is_recording() else None

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from penstock import testing
-from penstock.actors.cancellation import ContextTask
+from penstock.actors.tasks import ContextTask
 
 
 async def test_it_is_entered_and_left_by_one_task_which_is_not_the_callers() -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import traceback
 import weakref
-from typing import Self
+from types import TracebackType
+from typing import Literal, Self
 
 import pytest
 import structlog
@@ -227,27 +229,158 @@ async def test_a_node_that_swallows_cancellation_holds_its_place_and_not_its_cal
         assert (statistics.completed, statistics.cancelled) == (1, 1)
 
 
-async def test_one_exception_object_raised_by_a_thousand_items_is_told_apart() -> None:
-    error = LookupError("the same")
+def failing_in(place: str) -> ps.Graph[[int], int]:
+    """Returns a graph whose node fails for 1,000 items in one way."""
+    error = FileNotFoundError(2, "no such file", "/weights")
+    batch = ps.Batch(1000, max_wait_seconds=60)
 
     @ps.node
-    async def raise_the_same(x: int) -> int:
+    async def alone(x: int) -> int:
+        raise error
+
+    @ps.node(batch=batch)
+    async def on_loop(xs: list[int]) -> list[int]:
+        raise error
+
+    @ps.node(batch=batch, runs_on="thread")
+    def in_thread(xs: list[int]) -> list[int]:
+        raise error
+
+    @ps.node(batch=batch)
+    async def returned(xs: list[int]) -> list[int | BaseException]:
+        return [error] * len(xs)
+
+    node = {fn.name: fn for fn in (alone, on_loop, in_thread, returned)}[place]
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await node(x)  # type: ignore[no-any-return]
+
+    return graph
+
+
+def length_of(raised: TracebackType | None) -> int:
+    return 0 if raised is None else 1 + length_of(raised.tb_next)
+
+
+@pytest.mark.parametrize("place", ["alone", "on_loop", "in_thread", "returned"])
+async def test_a_thousand_items_that_fail_in_one_way_have_an_exception_each(place: str) -> None:
+    graph = failing_in(place)
+    async with engine.stream((graph(x) for x in range(1000)), max_in_flight=1000) as stream:
+        outcomes = [outcome async for outcome in stream.outcomes()]
+    errors = [outcome.error for outcome in outcomes]
+    assert len(set(map(id, errors))) == 1000
+    for index, error in enumerate(errors):
+        assert isinstance(error, FileNotFoundError)
+        assert str(error) == "[Errno 2] no such file: '/weights'"
+        assert error.filename == "/weights"
+        assert error.__notes__ == [f"in node {place!r} of graph 'graph', item {index}, attempt 1"]
+        assert length_of(error.__traceback__) < 20
+
+
+@pytest.mark.parametrize("runs_on", ["loop", "thread"])
+async def test_the_fallback_of_each_item_of_a_batch_is_given_an_exception_of_its_own(
+    runs_on: Literal["loop", "thread"],
+) -> None:
+    errors: list[Exception] = []
+
+    def fall_back(error: Exception) -> int:
+        errors.append(error)
+        return len(errors)
+
+    def fail(xs: list[int]) -> list[int]:
+        raise LookupError("gone")
+
+    @ps.node(batch=ps.Batch(100, max_wait_seconds=60), runs_on="thread", fallback=fall_back)
+    def in_thread(xs: list[int]) -> list[int]:
+        return fail(xs)
+
+    @ps.node(batch=ps.Batch(100, max_wait_seconds=60), fallback=fall_back)
+    async def on_loop(xs: list[int]) -> list[int]:
+        return fail(xs)
+
+    node = on_loop if runs_on == "loop" else in_thread
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await node(x)
+
+    async with engine.stream((graph(x) for x in range(100)), max_in_flight=100) as results:
+        assert [result async for result in results] == list(range(1, 101))
+    assert len(set(map(id, errors))) == 100
+    assert {length_of(error.__traceback__) for error in errors} == {length_of(errors[0].__traceback__)}
+    where = traceback.extract_tb(errors[99].__traceback__)
+    assert "fail" in [entry.name for entry in where]
+
+
+class Picky(Exception):
+    """Cannot be made from its arguments."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, text: str, *, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Unique(Exception):
+    """Cannot be made a second time at all."""
+
+    def __new__(cls, *args: object) -> Self:
+        if args == ("made",):
+            return super().__new__(cls, *args)
+        raise TypeError("there is one of it")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Picky("refused", reason="no"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        ExceptionGroup("both", [ValueError(1), OSError(2)]),
+        KeyError("k"),
+    ],
+    ids=repr,
+)
+async def test_the_exception_of_another_item_is_equal(error: Exception) -> None:
+    @ps.node
+    async def fail(x: int) -> int:
         raise error
 
     @ps.graph
     async def graph(x: int) -> int:
-        return await raise_the_same(x)
+        return await fail(x)
 
-    async with engine.stream(graph(x) for x in range(1000)) as stream:
+    async with engine.stream(graph(x) for x in range(2)) as stream:
+        first, second = [outcome.error async for outcome in stream.outcomes()]
+    assert first is error
+    assert second is not error
+    assert (type(second), repr(second), str(second)) == (type(error), repr(error), str(error))
+    assert getattr(second, "reason", None) == getattr(error, "reason", None)
+
+
+async def test_an_exception_that_cannot_be_copied_is_the_cause_of_another() -> None:
+    error = Unique("made")
+
+    @ps.node
+    async def fail(x: int) -> int:
+        raise error
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return await fail(x)
+
+    async with engine.stream(graph(x) for x in range(3)) as stream:
         outcomes = [outcome async for outcome in stream.outcomes()]
     assert outcomes[0].error is error
-    assert error.__notes__ == ["in node 'raise_the_same' of graph 'graph', item 0, attempt 1"]
+    assert error.__notes__ == ["in node 'fail' of graph 'graph', item 0, attempt 1"]
     for outcome in outcomes[1:]:
         assert isinstance(outcome.error, ps.NodeError)
         assert outcome.error.__cause__ is error
-        assert outcome.error.__notes__ == [
-            f"in node 'raise_the_same' of graph 'graph', item {outcome.index}, attempt 1"
-        ]
+        assert outcome.error.__notes__ == [f"in node 'fail' of graph 'graph', item {outcome.index}, attempt 1"]
 
 
 async def test_one_exception_object_raised_by_many_items_does_not_keep_their_values() -> None:

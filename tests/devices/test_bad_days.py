@@ -282,6 +282,26 @@ async def test_the_policy_of_a_node_sees_its_asynchronous_error() -> None:
     assert float((await engine.run(of(np.full(LARGE, -5, np.float32))))[0]) == 42
 
 
+async def test_a_batch_that_cannot_be_compiled_fails_each_item_with_an_exception_of_its_own() -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(64, max_wait_seconds=60))
+    def broken(x: jax.Array) -> jax.Array:
+        raise LookupError("not for jax")
+
+    @ps.graph
+    async def graph(x: Any) -> Any:
+        return broken(x)
+
+    calls = (graph(np.ones(3, np.float32)) for _ in range(64))
+    async with engine.stream(calls, max_in_flight=64) as stream:
+        errors = [outcome.error async for outcome in stream.outcomes()]
+    assert len(set(map(id, errors))) == 64
+    for index, error in enumerate(errors):
+        assert isinstance(error, LookupError)
+        assert [note for note in error.__notes__ if "item" in note] == [
+            f"in node 'broken' of graph 'graph', item {index}, attempt 1"
+        ]
+
+
 async def test_an_error_that_a_batch_reads_fails_its_item_alone() -> None:
     @ps.device_node(device="cpu", pure=False)
     def checked(x: jax.Array) -> jax.Array:

@@ -135,7 +135,7 @@ MUTANTS = [
     ),
     Mutant(
         "work that has to be finished is finished, although its task is cancelled",
-        "actors/cancellation.py",
+        "actors/tasks.py",
         "    with anyio.CancelScope(shield=True):\n        while not is_over():\n",
         "    with anyio.CancelScope(shield=True):\n        while False:\n",
         "tests/runtime/test_cancelled_while_unwinding.py",

@@ -20,7 +20,7 @@ from tests.telemetry.collected import Collected, collecting
 def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
     with collecting(monkeypatch) as found:
         # `get_meter` was asked before there was a provider, or at an earlier test.
-        monkeypatch.setattr("penstock.telemetry.metrics.are_recorded", lambda: True)
+        monkeypatch.setattr("penstock.telemetry.metrics.meter_provider", lambda: collecting)
         yield found
 
 
