@@ -332,7 +332,9 @@ class Service(Generic[P, R]):
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             self._deployment.graphs.values(call.graph)
-            merged = resolve("service.stream(call)", options, self._inherited())
+            merged = self._options  # as it is nearly always
+            if options or scoped.get():
+                merged = resolve("service.stream(call)", options, self._inherited())
             return ValuesStream(partial(self._streaming_call, call, merged), shows_progress=shows_progress)
         merged = resolve("service.stream", options, self._inherited())
         return CallsStream(self._runtime, calls, merged, self._pipeline, shows_progress=shows_progress)

@@ -1,7 +1,7 @@
 """Streams of values: the running part of a call whose graph gives a stream, and what its reader holds."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -9,9 +9,9 @@ from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError
 from ..actors.frame import AnyDeployment, Frame
 from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import Reader, StreamBuffer
-from ..actors.tasks import start_task, uninterrupted
+from ..actors.tasks import start_task, uninterrupted, until
 from .call import RunningCall
-from .graph import Call
+from .graph import Call, Graph
 from .nesting import refuse_to_close_from_inside
 from .options import ChosenScheduler, ExecutionOptions
 from .pipeline import ReaderWait, StreamProgress
@@ -35,6 +35,10 @@ class CallScope(Protocol):
     @property
     def service(self) -> AnyDeployment | None:
         """The deployment; None for a scope of its own."""
+        ...
+
+    def admit_nowait(self, graph: Graph[..., Any]) -> tuple[Scope, Wired, int] | None:
+        """Return what `admit` returns if a call of the graph may begin at once; else None."""
         ...
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
@@ -75,6 +79,9 @@ class OwnScope:
         self.runtime = runtime
         self._options = options
         self._scope: Scope | None = None
+
+    def admit_nowait(self, graph: Graph[..., Any]) -> None:
+        """Return None: the stateful nodes of the graph have to be started first."""
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Start the stateful nodes of the graph."""
@@ -126,7 +133,21 @@ class DeploymentScope:
     def __init__(self, deployment: "Deployment") -> None:
         self.service = deployment
         self.runtime = deployment.runtime
-        _, self._in_flight = deployment.check_callable()
+        self._scope, self._in_flight = deployment.check_callable()
+
+    def admit_nowait(self, graph: Graph[..., Any]) -> tuple[Scope, Wired, int] | None:
+        """Take a place, if there is one and the resources of the graph are open."""
+        graphs, in_flight = self.service.graphs, self._in_flight
+        wired = graphs.find(graph)
+        if (
+            wired is None
+            or not wired.program.plan._gives_stream
+            or not graphs.is_complete(graph)
+            or not in_flight.admission.reserve_nowait()
+        ):
+            return None
+        in_flight.items += 1
+        return self._scope, wired, in_flight.items - 1
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Wait for a place."""
@@ -196,9 +217,15 @@ class StreamingCall:
         self._begun = False
         self._opened = asyncio.Event()  # there is a reader, or there will never be one
         self._settled = asyncio.Event()
+        self._over = asyncio.Event()
         # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
         where.runtime.stream_opened(self)
-        self._task = start_task(self.loop, self._run(), context=frame.context.copy(), name="penstock-stream")
+        self._task: asyncio.Task[None] | None = None  # of a call that has to wait before it begins, or when it ends
+        begins = where.admit_nowait(call.graph)
+        if begins is None:
+            self._start_task(self._run())
+        else:
+            self._launch(*begins)
 
     @property
     def reader_wait_seconds(self) -> float:
@@ -212,6 +239,11 @@ class StreamingCall:
 
     def look(self) -> None:
         """Return what its items do now, for a profile: they have no places, only those of the nodes."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the call has ended and nothing of it is left."""
+        return self._over.is_set()
 
     @property
     def has_failed(self) -> bool:
@@ -261,7 +293,7 @@ class StreamingCall:
         Raises:
             BaseException: what the call ended with, if that was an error.
         """
-        await asyncio.wait([self._task])
+        await self._over.wait()
         if self._frame.state == "failed" and self._frame.error is not None:
             self._frame.outcome()
         error, self._error = self._error, None
@@ -273,13 +305,13 @@ class StreamingCall:
 
     def abort(self, error: BaseException | None = None) -> None:
         """Begin to end everything; `aclose` waits for it."""
-        if self._task.done():
+        if self._over.is_set():
             return
         self._was_left = self._was_left or error is None
         if self._error is None:
             self._error = error if error is not None else EngineClosedError("this stream was closed")
         if self._scope is None:
-            if self._begun:  # before its first step, a task would just be thrown away
+            if self._begun and self._task is not None:  # before its first step, a task would just be thrown away
                 self._task.cancel()
         elif error is None:
             self._frame.cancel()
@@ -290,7 +322,7 @@ class StreamingCall:
         """End everything: cancel what runs, wait until nothing is left."""
         self.refuse_from_inside()
         self.abort()
-        await uninterrupted(asyncio.wait([self._task]))
+        await until(self._over.is_set, self._over.wait)
 
     async def end(self) -> None:
         """End it with its Engine: the next read raises that, and does not look like the end of the stream."""
@@ -328,20 +360,33 @@ class StreamingCall:
         self._frame.report()
         self._where.settled(frame)
         self._settled.set()
+        if self._task is None:
+            if self.progress is None:
+                self._finish()
+            else:
+                self._start_task(self._end())
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = start_task(self.loop, work, context=self._frame.context.copy(), name="penstock-stream")
+        # A task that is cancelled before its first step, as when the loop is shut down, does not come to `_finish`.
+        self._task.add_done_callback(lambda _: self._over.set())
 
     async def _run(self) -> None:
-        """Its only task, from first to last: admission, the call, the end of the scope."""
+        """Wait for the admission of the call and for its end, and leave the scope."""
         self._begun = True
         try:
             if self._error is None:
                 self._launch(*await self._where.admit(self._call, self._options.priority, self._frame.ends_at))
-                await uninterrupted(self._settled.wait())
+                await until(self._settled.is_set, self._settled.wait)
             else:
                 self._where.withdrawn()
         except asyncio.CancelledError as error:
             self._cancelled(error)
         except BaseException as error:  # noqa: BLE001 - whoever reads the stream raises it
             self._error = error
+        await self._end()
+
+    async def _end(self) -> None:
         try:
             await uninterrupted(self._ended())
         except asyncio.CancelledError as error:
@@ -349,11 +394,15 @@ class StreamingCall:
         except BaseException as error:  # noqa: BLE001 - as above: a stateful node did not end well
             self._error = self._error or error
         finally:
-            self.uptime.stop()
-            if self._scope is None:
-                self._frame.report("cancelled" if self._was_left else "running", self._error)
-            self._opened.set()
-            self._where.runtime.stream_closed(self)
+            self._finish()
+
+    def _finish(self) -> None:
+        self.uptime.stop()
+        if self._scope is None:
+            self._frame.report("cancelled" if self._was_left else "running", self._error)
+        self._opened.set()
+        self._where.runtime.stream_closed(self)
+        self._over.set()
 
     async def _ended(self) -> None:
         """Leave the scope, and have the last numbers shown."""
@@ -475,7 +524,7 @@ class ValuesStream(Stream[T_co]):
             if self._closed:
                 raise EngineClosedError("this stream was closed; a stream is read once: make a new one")
             call = self._call = self._start_call()
-            if self._shows_progress:
+            if self._shows_progress and not call.is_over:
                 call.progress = StreamProgress(call.loop, lambda: call.name, None, partial(_statistics_of, call))
         return self._call
 
@@ -516,7 +565,7 @@ class ValuesStream(Stream[T_co]):
 
     def __del__(self) -> None:
         call = getattr(self, "_call", None)
-        if call is not None and not self._closed and not call.loop.is_closed():
+        if call is not None and not self._closed and not call.is_over and not call.loop.is_closed():
             # Perhaps in another thread: the garbage collector chooses where it runs.
             call.loop.call_soon_threadsafe(call.abort)
 
