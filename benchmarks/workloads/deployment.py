@@ -35,7 +35,7 @@ DEPLOYMENT = Workload(
             title="10 async stages, 64 callers / queue stages with a future each",
             subject="deployment",
             reference="queues",
-            limits=Limits(must=1.2, aim=0.8),
+            limits=Limits(must=1.0, aim=0.8),
         ),
     ),
 )

@@ -102,6 +102,68 @@ def _compiled(length: int, arguments: str, *, is_sampled: bool) -> Callable[...,
     return enclose
 
 
+# Lines of async nodes, each of which awaits the one before and nothing else.
+#
+# `Worker.run` could carry an item on through any graph, and asks at each step what this one is like. In a line that is
+# known beforehand, so what is left to do between two nodes is written out: a third less per node.
+
+# Each length that there is gets compiled once, in about a millisecond for the longest.
+LONGEST_LINE: Final = 16
+_LINE_FILE: Final = "<penstock line>"
+
+# Takes the worker, the frame and its values; returns the actor that it has come to, the value of that one, and how many
+# others were before.
+AsyncLine = Callable[["Worker", Frame, list[Any]], Awaitable["tuple[NodeActor, Any, int]"]]
+
+
+def compose_line(actors: "Sequence[NodeActor]") -> AsyncLine:
+    """Return a function that carries a frame on from the first of these actors as far as it comes.
+
+    It does what `Worker.run` does from one node to the next. It leaves to that what comes less often: it returns early
+    where the next node has no free place, or the frame has ended. An error is that of `worker.actor`.
+    """
+    line: AsyncLine = _compiled_line(len(actors))(*actors, *[a.limiter for a in actors], *[a.fn for a in actors])
+    return line
+
+
+@cache
+def _compiled_line(length: int) -> Callable[..., Any]:
+    names = [f"{kind}{index}" for kind in ("actor", "limiter", "fn") for index in range(length)]
+    lines = [
+        f"def enclose({', '.join(names)}):",
+        " async def line(worker, frame, values):",
+        "  value = await fn0(values[actor0.slot])",
+    ]
+    for index in range(1, length):
+        lines += [
+            f"  if worker.cancels or frame.state != 'running' or limiter{index}.free <= 0:",
+            f"   return actor{index - 1}, value, {index - 1}",
+            f"  actor{index - 1}.completed += 1",
+            f"  limiter{index}.free -= 1",
+            f"  if limiter{index - 1}.waiting:",
+            f"   limiter{index - 1}.release()",
+            "  else:",
+            f"   limiter{index - 1}.free += 1",
+            f"  worker.actor = actor{index}",
+            # The first value is in its slot until here, and is given up now, as where each value replaces the last.
+            *(["  values[actor0.out] = None"] if index == 1 else []),
+            f"  value = await fn{index}(value)",
+        ]
+    lines += [f"  return actor{length - 1}, value, {length - 1}", " return line"]
+    namespace: dict[str, Any] = {}
+    exec(compile("\n".join(lines), _LINE_FILE, "exec"), namespace)
+    enclose: Callable[..., Any] = namespace["enclose"]
+    return enclose
+
+
+def cut_line(error: BaseException) -> None:
+    """Leave one entry of the engine in the traceback of an error that has passed a line, as where there is none."""
+    traceback = error.__traceback__
+    following = None if traceback is None else traceback.tb_next
+    if following is not None and following.tb_frame.f_code.co_filename == _LINE_FILE:
+        BaseException.with_traceback(error, following)
+
+
 _LINES_BEFORE = 4  # up to the call of the first function, counted from 1
 
 

@@ -17,7 +17,7 @@ from .tasks import Condition
 
 if TYPE_CHECKING:
     from .frame import Frame
-    from .invocation import Carrier
+    from .invocation import AsyncLine, Carrier
     from .sampler import ExecutionSampler, Sampling
     from .worker import Member, Worker
 
@@ -189,6 +189,7 @@ class NodeActor:
         "invoke",
         "kwargs_of",
         "limiter",
+        "line",
         "links",
         "mode",
         "name",
@@ -232,6 +233,7 @@ class NodeActor:
         self.reads: tuple[int, ...] = ()  # slots to give up when done
         self.consumers: tuple[NodeActor, ...] = ()
         self.successor: NodeActor | None = None  # the only consumer, if it waits for nothing else
+        self.line: AsyncLine | None = None  # of async nodes that begins here: it takes items through several at once
         self.ends_line = False  # its value is the result of the graph, and nothing else is left to do
         self.work: Mailbox[Any] | None = None  # of an actor that owns its loop: what waits for the loop
         self.completed = 0

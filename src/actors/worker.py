@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from . import current
 from .frame import NOTHING, Frame, foreign_cancel
-from .invocation import DetachedStep, OutsideCall
+from .invocation import LONGEST_LINE, DetachedStep, OutsideCall, cut_line
 from .node_actor import ASYNC, INLINE, Limiter, NodeActor
 from .tasks import start_eagerly, start_task
 from .threads import ThreadShare
@@ -157,7 +157,10 @@ class Worker(current.Position):
                         mode = actor.mode
                         if mode == ASYNC and not traced:
                             slot = actor.slot
-                            if slot >= 0:
+                            if actor.line is not None and deadline is None and budget > LONGEST_LINE:
+                                actor, value, hops = await actor.line(self, frame, values)
+                                budget -= hops
+                            elif slot >= 0:
                                 value = await actor.fn(values[slot])
                             elif actor.kwargs_of is None:
                                 value = await actor.fn(*actor.args_of(values))
@@ -172,6 +175,9 @@ class Worker(current.Position):
                             value = await actor.invoke(self, actor, frame)
                     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its item's outcome
                         failure = error
+                        if actor.line is not None and self.actor is not None:
+                            actor = self.actor  # it may have come further
+                            cut_line(error)
                     if failure is not None or self.cancels or frame.state != "running":  # a late result is discarded
                         stopped = self._is_stopped(undisturbed)
                         self._leave(actor, frame, failure, stopped=stopped)

@@ -9,7 +9,7 @@ from ..actors.channel import Channel
 from ..actors.current import starts_tasks
 from ..actors.frame import Frame
 from ..actors.generators import reading
-from ..actors.invocation import Link, compose
+from ..actors.invocation import LONGEST_LINE, Link, compose, compose_line
 from ..actors.node_actor import ASYNC, INLINE, UNLIMITED, Body, Limiter, NodeActor
 from ..actors.own_loops import bytes_of
 from ..actors.policy import Policy
@@ -96,6 +96,7 @@ class Wiring:
             entries = tuple(actors[index] for index in program.entries)
             if program.is_line and program.plan.result == Read(program.plan.steps[-1].source):
                 actors[-1].ends_line = True
+            _compose_lines(actors)
             if self._measured:
                 _measure(actors, on=True)
             self._wired[program.plan] = Wired(program, actors, entries)
@@ -278,6 +279,25 @@ class Wiring:
             self._bodies._instance_limiters = self._instance_limiters
             self._bodies._measured = self._measured
         return self._bodies
+
+
+def _compose_lines(actors: Sequence[NodeActor]) -> None:
+    """Give the first of each line of async nodes what takes items through them."""
+    behind_others = {actor.successor for actor in actors if _goes_on(actor)}
+    for first in actors:
+        if first in behind_others or first.slot < 0:
+            continue
+        line = [first]
+        while line[-1].successor is not None and _goes_on(line[-1]):
+            line.append(line[-1].successor)
+        for begin in range(0, len(line) - 1, LONGEST_LINE):
+            if len(part := line[begin : begin + LONGEST_LINE]) > 1:
+                part[0].line = compose_line(part)
+
+
+def _goes_on(actor: NodeActor) -> bool:
+    following = actor.successor
+    return actor.mode == ASYNC and following is not None and following.mode == ASYNC and following.slot == actor.out
 
 
 def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:

@@ -1,13 +1,14 @@
 """What is written out by hand where every call pays for it does what its original does."""
 
 import asyncio
+import traceback
 from contextvars import copy_context
 from typing import Any
 
 import pytest
 
 import penstock as ps
-from penstock import engine
+from penstock import engine, testing
 from penstock.actors.current import Position
 from penstock.actors.frame import Frame
 from penstock.actors.worker import Worker, WorkerGroup
@@ -63,3 +64,58 @@ async def test_a_worker_begins_as_the_position_that_it_is() -> None:
         getattr(position, name) for name in Position.__slots__
     ]
     assert group.workers == (worker,)
+
+
+async def after_a_storm(stages: int, failing: int, *, concurrency: int | None) -> list[object]:
+    """Send items through a line of nodes: most end well, some fail, some are cancelled; return all that is seen."""
+
+    def stage(number: int) -> ps.Node[[int], int]:
+        @ps.node(name=f"stage{number}", concurrency=concurrency if number % 2 else None)
+        async def pass_on(x: int) -> int:
+            if number == failing and x % 3 == 1:
+                raise ValueError(x)
+            if number == failing and x % 3 == 2:
+                await asyncio.Event().wait()
+            elif x % 5 == 0:
+                await asyncio.sleep(0)
+            node = ps.current().node
+            return x + 1000 * (node == f"stage{number}")
+
+        return pass_on
+
+    nodes = [stage(number) for number in range(stages)]
+
+    @ps.graph
+    async def whole(x: int) -> int:
+        for node in nodes:
+            x = await node(x)
+        return x
+
+    async with engine.deploy(whole, max_in_flight=30) as service:
+        calls = [asyncio.ensure_future(service(x)) for x in range(30)]
+        await testing.wait_quiescent()
+        for call in calls:
+            call.cancel()
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        actors = [(one.node, one.completed, one.failed, one.in_flight) for one in service.statistics().actors]
+    seen = [
+        (
+            repr(one),
+            getattr(one, "__notes__", None),
+            [entry.name for entry in traceback.extract_tb(one.__traceback__)][-2:],
+        )
+        if isinstance(one, ValueError)
+        else repr(one)
+        for one in outcomes
+    ]
+    return [[repr(one) for one in outcomes], seen, actors]
+
+
+@pytest.mark.parametrize("concurrency", [None, 1, 3])
+@pytest.mark.parametrize(("stages", "failing"), [(2, 0), (2, 1), (5, 2), (19, 15), (19, 16), (19, 18)])
+async def test_a_line_does_what_its_nodes_do_one_by_one(
+    stages: int, failing: int, concurrency: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_out = await after_a_storm(stages, failing, concurrency=concurrency)
+    monkeypatch.setattr("penstock.engine.wiring._compose_lines", lambda actors: None)
+    assert written_out == await after_a_storm(stages, failing, concurrency=concurrency)
