@@ -60,8 +60,9 @@ class StreamBuffer(Generic[T]):
         if len(held) >= self.capacity or self.ended or self.abandoned:
             return False
         held.append(value)
-        if self.waiter is not None:
-            self._wake_reader()
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
         return True
 
     async def put(self, value: T) -> bool:
@@ -156,8 +157,9 @@ class StreamBuffer(Generic[T]):
             self.waiter.set_result(None)
 
     def _wake_producer(self) -> None:
-        if self._putter is not None and not self._putter.done():
-            self._putter.set_result(None)
+        putter, self._putter = self._putter, None  # once: the reader may take many values before the producer runs
+        if putter is not None and not putter.done():
+            putter.set_result(None)
 
 
 class Reader(Generic[T]):
