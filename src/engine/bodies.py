@@ -14,7 +14,7 @@ from ..actors.generators import open_stream
 from ..actors.invocation import call_in_thread, take_thread
 from ..actors.loop_host import LoopHost, LoopStream
 from ..actors.node_actor import Body, Invoke, NodeActor
-from ..actors.stream_buffer import STREAM_CAPACITY, Reader, StreamBuffer
+from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader, StreamBuffer
 from ..actors.tasks import until
 from ..actors.threads import ThreadPool
 from ..actors.worker import Worker, WorkerGroup
@@ -299,7 +299,7 @@ def mapping(limit: int, body: Wired) -> Invoke:
     async def open_map(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         (items, *outside), _ = actor.arguments(frame.values)
         stream_map = StreamMap(body, frame, items.buffer, tuple(outside), limit)
-        return open_stream(actor, frame, STREAM_CAPACITY, stream_map.results, [items])
+        return open_stream(actor, frame, DEFAULT_CAPACITY, stream_map.results, [items])
 
     return open_map
 
@@ -313,7 +313,7 @@ def input_of(parameter: str) -> Invoke:
             raise TypeError(
                 f"parameter {parameter!r} of graph {actor.graph!r} is a stream: pass an async iterator, got {given!r}"
             )
-        return open_stream(actor, frame, STREAM_CAPACITY, lambda: given, given=given)
+        return open_stream(actor, frame, DEFAULT_CAPACITY, lambda: given, given=given)
 
     return open_input
 
