@@ -145,14 +145,6 @@ class Frame:
             self.parent = parent
             self.deadline = parent.deadline
 
-    def inner(
-        self, layout: Layout, inputs: tuple[Any, ...], group: "WorkerGroup", listener: Listener, item: int
-    ) -> "Frame":
-        """Return a new frame inside of this one: a run of a body of control flow."""
-        frame = Frame(layout, inputs, group, listener, item, self)
-        frame.priority = self.priority
-        return frame
-
     def body_begun(self, body: "Body") -> None:
         """A step of control flow runs its body; it is stopped when this frame ends."""
         self.bodies += (body,)

@@ -11,7 +11,7 @@ from .._errors import ActorRestarted, ActorStopped, ChannelClosed, InboxClosed, 
 from ..telemetry import logs
 from . import current
 from .own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
-from .stream_buffer import STREAM_CAPACITY, StreamBuffer
+from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer
 from .tasks import Condition, start_task, until
 
 if TYPE_CHECKING:
@@ -192,8 +192,6 @@ class GatedAttempt:
         task.cancel(_ENDED)
 
 
-# As many as a node's inbox in a pipeline.
-DEFAULT_CAPACITY = 16
 # OTP's default for workers. A loop that still runs then waits for something else than its inbox, which was closed.
 SHUTDOWN_SECONDS = 5.0
 
@@ -500,7 +498,7 @@ class LoopStream:
         value: Any,
         priority: int = 0,
         deadline: float | None = None,
-        capacity: int = STREAM_CAPACITY,
+        capacity: int = DEFAULT_CAPACITY,
     ) -> None:
         self._host = host
         self._work: StreamRequest[Any, Any] = StreamRequest(value, priority, deadline, capacity)

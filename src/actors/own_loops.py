@@ -11,7 +11,7 @@ import anyio
 from .._errors import ChannelClosed, InboxClosed, WorkSettledError
 from ..telemetry.counters import ChannelStatistics
 from .channel import Channel
-from .stream_buffer import STREAM_CAPACITY, StreamBuffer, plain_error
+from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer, plain_error
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.durations import DepthWatch
@@ -308,7 +308,7 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
     _face = "StreamWork"
 
     def __init__(
-        self, value: In, priority: int = 0, deadline: float | None = None, capacity: int = STREAM_CAPACITY
+        self, value: In, priority: int = 0, deadline: float | None = None, capacity: int = DEFAULT_CAPACITY
     ) -> None:
         super().__init__(value, priority, deadline)
         self.buffer: StreamBuffer[Out] = StreamBuffer(capacity)

@@ -13,9 +13,10 @@ from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
 
-# Values that a stream holds. As for an inbox: 16 hides the gap between two turns of the loop, and is small enough that
-# a slow reader holds its producer back at once.
-STREAM_CAPACITY = 16
+# Frames that an inbox holds, and values that a stream holds. 16 hides the gap between two turns of the loop (a burst is
+# rarely longer) and is small enough that a slow node or reader holds back at once what is before it; larger ones made
+# no measurable difference (benchmarks, "chain").
+DEFAULT_CAPACITY = 16
 
 
 class StreamBuffer(Generic[T]):
@@ -36,7 +37,7 @@ class StreamBuffer(Generic[T]):
 
     __slots__ = ("_error", "_putter", "abandoned", "capacity", "ended", "held", "on_abandoned", "position", "waiter")
 
-    def __init__(self, capacity: int = STREAM_CAPACITY) -> None:
+    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity = capacity
@@ -60,8 +61,9 @@ class StreamBuffer(Generic[T]):
         if len(held) >= self.capacity or self.ended or self.abandoned:
             return False
         held.append(value)
-        if self.waiter is not None:
-            self._wake_reader()
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
         return True
 
     async def put(self, value: T) -> bool:
@@ -156,8 +158,9 @@ class StreamBuffer(Generic[T]):
             self.waiter.set_result(None)
 
     def _wake_producer(self) -> None:
-        if self._putter is not None and not self._putter.done():
-            self._putter.set_result(None)
+        putter, self._putter = self._putter, None  # once: the reader may take many values before the producer runs
+        if putter is not None and not putter.done():
+            putter.set_result(None)
 
 
 class Reader(Generic[T]):

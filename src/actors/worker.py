@@ -65,10 +65,7 @@ class Worker(current.Position):
         self.outside_call: OutsideCall | None = None
         self.budget = self.inner_budget = BUDGET
         self._nested = nested
-        if group.workers:
-            group.joined(self)
-        else:
-            group.workers = (self,)
+        group.joined(self)
 
     @property
     def position(self) -> current.Position:
@@ -542,9 +539,8 @@ class WorkerGroup:
 
     def enqueue_first(self, actor: NodeActor, frame: Frame) -> None:
         """Have a frame go on before others; what ends a worker has others look after it."""
-        if self.ready is NOTHING_READY:
-            self.ready = deque()
-        self.ready.appendleft((actor, frame))
+        self.enqueue(actor, frame)
+        self.ready.rotate(1)
 
     def arm(self) -> None:
         """Look after the work in `ready` as soon as every worker is suspended."""

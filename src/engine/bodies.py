@@ -3,25 +3,25 @@
 import asyncio
 import functools
 import sys
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any
 
 from opentelemetry.trace import Span
 
 from ..actors import current
-from ..actors.frame import Frame
+from ..actors.frame import Frame, Listener
 from ..actors.generators import open_stream
 from ..actors.invocation import call_in_thread, take_thread
 from ..actors.loop_host import LoopHost, LoopStream
 from ..actors.node_actor import Body, Invoke, NodeActor
-from ..actors.stream_buffer import STREAM_CAPACITY, Reader, StreamBuffer
+from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader, StreamBuffer
 from ..actors.tasks import until
 from ..actors.threads import ThreadPool
 from ..actors.worker import Worker, WorkerGroup
 from ..telemetry import logs, spans
 from .control import Control, check_items, checked_branch, iteration_limit
 from .program import Wired
+from .source import ReorderWindow
 
 # Running the bodies of control flow: private sub-graphs, driven by the worker that is in the control-flow step.
 #
@@ -91,25 +91,61 @@ def _is_array_of_jax(items: object) -> bool:
     return jax is not None and not isinstance(items, list | tuple) and isinstance(items, jax.Array)
 
 
-class _BodyRuns:
-    """The runs of a body for several values, a bounded number at a time. It listens to their frames."""
+class _Bodies:
+    """The frames of one body inside of another frame: how each begins, and how all of them end."""
 
-    def __init__(self, worker: Worker, wired: Wired, parent: Frame, outside: Args) -> None:
-        self._worker = worker
+    _frames: dict[int, Frame]  # those that have not ended, and with a window those that wait for their turn
+
+    def __init__(self, wired: Wired, parent: Frame, outside: Args) -> None:
         self._wired = wired
         self._parent = parent
         self._outside = outside
+        self._span: Span | None = None  # that of the step around, if it is sampled
+        self._stopped = False
         self._empty = asyncio.Event()
-        self._span = None if parent.span is None else spans.present()  # that of the step around
         self._group = parent.group.for_bodies(self._ended)
+
+    def _start(self, value: Any, item: int, listener: Listener) -> None:
+        wired, parent, group = self._wired, self._parent, self._group
+        frame = self._frames[item] = Frame(wired.program, (value, *self._outside), group, listener, item, parent)
+        frame.priority = parent.priority
+        if self._span is not None:
+            frame.span = spans.FrameSpan(self._span, wired.program.name)
+        group.start(frame, wired.entries)
+
+    def stop(self) -> None:
+        """Begin nothing more, and cancel what runs."""
+        self._stopped = True
+        for frame in list(self._frames.values()):
+            frame.cancel()
+
+    async def _unwound(self) -> None:
+        """Wait until nothing runs any more, also while being cancelled."""
+        self._group.close()
+        await until(self._empty.is_set, self._empty.wait)
+
+    def _ended(self, group: WorkerGroup) -> None:
+        self._empty.set()
+
+
+class _BodyRuns(_Bodies):
+    """The runs of a body for several values, a bounded number at a time. It listens to their frames.
+
+    It has no `ReorderWindow`: a run that has ended makes room for the next one, in its turn or not, and each iteration
+    of a loop is one of these, so it is cheap to make.
+    """
+
+    def __init__(self, worker: Worker, wired: Wired, parent: Frame, outside: Args) -> None:
+        super().__init__(wired, parent, outside)
+        self._worker = worker
+        self._span = None if parent.span is None else spans.present()
         self._results: list[Any] = []
-        self._frames: dict[int, Frame] = {}
+        self._frames = {}
         self._error: BaseException | None = None
         self._next = 0
         self._limit = 1
         self._first_item = 0
         self._filling = False
-        self._stopped = False
         self._items: Sequence[Any] = ()
 
     async def run(self, items: Iterable[Any], limit: int, first_item: int = 0) -> list[Any]:
@@ -135,19 +171,12 @@ class _BodyRuns:
             around.inner_budget = min(worker.budget, worker.inner_budget)
             self._parent.body_ended(self)
             current.source.reset(token)
-            group.close()
-            await until(self._empty.is_set, self._empty.wait)
+            await self._unwound()
         if self._error is not None:
             raise self._error
         if self._stopped:  # the cancel of this task is about to come
             raise asyncio.CancelledError
         return self._results
-
-    def stop(self) -> None:
-        """Begin nothing more, and cancel what runs."""
-        self._stopped = True
-        for frame in list(self._frames.values()):
-            frame.cancel()
 
     @property
     def service(self) -> None:
@@ -160,13 +189,9 @@ class _BodyRuns:
             self._results[index] = frame.result
         elif self._error is None and frame.error is not None:
             self._error = frame.error
-            for other in list(self._frames.values()):
-                other.cancel()
+            self.stop()
         if frame.settled:
             self.frame_settled(frame)
-
-    def _ended(self, group: WorkerGroup) -> None:
-        self._empty.set()
 
     def frame_settled(self, frame: Frame) -> None:
         """Start the next item in the place of this one."""
@@ -178,32 +203,20 @@ class _BodyRuns:
         if self._filling:
             return
         self._filling = True
-        while (
-            self._error is None
-            and not self._stopped
-            and self._next < len(self._items)
-            and len(self._frames) < self._limit
-        ):
-            self._start(self._next)
+        while not self._stopped and self._next < len(self._items) and len(self._frames) < self._limit:
+            index = self._next
+            self._next = index + 1
+            self._start(self._items[index], self._first_item + index, self)
         self._filling = False
         if not self._frames:
             self._group.close()
-
-    def _start(self, index: int) -> None:
-        self._next = index + 1
-        inputs = (self._items[index], *self._outside)
-        frame = self._parent.inner(self._wired.program, inputs, self._group, self, self._first_item + index)
-        if self._span is not None:
-            frame.span = spans.FrameSpan(self._span, self._wired.program.name)
-        self._frames[frame.item] = frame
-        self._group.start(frame, self._wired.entries)
 
 
 # The steps that give streams: generators, and `map_each` over a stream.
 
 
-class StreamMap:
-    """Runs a body for each value of a stream, a bounded number at a time. It listens to their frames.
+class StreamMap(_Bodies):
+    """Runs a body for each value of a stream, a bounded number at a time.
 
     A value counts from before it is taken until its result is given on, in its turn: so no node waits for the window.
     """
@@ -211,18 +224,10 @@ class StreamMap:
     def __init__(
         self, wired: Wired, parent: Frame, items: StreamBuffer[Any], outside: tuple[Any, ...], limit: int
     ) -> None:
-        self._wired = wired
-        self._parent = parent
+        super().__init__(wired, parent, outside)
         self._items = items
-        self._outside = outside
-        self._limit = limit
-        self._window: deque[Frame] = deque()
-        self._failed = False
-        self._changed: asyncio.Future[None] | None = None
-        self._started = 0
-        self._span: Span | None = None
-        self._empty = asyncio.Event()
-        self._group = parent.group.for_bodies(self._ended)
+        self._window = ReorderWindow(parent.group.loop, limit, parent.fail, None, ordered=True)
+        self._frames = self._window.frames
 
     async def results(self) -> AsyncGenerator[Any, None]:
         """Yield the results, in the order of the values; the first error ends it, in its turn."""
@@ -231,12 +236,16 @@ class StreamMap:
         parent.body_begun(self)
         try:
             while True:
-                while items.held and len(window) < self._limit and not self._failed:
-                    self._start(items.take())
-                if window and window[0].state != "running":
-                    yield window.popleft().outcome()
-                elif window or not items.ended:
-                    await self._wait()
+                room = 0 if window.failed or self._stopped else window.limit - window.submitted
+                while room and items.held:
+                    self._start(items.take(), window.submitted, window)
+                    window.submitted += 1
+                    room -= 1
+                if (frame := window.take()) is not None:
+                    yield frame.outcome()
+                    del frame  # its result would be kept while the next one is waited for
+                elif window.frames or not items.ended:
+                    await window.wait(items if room and not items.ended else None)
                 elif items.error is not None:
                     await items.get()  # raises it
                 else:
@@ -245,57 +254,15 @@ class StreamMap:
             parent.body_ended(self)
             await self._close()
 
-    def stop(self) -> None:
-        """Begin nothing more, and cancel what runs: the frame around it has ended."""
-        self._failed = True
-        for frame in list(self._window):
-            frame.cancel()
-
-    @property
-    def service(self) -> None:
-        """A body belongs to the frame around it."""
-
-    def frame_done(self, frame: Frame) -> None:
-        """Have the result given on, if it is its turn; after a failure nothing new is started."""
-        self._failed |= frame.state != "done"
-        if self._changed is not None and not self._changed.done() and self._window[0] is frame:
-            self._changed.set_result(None)
-
-    def frame_settled(self, frame: Frame) -> None:
-        """The end of the last worker says so, too."""
-
-    def _start(self, value: Any) -> None:
-        inputs = (value, *self._outside)
-        frame = self._parent.inner(self._wired.program, inputs, self._group, self, self._started)
-        if self._span is not None:
-            frame.span = spans.FrameSpan(self._span, self._wired.program.name)
-        self._started += 1
-        self._window.append(frame)
-        self._group.start(frame, self._wired.entries)
-
-    async def _wait(self) -> None:
-        """Wait until the first of the window has ended, or there is a value that has room in it."""
-        changed = self._changed = self._parent.group.loop.create_future()
-        if len(self._window) < self._limit and not self._failed and not self._items.ended:
-            self._items.waiter = changed
-        try:
-            await changed
-        finally:
-            self._changed = self._items.waiter = None
-
     async def _close(self) -> None:
-        for frame in self._window:
+        for frame in list(self._frames.values()):
             frame.cancel()
             if frame.error is not None:
                 logs.warning(
                     "frame.late_failure", graph=frame.layout.name, node=None, item=frame.item, error=repr(frame.error)
                 )
         self._window.clear()
-        self._group.close()
-        await until(self._empty.is_set, self._empty.wait)
-
-    def _ended(self, group: WorkerGroup) -> None:
-        self._empty.set()
+        await self._unwound()
 
 
 def opening(capacity: int, streams: tuple[int, ...]) -> Invoke:
@@ -332,7 +299,7 @@ def mapping(limit: int, body: Wired) -> Invoke:
     async def open_map(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         (items, *outside), _ = actor.arguments(frame.values)
         stream_map = StreamMap(body, frame, items.buffer, tuple(outside), limit)
-        return open_stream(actor, frame, STREAM_CAPACITY, stream_map.results, [items])
+        return open_stream(actor, frame, DEFAULT_CAPACITY, stream_map.results, [items])
 
     return open_map
 
@@ -346,7 +313,7 @@ def input_of(parameter: str) -> Invoke:
             raise TypeError(
                 f"parameter {parameter!r} of graph {actor.graph!r} is a stream: pass an async iterator, got {given!r}"
             )
-        return open_stream(actor, frame, STREAM_CAPACITY, lambda: given, given=given)
+        return open_stream(actor, frame, DEFAULT_CAPACITY, lambda: given, given=given)
 
     return open_input
 

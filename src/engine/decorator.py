@@ -26,9 +26,10 @@ from typing import (
 
 from ..actors.accepted import NAME, check, optional, refuse_unknown
 from ..actors.batching import BATCH, Batch, Batcher, results_of
-from ..actors.loop_host import DEFAULT_CAPACITY, OwnsLoop, owns_loop
+from ..actors.loop_host import OwnsLoop, owns_loop
 from ..actors.node_actor import BLOCKING_SECONDS, log_blocking
 from ..actors.policy import Policy, Retry, RunsOn
+from ..actors.stream_buffer import DEFAULT_CAPACITY
 from ..actors.supervision import RestartMode
 from ..actors.tasks import uninterrupted
 from .graph import Graph

@@ -9,11 +9,13 @@ from .._errors import NodeCancelledError, OptionsError
 from ..actors.current import Position
 from ..actors.frame import NOTHING, AnyDeployment, Frame
 from ..actors.node_actor import NodeActor
+from ..actors.stream_buffer import StreamBuffer
 from ..actors.worker import WorkerGroup
 from .graph import Call, Graph
 from .program import Wired
 
-# ReorderWindow: the places of a stream, and the order in which its items are taken out.
+# ReorderWindow: the places of a stream of calls, or of a `map_each` over a stream, and the order in which items are
+# taken out.
 #
 # The reorder window is enforced at admission: an item counts from before it is asked for until it is taken out in its
 # turn. So a slow first item fills the window and no node ever waits for it.
@@ -54,7 +56,7 @@ class ReorderWindow:
         self,
         loop: asyncio.AbstractEventLoop,
         size: int,
-        on_fatal: Callable[[BaseException | None], None],
+        on_fatal: Callable[[BaseException], object],
         on_settled: Callable[[Frame], None] | None,
         *,
         ordered: bool,
@@ -152,13 +154,21 @@ class ReorderWindow:
         """Whether somebody waits for an item."""
         return self._reader is not None
 
-    async def wait(self) -> None:
-        """Wait until something has happened that the reader may want to see."""
+    async def wait(self, values: StreamBuffer[Any] | None = None) -> None:
+        """Wait until something has happened that the reader may want to see.
+
+        Args:
+            values: a stream of which the reader may want to see the next value, or the end, as well.
+        """
         self._reader = self._loop.create_future()
+        if values is not None:
+            values.waiter = self._reader
         try:
             await self._reader
         finally:
             self._reader = None
+            if values is not None:
+                values.waiter = None
 
     def wake_reader(self) -> None:
         """Have the reader look again."""

@@ -13,7 +13,7 @@ from ..actors.invocation import LONGEST_LINE, Link, compose, compose_line
 from ..actors.node_actor import ASYNC, INLINE, UNLIMITED, Body, Limiter, NodeActor
 from ..actors.own_loops import bytes_of
 from ..actors.policy import Policy
-from ..actors.stream_buffer import STREAM_CAPACITY
+from ..actors.stream_buffer import DEFAULT_CAPACITY
 from ..actors.threads import ThreadShare
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
@@ -32,12 +32,6 @@ if TYPE_CHECKING:
     from ..telemetry.profiling.records import NodeReading
     from .counters import Room
 
-
-# Frames that an inbox holds. 16 hides the gap between two turns of the loop (a burst is rarely longer) and is small
-# enough that a slow node is seen at once; larger ones made no measurable difference (benchmarks, "chain").
-# A node with more places has as many in its inbox: items that began together end together, and then all of their
-# successors are at hand.
-DEFAULT_CAPACITY = 16
 
 _PLAIN = Policy()
 
@@ -191,7 +185,7 @@ class Wiring:
             actor.instance = instance = self._instances.instance_of(node)
             actor.fn, actor.gate = instance.handler, instance.gate
         if node.gives_stream:
-            actor.invoke = opening(policy.capacity or STREAM_CAPACITY, unit.streams)
+            actor.invoke = opening(policy.capacity or DEFAULT_CAPACITY, unit.streams)
             return actor
         if not node.is_async:
             actor.links = (Link(step.label, actor.fn, policy.model), *_further_links(step))
@@ -218,7 +212,7 @@ class Wiring:
         actor.work = loop.host.inbox
         actor.body = in_loop = invocation.InLoop(loop.host)
         if node.gives_stream:
-            actor.invoke = opening_in_loop(loop.host, node.policy.capacity or STREAM_CAPACITY, unit.streams)
+            actor.invoke = opening_in_loop(loop.host, node.policy.capacity or DEFAULT_CAPACITY, unit.streams)
         elif unit.streams:
             actor.invoke = reading(unit.streams)
         elif node.policy.is_once:
@@ -262,6 +256,8 @@ class Wiring:
         return Limiter(UNLIMITED if self._max_workers is None else min(limit, self._max_workers))
 
     def _inbox(self, policy: Policy = _PLAIN, unit: Unit | None = None) -> "Channel[Frame]":
+        # A node with more places has as many in its inbox: items that began together end together, and then all of
+        # their successors are at hand.
         default = max(DEFAULT_CAPACITY, policy.concurrency or 0)
         capacity = None if self._max_workers is None else policy.capacity or default
         if policy.max_bytes is None or capacity is None or unit is None:

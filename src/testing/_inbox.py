@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any, Generic, Self, TypeVar
 
 from ..actors.own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
-from ..actors.stream_buffer import STREAM_CAPACITY, Reader
+from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -28,7 +28,7 @@ def inbox(values: Iterable[In], /) -> tuple[Inbox[Work[In, Any]], list[asyncio.F
 
 
 def stream_inbox(
-    values: Iterable[In], /, *, capacity: int = STREAM_CAPACITY
+    values: Iterable[In], /, *, capacity: int = DEFAULT_CAPACITY
 ) -> "tuple[Inbox[StreamWork[In, Any]], list[StreamReader[Any]]]":
     """Make an inbox with work for the loop of a `StreamActor`. Behind the last it ends, as that of `inbox`.
 

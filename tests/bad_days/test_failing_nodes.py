@@ -4,6 +4,7 @@ import asyncio
 import gc
 import traceback
 import weakref
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Literal, Self
 
@@ -503,6 +504,41 @@ async def test_what_ends_the_program_ends_the_scope_of_its_item(kind: type[BaseE
         assert service.state == "stopped"
         with pytest.raises(ps.EngineClosedError):
             await service(2)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("over", ["list", "stream"])
+async def test_what_ends_the_program_does_not_wait_for_its_turn_in_a_body(over: str, kind: type[BaseException]) -> None:
+    @ps.node
+    async def stop_at_one(x: int) -> int:
+        if x == 1:
+            raise kind
+        await asyncio.sleep(3600)
+        return x
+
+    @ps.node
+    async def numbers() -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
+
+    @ps.graph
+    async def over_list() -> list[int]:
+        return await ps.map_each(stop_at_one, [0, 1, 2])
+
+    @ps.graph
+    async def over_stream() -> AsyncIterator[int]:
+        return ps.map_each(stop_at_one, numbers())
+
+    try:
+        async with asyncio.timeout(10):
+            if over == "list":
+                await engine.run(over_list())
+            else:
+                async with engine.stream(over_stream()) as results:
+                    await anext(results)
+    except kind:
+        return
+    pytest.fail(f"{kind.__name__} did not come out")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

@@ -153,7 +153,11 @@ async def test_edges_lead_around_control_flow(tmp_path: Path) -> None:
         "fetch → odd", "odd → then", "odd → otherwise", "then → zero", "otherwise → zero",
     }  # fmt: skip
     assert not any(title.startswith("odd → zero") for title in titles)
-    assert "graph" in {word for one in page.found["td"] for word in classes(one)}  # a column says which
+    rows = [one.get("id") or "heading" for one in page.found["tr"] if one]
+    assert rows == ["heading", "node-1", "node-2", "node-3", "heading", "node-4", "heading", "node-5"]
+    assert page.texts["th"] == [
+        "branching", "fetch", "odd", "zero", "branching/then", "count", "branching/otherwise", "zero",
+    ]  # fmt: skip
 
 
 async def test_what_names_say_is_text(tmp_path: Path) -> None:

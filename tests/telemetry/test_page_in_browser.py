@@ -44,6 +44,11 @@ async def measure(number: int) -> int:
     return count(await decode(await fetch(number)))
 
 
+@ps.graph
+async def again(number: int) -> int:
+    return count(await fetch(number))
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     async def run() -> telemetry.Profile:
@@ -63,6 +68,21 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def of_two_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    async def run() -> telemetry.Profile:
+        with telemetry.profile() as profile:
+            for graph in (measure, again):
+                async with engine.stream(graph(number) for number in range(3)) as results:
+                    async for _ in results:
+                        pass
+        return profile
+
+    path = tmp_path_factory.mktemp("page") / "two.html"
+    asyncio.run(run()).to_html(path)
+    return path
+
+
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
     assert _PROGRAM is not None
@@ -72,7 +92,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 # One test, as a browser takes seconds to start; what it looks at has names.
 @pytest.mark.timeout(180)
-def test_the_page_shows_itself_and_obeys(browser: Browser, page: Path) -> None:
+def test_the_page_shows_itself_and_obeys(browser: Browser, page: Path, of_two_graphs: Path) -> None:
     for dark in (False, True):
         browser.open(page, dark=dark)
         the_bottleneck_is_highlighted(browser, WARM[dark])
@@ -85,6 +105,8 @@ def test_the_page_shows_itself_and_obeys(browser: Browser, page: Path) -> None:
     nothing_is_wider_than_a_narrow_window(browser, page)
     assert browser.complaints() == []
     assert browser.requests() == [page.as_uri()]
+    browser.open(of_two_graphs)
+    the_nodes_of_each_graph_are_sorted(browser)
 
 
 def the_bottleneck_is_highlighted(browser: Browser, warm: str) -> None:
@@ -154,6 +176,16 @@ def the_table_is_sorted(browser: Browser) -> None:
     assert browser.run(names)[-1] == "decode"
     browser.run(busy + ".querySelector('button').click()")
     assert browser.run(names) == original
+
+
+def the_nodes_of_each_graph_are_sorted(browser: Browser) -> None:
+    names = "[...document.querySelectorAll('#nodes tbody th')].map(cell => cell.innerText)"
+    button = "[...document.querySelectorAll('#nodes thead button')].find(one => one.innerText.startsWith('node'))"
+    original = browser.run(names)
+    assert [name.split()[0] for name in original] == ["measure", "fetch", "decode", "count", "again", "fetch", "count"]
+    browser.run(button + ".click()")
+    found = [name.split()[0] for name in browser.run(names)]
+    assert found == ["measure", "count", "decode", "fetch", "again", "count", "fetch"]
 
 
 def the_timeline_zooms_and_moves(browser: Browser) -> None:

@@ -24,11 +24,11 @@
   system.addEventListener("change", changed);
 })();
 
-// The table: a heading sorts by its column, numbers downwards first; what is not known comes last.
+// The table: a heading sorts the nodes of each graph by its column, numbers downwards first; what is not known comes
+// last.
 (() => {
   const table = document.getElementById("nodes");
-  const body = table.tBodies[0];
-  const original = [...body.rows];
+  const graphs = [...table.tBodies].map((body) => [body, [...body.rows].filter((row) => row.id)]);
   const headings = [...table.tHead.rows[0].cells];
   const compare = (left, right, isNumber) =>
     isNumber ? Number(left) - Number(right) : left.localeCompare(right, undefined, { numeric: true });
@@ -40,16 +40,18 @@
     for (const other of headings) other.setAttribute("aria-sort", "none");
     heading.setAttribute("aria-sort", next);
     const sign = next === "descending" ? -1 : 1;
-    const rows = [...original];
     const value = (row) => row.cells[column].dataset.value;
-    if (next !== "none") {
-      rows.sort((a, b) => {
-        const [left, right] = [value(a), value(b)];
-        if (left === "" || right === "") return (left === "") - (right === "");
-        return sign * compare(left, right, isNumber);
-      });
+    for (const [body, original] of graphs) {
+      const rows = [...original];
+      if (next !== "none") {
+        rows.sort((a, b) => {
+          const [left, right] = [value(a), value(b)];
+          if (left === "" || right === "") return (left === "") - (right === "");
+          return sign * compare(left, right, isNumber);
+        });
+      }
+      body.append(...rows); // below the heading, which stays where it is
     }
-    body.append(...rows);
   };
   headings.forEach((heading, column) => heading.querySelector("button").addEventListener("click", () => sort(column)));
 })();

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from ...counters import name_of
-from ...tables import count, duration, milliseconds, rate, seconds
+from ...tables import by_graph, count, duration, milliseconds, rate, seconds
 from ...text import printable
 from ..limits import Verdict
 from ..sums import NodeProfile
@@ -69,20 +70,25 @@ _COLUMNS: Final[tuple[_Column, ...]] = (
 
 
 def node_table(nodes: Sequence[DrawnNode]) -> Iterator[str]:
-    """Yield the table, without the columns of graphs and devices where there is one graph, or no device was used."""
+    """Yield the table: a graph heads its nodes, if there are several; no columns of devices where none was used."""
+    ordered = [nodes[at] for at in by_graph([node.profile.graph for node in nodes])]
     has_graphs = len({node.profile.graph for node in nodes}) > 1
     uses_devices = any(node.profile.compile_share or node.profile.transfer_share for node in nodes)
     columns = [column for column in _COLUMNS if uses_devices or column.title not in ("compile", "transfer")]
     yield '<table id="nodes"><caption class="unseen">What each node did</caption><thead><tr>'
     yield _heading("node", "name of the node", is_number=False)
-    if has_graphs:
-        yield _heading("graph", "name of its graph, or of the body of control flow", is_number=False)
     for column in columns:
         yield _heading(column.title, column.about)
-    yield "</tr></thead><tbody>\n"
-    for node in nodes:
-        yield from _row(node, columns, has_graph=has_graphs)
-    yield "</tbody></table>\n"
+    yield "</tr></thead>\n"
+    for graph, members in groupby(ordered, key=lambda node: node.profile.graph):
+        yield "<tbody>\n"
+        if has_graphs:
+            name = escape(printable(graph))
+            yield f'<tr class="heading"><th scope="rowgroup" colspan="{len(columns) + 1}">{name}</th></tr>\n'
+        for node in members:
+            yield from _row(node, columns)
+        yield "</tbody>"
+    yield "</table>\n"
 
 
 def _heading(title: str, about: str, *, is_number: bool = True) -> str:
@@ -93,13 +99,11 @@ def _heading(title: str, about: str, *, is_number: bool = True) -> str:
     )
 
 
-def _row(node: DrawnNode, columns: Sequence[_Column], *, has_graph: bool) -> Iterator[str]:
+def _row(node: DrawnNode, columns: Sequence[_Column]) -> Iterator[str]:
     profile = node.profile
     kind, badge = (' class="limits"', ' <span class="badge">limits</span>') if node.limits else ("", "")
-    name, graph = escape(printable(profile.node)), escape(printable(profile.graph))
+    name = escape(printable(profile.node))
     yield f'<tr id="{node.anchor}"{kind}><th scope="row" data-value="{name}">{name}{badge}</th>'
-    if has_graph:
-        yield f'<td class="graph" data-value="{graph}">{graph}</td>'
     for column in columns:
         value = column.value(profile)
         text = escape(column.text(value))
