@@ -74,10 +74,9 @@ class Overloaded(PenstockError):
 
 
 class NodeError(PenstockError):
-    """Stands for the error of an item or a caller where the exception object is another's, and cannot be copied.
+    """The error of an item, or of a caller, where several share one exception object that cannot be copied.
 
-    The object belongs to the first of these items. Each of the others gets a `NodeError` with the object as its
-    `__cause__`.
+    The object belongs to the first of them. Each of the others gets a `NodeError` with the object as its `__cause__`.
     """
 
 
@@ -147,14 +146,14 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def copy_of(error: BaseException) -> BaseException:
-    """Return an equal exception that is another object, for one more caller that is told of the same failure.
+    """Return a copy of an exception, for one more caller that has to raise the same failure.
 
-    Each caller raises what it is given, which adds to the traceback, and adds notes: one object for all would collect
-    those of all. An exception that cannot be copied becomes the cause of a `NodeError`.
+    Each caller adds to the traceback and to the notes of the object that it raises: one object for all callers would
+    collect those of all. An exception that cannot be copied becomes the cause of a `NodeError`.
     """
     cls = type(error)
     try:
-        # Not `cls(*args)`: constructors, such as those of JAX's errors, take more than they keep.
+        # Not `cls(*args)`: some constructors, such as those of JAX's errors, take other arguments than `args` has.
         copy = cls.__new__(cls, *error.args)
         copy.args = error.args
         copy.__dict__.update(error.__dict__)

@@ -1,4 +1,4 @@
-"""What runs in a worker process: one call at a time, from a socket, until the socket closes."""
+"""The main function of a worker process: it answers one call at a time from a socket, until the socket closes."""
 
 import multiprocessing
 import os
@@ -17,22 +17,22 @@ from . import process_messages
 from .process_messages import resolve
 
 READY = b"R"
-# How often it is asked who the parent is.
+# How often a worker looks whether its parent has changed, which means that the parent has died.
 _PARENT_CHECK_SECONDS = 1.0
 
 
-# What logs say of the item of a call.
+# The fields for log records of the present call: graph, node, item and attempt.
 _item: ContextVar[Mapping[str, object]] = ContextVar("penstock_item_of_call", default={})  # noqa: B039 - never changed
 
 
 def serve(connection: socket.socket, set_up_tracing: Callable[[], None] | None) -> None:
-    """Answer calls until the engine's process closes the connection or dies; the target of a worker process.
+    """Answer calls until the engine's process closes the connection or dies; the main function of a worker process.
 
     Args:
-        connection: the worker's end of it.
-        set_up_tracing: called with the first call that is sampled.
+        connection: the worker's end of the connection.
+        set_up_tracing: called before the first call that is sampled.
     """
-    # Ctrl-C goes to the whole process group; what it means is decided by the engine's process.
+    # Ctrl-C goes to the whole process group; only the engine's process decides what to do then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while the interpreter started
     connection.set_inheritable(False)
@@ -44,12 +44,13 @@ def serve(connection: socket.socket, set_up_tracing: Callable[[], None] | None) 
         while True:
             process_messages.send(connection, _answer(*process_messages.receive(connection), set_up_once))
     except (EOFError, OSError):
-        return  # nobody is left to answer
+        return  # the engine's process is gone
 
 
 def _end_with_parent() -> None:
-    # The closed connection ends an idle worker; this ends one whose call is still running. A process that was forked
-    # from the parent, and lives on, holds the pipe open that `join` waits for: so it also looks who the parent is.
+    # A closed connection ends an idle worker; this thread ends a worker whose call is still running. `join` waits for
+    # the end of a pipe, which a process that was forked from the parent may hold open: so it looks at the parent's
+    # process id as well.
     parent = multiprocessing.parent_process()
     if parent is not None:
         while parent.is_alive() and os.getppid() == parent.pid:
@@ -72,10 +73,10 @@ def _answer(
         return _failure(TypeError(reason), error)
     token = _item.set(item)
     try:
-        function = resolve(target)  # before anything is set up: its module may do that by itself
+        function = resolve(target)  # first, because its module may set up tracing by itself
         with incoming(headers, set_up_tracing) if headers else nullcontext():
             result = function(*args, **kwargs)
-    except BaseException as error:  # noqa: BLE001 - whatever the call raises belongs to the caller
+    except BaseException as error:  # noqa: BLE001 - the caller raises it
         return _failure(error, error)
     finally:
         _item.reset(token)
@@ -93,6 +94,6 @@ def _answer(
 
 def _failure(error: BaseException, cause: BaseException) -> process_messages.Message:
     frames = cause.__traceback__
-    # The first frame is the worker's own.
+    # Without the first stack frame, which is `_answer`.
     text = "".join(traceback.format_exception(type(cause), cause, frames.tb_next if frames else None))
     return process_messages.encode((False, process_messages.encode_error(error, text)))

@@ -1,7 +1,7 @@
-"""What options accept: the one check of every option, where it is given, and the one error.
+"""The check of options: which values each option accepts, and the error for all others.
 
-Each class or function that takes options says what they accept, and `check` compares. So an option of a wrong type is
-refused where it is written, and not by an error of its own when something reads it.
+Each class or function with options declares which values they accept, and calls `check`. So a wrong value is refused
+where it is passed, and does not cause an error later, where it is used.
 """
 
 import math
@@ -15,11 +15,11 @@ _MISSING = object()
 
 
 class Accepted:
-    """What an option accepts.
+    """The values that an option accepts.
 
     Attributes:
-        text: that in words, as it stands in the error.
-        fits: whether a value is accepted.
+        text: a description of these values, for the error.
+        fits: whether a value is one of them.
     """
 
     __slots__ = ("fits", "text")
@@ -33,13 +33,13 @@ def check(option: str, value: object, accepted: Accepted, before: str = "") -> N
     """Check the value of an option.
 
     Args:
-        option: its name.
-        value: what was given.
-        accepted: what it accepts.
-        before: what stands before it in the error, such as "Retry(".
+        option: the name of the option.
+        value: the value.
+        accepted: the values that the option accepts.
+        before: text to put before the name in the error, such as "Retry(".
 
     Raises:
-        OptionsError: it does not accept that.
+        OptionsError: the option does not accept the value.
     """
     if not accepted.fits(value):
         after = ")" if before.endswith("(") else ""
@@ -47,10 +47,10 @@ def check(option: str, value: object, accepted: Accepted, before: str = "") -> N
 
 
 def check_fields(record: object, accepted: Mapping[str, Accepted], before: str = "") -> None:
-    """Check the fields of a record of options; those that have their default are right.
+    """Check the fields of a record of options. Fields that have their default are not checked, which saves time.
 
     Raises:
-        OptionsError: one does not accept its value.
+        OptionsError: an option does not accept its value.
     """
     defaults = vars(type(record))
     for option, value in vars(record).items():
@@ -62,21 +62,21 @@ def refuse_unknown(given: Mapping[str, object], taker: Any, name: str) -> None:
     """Refuse options that a function does not have.
 
     Args:
-        given: the keyword arguments that it does not know.
-        taker: the function, all of whose options have defaults.
-        name: how it is called in the error.
+        given: the keyword arguments that the function does not know.
+        taker: the function; all of its options have defaults.
+        name: the name of the function in the error.
 
     Raises:
-        OptionsError: there are such options; the message lists those that there are.
+        OptionsError: there is such an argument; the message lists the options that the function has.
     """
     for option in given:
         raise OptionsError(f"{option!r} is no option of {name}; it takes {', '.join(sorted(taker.__kwdefaults__))}")
 
 
 def is_whole(value: object, least: int | None = None) -> TypeGuard[int]:
-    """Return whether a value is a whole number of at least `least`.
+    """Whether a value is a whole number of at least `least`.
 
-    True and False are none, though Python counts them as numbers: whoever passes one has mistaken the option.
+    True and False are refused, though Python counts them as numbers: the caller has mistaken the option.
     """
     return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
 
@@ -87,9 +87,9 @@ def whole(least: int) -> Accepted:
 
 
 def number(text: str, fits: Callable[[float], bool]) -> Accepted:
-    """Accept real numbers for which `fits` is true, those of NumPy and fractions included; not True and False.
+    """Accept real numbers for which `fits` is true, also fractions and numbers of NumPy; but not True and False.
 
-    A `Decimal` is none: it cannot be added to the float that a clock gives.
+    A `Decimal` is refused: it cannot be added to a float, such as the time of a clock.
     """
 
     def is_number(value: object) -> bool:
@@ -117,7 +117,7 @@ def optional(accepted: Accepted) -> Accepted:
 
 
 def are_exceptions(value: object) -> bool:
-    """Return whether a value is a tuple of exception classes."""
+    """Whether a value is a tuple of exception classes."""
     classes = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (None,)
     return all(isinstance(one, type) and issubclass(one, Exception) for one in classes)
 

@@ -1,4 +1,4 @@
-"""Channel: a bounded queue between actors, ordered by priority; with what it says of itself."""
+"""Channel: a bounded queue between actors, ordered by priority, and its counters."""
 
 import asyncio
 import sys
@@ -21,17 +21,19 @@ T = TypeVar("T")
 
 
 class PriorityFifo(Generic[T]):
-    """One ordered dict per priority in use, so that an entry leaves from the middle as quickly as from the front.
+    """A queue of entries: higher priorities first, first in, first out within one.
 
-    A thousand callers that wait and are cancelled at once would be quadratic in a deque. The entries are what waits
-    (a future, a put) and are told apart by identity: their class must not define equality.
+    It has one ordered dict for each priority in use, so that an entry can be removed from the middle as quickly as from
+    the front: in a deque, a thousand waiting callers that are cancelled at once would take quadratic time. Entries are
+    compared by identity, so their class must not define equality.
     """
 
     __slots__ = ("_fifo", "_priorities", "count")
 
     def __init__(self) -> None:
         self._fifo: dict[int, OrderedDict[T, None]] = {}
-        # Those that have entries, ascending. Empty ones leave at once, so ever new priorities cannot pile up.
+        # The priorities that have entries, ascending. A lane that is empty is removed at once, so that lanes cannot
+        # pile up when each call has another priority.
         self._priorities: list[int] = []
         self.count = 0
 
@@ -40,7 +42,7 @@ class PriorityFifo(Generic[T]):
 
     @property
     def highest(self) -> int:
-        """The priority of the next entry; raises IndexError when empty."""
+        """The priority of the next entry; raises IndexError if there is none."""
         return self._priorities[-1]
 
     def lane(self, priority: int) -> Iterable[T]:
@@ -48,7 +50,7 @@ class PriorityFifo(Generic[T]):
         return self._fifo.get(priority, ())
 
     def head(self) -> T:
-        """Return the next entry; raises IndexError when empty."""
+        """Return the next entry; raises IndexError if there is none."""
         return next(iter(self._fifo[self._priorities[-1]]))
 
     def heads(self) -> Iterator[T]:
@@ -70,7 +72,7 @@ class PriorityFifo(Generic[T]):
         self.count += 1
 
     def pop(self) -> T:
-        """Remove and return the next entry; raises IndexError when empty."""
+        """Remove and return the next entry; raises IndexError if there is none."""
         priority = self._priorities[-1]
         lane = self._fifo[priority]
         entry, _ = lane.popitem(last=False)
@@ -95,7 +97,7 @@ class PriorityFifo(Generic[T]):
         return found
 
     def discard(self, entry: T, priority: int = 0) -> bool:
-        """Remove an entry from the lane of `priority`; returns whether it was there."""
+        """Remove an entry from the lane of `priority`; return whether it was there."""
         lane = self._fifo.get(priority)
         if lane is None or entry not in lane:
             return False
@@ -109,12 +111,12 @@ class PriorityFifo(Generic[T]):
 # Channel: a bounded queue between actors.
 #
 # It touches the event loop only when it has to wait: `put_nowait` and `get_nowait` are plain method calls on a deque.
-# Waiting is fair. A putter that waits carries its item, and whoever makes room moves the item in, so later puts cannot
-# overtake it. A getter that is woken holds a reservation on one item, so others cannot overtake it either.
+# Waiting is fair. A put that waits leaves its item with the channel, and the get that makes room moves the item in, so
+# later puts cannot overtake it. A get that is woken holds a reservation for one item, so that others cannot take it.
 
 
 class _Entry(Generic[T]):
-    """An item and its size, as it was when the item came: an item may change while it is queued."""
+    """An item and its size when it was put: the item may change while it is queued."""
 
     __slots__ = ("item", "size_bytes")
 
@@ -124,7 +126,7 @@ class _Entry(Generic[T]):
 
 
 class _Putter(_Entry[T]):
-    """An item that waits to enter, and the future that its putter awaits."""
+    """An item that waits to enter, and the future that its `put` awaits."""
 
     __slots__ = ("entered",)
 
@@ -136,16 +138,18 @@ class _Putter(_Entry[T]):
 class Channel(Generic[T]):
     """A bounded queue of items for one event loop; any number of producers and consumers.
 
-    An idle channel is small: what waiting, priorities and sizes need is made when it is first needed.
+    An idle channel is small: the queues for waiting, for priorities and for sizes are made at their first use.
 
     Args:
-        capacity: the most items it holds; None for no bound.
-        max_bytes: the most bytes it holds, for items whose size `size_of` knows. An item larger than that enters
-            only an empty channel.
-        size_of: the size of an item in bytes, 0 where unknown; needed with `max_bytes`.
+        capacity: the most items that it holds; None without a bound.
+        max_bytes: the most bytes that it holds, counted for items whose size `size_of` knows. A larger item enters
+            only if the channel is empty.
+        size_of: the size of an item in bytes, 0 if unknown; needed with `max_bytes`.
 
     Attributes:
-        count: items that it holds; `len` gives the same, and costs a call.
+        count: how many items it holds; the same as `len`, without the cost of a call.
+        high_water: the most items that it has held.
+        puts: how many items have been put.
     """
 
     __slots__ = (
@@ -185,16 +189,17 @@ class Channel(Generic[T]):
         self._size_of = size_of if max_bytes is not None else None
         self.count = 0
         self._bytes = 0
-        # Items are in `_line` as long as all have priority 0 and no size counts, as nearly always; else in `_fifo`.
+        # Items are in `_line` while all have priority 0 and no sizes count, which is nearly always; else in `_fifo`.
         self._line: deque[T] | None = None
         self._fifo: PriorityFifo[_Entry[T]] | None = None if max_bytes is None else PriorityFifo()
         self._putters: PriorityFifo[_Putter[T]] | None = None
         self._getters: OrderedDict[asyncio.Future[None], None] | None = None
-        self._reserved = 0  # getters that are woken and have not run yet: each will take an item
+        self._reserved = 0  # how many getters are woken but have not run yet: each will take an item
         self._closed = False
         self._watch: DepthWatch | None = None  # while a profile is taken
-        # Putters that wait, and the ends of all waits less their beginnings: those that go on are counted by adding one
-        # end for each. They are one value, because other threads read them, and one without the other says nothing.
+        # How many puts wait; and the sum of the ends of all waits, less the sum of their beginnings. A reader adds the
+        # present time once for each put that still waits. Both are in one tuple, because other threads read them, and
+        # need two numbers of the same moment.
         self._put_waits = 0, 0.0
         self._get_wait = 0.0
 
@@ -203,11 +208,11 @@ class Channel(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called; items may still be there to get."""
+        """Whether `close` was called; the channel may still hold items to get."""
         return self._closed
 
     def put_nowait(self, item: T, priority: int = 0) -> bool:
-        """Put an item if there is room and nobody waits before it.
+        """Put an item if there is room, and no other put waits before it.
 
         Returns:
             Whether the item entered.
@@ -218,7 +223,7 @@ class Channel(Generic[T]):
         count = self.count
         if priority or count >= self._capacity or self._fifo is not None or self._closed:
             return self._put_by_rule(item, priority)
-        # The short way. Without sizes only a full channel has putters that wait, so nobody is overtaken here.
+        # The short way. Without sizes, puts wait only while the channel is full: none is overtaken here.
         if self._line is None:
             self._line = deque()
         self._line.append(item)
@@ -233,7 +238,7 @@ class Channel(Generic[T]):
         return True
 
     def put_many_nowait(self, items: list[T]) -> None:
-        """Put items of priority 0, all in one go; no more than there is `room` for.
+        """Put items of priority 0, all at once; there must be `room` for them.
 
         Raises:
             ChannelClosed: the channel is closed.
@@ -252,19 +257,19 @@ class Channel(Generic[T]):
             self._wake_getters()
 
     async def put(self, item: T, priority: int = 0) -> None:
-        """Put an item; waits while the channel is full.
+        """Put an item; wait while the channel is full.
 
-        If it is cancelled after the item was moved in and before it could return, the item stays in the channel;
-        `discard` takes it back.
+        If this is cancelled after the item was moved in and before it could return, the item stays in the channel;
+        `discard` takes it out.
 
         Raises:
-            ChannelClosed: the channel is closed, or was closed while waiting; the item did not enter.
+            ChannelClosed: the channel is closed, or was closed while this waited; the item did not enter.
         """
         if not self.put_nowait(item, priority):
             await self.put_in_line(item, priority)
 
     async def put_in_line(self, item: T, priority: int = 0) -> None:
-        """Put an item which `put_nowait` has just refused; else as `put`."""
+        """Do as `put`, for an item that `put_nowait` has just refused: it need not be tried again."""
         if self._putters is None:
             self._putters = PriorityFifo()
         putter = _Putter(item, self._size(item), asyncio.get_running_loop().create_future())
@@ -285,8 +290,8 @@ class Channel(Generic[T]):
         """Take the next item.
 
         Raises:
-            anyio.WouldBlock: there is none, or those that are there are promised to getters that waited before.
-            ChannelClosed: the channel is closed and drained.
+            anyio.WouldBlock: there is no item, or all items are reserved for gets that waited before.
+            ChannelClosed: the channel is closed and empty.
         """
         if self.count > self._reserved:
             line = self._line
@@ -299,7 +304,7 @@ class Channel(Generic[T]):
         raise anyio.WouldBlock
 
     def get_many_nowait(self, max_items: int) -> list[T]:
-        """Take what is there, at most `max_items`, in one go; an empty list if there is nothing."""
+        """Take up to `max_items` items at once; return an empty list if there are none."""
         number = min(max_items, self.count - self._reserved)
         if number <= 0:
             return []
@@ -315,10 +320,10 @@ class Channel(Generic[T]):
         return items
 
     async def get(self) -> T:
-        """Take the next item; waits while there is none.
+        """Take the next item; wait while there is none.
 
         Raises:
-            ChannelClosed: the channel is closed and drained.
+            ChannelClosed: the channel is closed and empty.
         """
         if self.count > self._reserved:
             return self._take()
@@ -334,7 +339,7 @@ class Channel(Generic[T]):
                     if self._closed:
                         self._wake_getters()
                     return item
-                # The item was discarded meanwhile, or the channel was closed.
+                # The item was discarded meanwhile, or the channel was closed. This get keeps its place as the first.
                 woken_before = True
         finally:
             self._get_wait += perf_counter() - began
@@ -357,9 +362,9 @@ class Channel(Generic[T]):
         self._reserved -= 1
 
     def discard(self, item: T, priority: int = 0) -> bool:
-        """Take out one particular item that was put with this priority, making room; returns whether it was queued.
+        """Take one particular item out, which was put with this priority; return whether it was queued.
 
-        If it still waits with its putter to enter, it does not enter any more, and the putter goes on.
+        If the item still waits to enter, it will not enter, and its `put` returns.
         """
         queued = self._discard_queued(item, priority)
         if not queued and self._putters is not None:
@@ -375,7 +380,7 @@ class Channel(Generic[T]):
         return queued
 
     def close(self) -> None:
-        """Refuse further puts; what is queued can still be taken, then getters see `ChannelClosed`."""
+        """Refuse further puts; gets take the items that are queued, and then raise `ChannelClosed`."""
         self._closed = True
         while self._putters:
             putter = self._putters.pop()
@@ -388,22 +393,22 @@ class Channel(Generic[T]):
         self._closed = False
 
     def watch(self, watch: "DepthWatch | None") -> None:
-        """Tell a watch of every change of the depth from now on; None: nobody any more."""
+        """Report each change of the depth to a watch from now on; None ends that."""
         self._watch = watch
 
     @property
     def capacity(self) -> int | None:
-        """Items that it may hold; None if unbounded."""
+        """How many items it may hold; None without a bound."""
         return None if self._capacity == sys.maxsize else self._capacity
 
     @property
     def room(self) -> int:
-        """Items of priority 0 that surely enter now, with `put_many_nowait`; 0 where sizes or priorities count."""
+        """How many items of priority 0 `put_many_nowait` may put now; 0 while sizes or priorities count."""
         return 0 if self._fifo is not None or self._closed else self._capacity - self.count
 
     @property
     def put_wait_seconds(self) -> float:
-        """Time that putters spent waiting, in total; of those that wait now, until now."""
+        """How long puts have waited in total, in seconds, including the puts that wait now."""
         putting, put_wait = self._put_waits
         return put_wait + putting * perf_counter()
 
@@ -433,7 +438,7 @@ class Channel(Generic[T]):
         if self._closed:
             raise ChannelClosed("put into a closed channel")
         size_bytes = self._size(item)
-        # A putter may wait for bytes while there is room for less; only one of lower priority may be overtaken.
+        # A large item may wait although a smaller one would fit. It may be overtaken only by a higher priority.
         if not self._fits(size_bytes) or (self._putters and self._putters.highest >= priority):
             return False
         self._enter(item, size_bytes, priority)
@@ -447,7 +452,7 @@ class Channel(Generic[T]):
                 while self._line:
                     fifo.push(_Entry(self._line.popleft(), 0))
         elif not priority and not self.count and self._size_of is None:
-            fifo = self._fifo = None  # back to the short way, until the next item with a priority
+            fifo = self._fifo = None  # the channel is empty: use the deque again, until the next item with a priority
         if fifo is not None:
             fifo.push(_Entry(item, size_bytes), priority)
             self._bytes += size_bytes
@@ -491,7 +496,7 @@ class Channel(Generic[T]):
             self._fifo.discard(entry, priority)
             self._bytes -= entry.size_bytes
         else:
-            # By identity, unlike deque.remove: an item's class may define equality as it likes, and arrays do.
+            # By identity, unlike deque.remove: the class of an item may define equality in its own way, as arrays do.
             place = next((place for place, queued in enumerate(self._line or ()) if queued is item), None)
             if place is None or self._line is None:
                 return False
@@ -505,7 +510,7 @@ class Channel(Generic[T]):
         putters = self._putters
         while putters:
             putter = putters.head()
-            if putter.entered.done():  # cancelled, and about to leave the line by itself
+            if putter.entered.done():  # cancelled: its put is about to remove it
                 putters.pop()
                 continue
             if not self._fits(putter.size_bytes):
@@ -516,7 +521,7 @@ class Channel(Generic[T]):
             putter.entered.set_result(None)
 
     def _wake_getters(self) -> None:
-        """Wake as many as there are items for; all of them when none will come any more."""
+        """Wake as many getters as there are items; wake all if the channel is closed and empty."""
         getters = self._getters
         while getters and (self.count > self._reserved or (self._closed and not self.count)):
             getter, _ = getters.popitem(last=False)

@@ -1,4 +1,4 @@
-"""`penstock.current()`: what a handler, and the tasks that it starts, may know about the item."""
+"""`penstock.current()`: it tells a handler, and the tasks that the handler starts, which item they work for."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .node_actor import NodeActor
 
 
-# What starts a task, or a thread in a copy of the context, under its usual name in asyncio and anyio. A handler that
-# hides it in another function loses nothing but what `penstock.current()` says about not having been asked before.
+# The names of functions in asyncio and anyio that start a task, or a thread in a copy of the context. If a handler
+# starts tasks through another function, its tasks know their item only if the handler calls `penstock.current()` first.
 _STARTERS = frozenset(
     {
         "TaskGroup", "as_completed", "create_task", "create_task_group", "ensure_future", "gather", "run_sync",
@@ -27,7 +27,7 @@ _STARTERS = frozenset(
 
 
 def starts_tasks(fn: Callable[..., Any]) -> bool:
-    """Whether the code of a function, of its inner functions or of what it wraps names what starts tasks."""
+    """Whether a function uses the name of a function that starts tasks; also in inner and in wrapped functions."""
     return any(not _STARTERS.isdisjoint(code.co_names) for code in _codes(fn))
 
 
@@ -46,23 +46,23 @@ def _codes(fn: Callable[..., Any]) -> Iterator[CodeType]:
 
 
 class Cancellable(Protocol):
-    """Whoever can tell whether an item is still wanted."""
+    """An object that can tell whether the caller of an item has left."""
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the result any more."""
+        """Whether the item has ended, so that its result is not needed."""
         ...
 
 
 @dataclass(frozen=True)
 class ItemInfo:
-    """Where a handler is: graph, node, item and attempt.
+    """The graph, the node, the item and the attempt that a handler works on; returned by `penstock.current()`.
 
     Attributes:
-        graph: name of the graph.
-        node: name of the node, as drawn.
-        item: index of the item in its stream, deployment or `map_each`, from 0.
-        attempt: number of the attempt, from 1.
+        graph: the name of the graph.
+        node: the name of the node, as drawn.
+        item: the index of the item in its stream, deployment or `map_each`, from 0.
+        attempt: the number of the attempt, from 1.
     """
 
     graph: str
@@ -74,11 +74,17 @@ class ItemInfo:
     _work: Cancellable = field(repr=False)
 
     def remaining_seconds(self) -> float | None:
-        """Return the seconds left until the call's deadline or the node's timeout, never below 0; None without one."""
+        """Return the time left until the deadline of the call or the timeout of the node, whichever is earlier.
+
+        Returns:
+            The time in seconds, at least 0; None if there is neither a deadline nor a timeout.
+        """
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def check_cancelled(self) -> None:
-        """Stop here if nobody waits for this item any more; for long loops in threads, which nobody can interrupt.
+        """Raise `CancelledError` if the result of this item is not needed any more.
+
+        For long loops in threads, since a thread cannot be cancelled from outside.
 
         Raises:
             asyncio.CancelledError: the item was cancelled or its deadline has passed.
@@ -90,16 +96,16 @@ class ItemInfo:
 class Position:
     """Where a worker is: the frame and the actor whose handler it runs.
 
-    It is an object of its own because contexts refer to it: through the worker they would refer to themselves, and
-    every call would leave a cycle for the garbage collector.
+    Contexts refer to it, so it must not refer back to a context: each call would leave a cycle for the garbage
+    collector.
 
     Attributes:
-        frame: the frame whose handler runs now; None between two.
-        actor: the last actor.
-        attempt: number of the attempt, from 1.
-        attempt_deadline: when it times out, in the loop's time.
-        task: the worker's task, while it runs. In any other, which a handler has started, the position says where the
-            worker is now, and not where it was then.
+        frame: the frame whose handler runs now; None between two handlers.
+        actor: the actor of the present handler, or of the last one.
+        attempt: the number of the attempt, from 1.
+        attempt_deadline: when the attempt times out, in the loop's time; None without a timeout.
+        task: the task of the worker, while it runs. For any other task, which a handler has started, this position is
+            not reliable: it says where the worker is now, and not where it was when that task was started.
     """
 
     __slots__ = ("actor", "attempt", "attempt_deadline", "frame", "task")
@@ -113,27 +119,27 @@ class Position:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is asked in the worker's own task, and not in a task or thread that a handler has started."""
+        """Whether the caller runs in the task of the worker, and not in a task or thread that a handler has started."""
         return self.task is not None and self.task is _running_task()
 
     def handling(self) -> "Handling | None":
-        """Return what runs now; None between two handlers."""
+        """Return the handler that runs now; None between two handlers."""
         frame, actor = self.frame, self.actor
         return None if frame is None or actor is None else Handling(self, frame, actor)
 
     def remember(self) -> None:
-        """Have the tasks that the present handler starts from now on know what they belong to."""
+        """Let the tasks that the present handler starts from now on know for which item they work."""
         source.set(self.handling())
 
 
 class Handling:
-    """One run of a handler, as the tasks and threads know it that the handler starts.
+    """One run of a handler; the tasks and threads that the handler starts find it in their contexts.
 
-    A task copies the context in which it is started, so what it knows for good has to be in there. To put it there for
-    every item would cost more than a hop between two nodes. So it is done for those who need it: threads, handlers in
-    whose code one sees that they start tasks, and those that have asked for their own position.
+    A task copies the context in which it is started, so a `Handling` must be in that context before. To put one there
+    for each item would cost as much as a hop between two nodes. So it is done only where it is needed: for threads, for
+    handlers whose code uses the name of a function that starts tasks, and for handlers that have called `current()`.
 
-    It refers to its frame weakly: a task that outlives the item does not keep its values.
+    It refers to its frame weakly, so that a task that outlives the item does not keep the values of the item alive.
     """
 
     __slots__ = ("_attempt", "_clock", "_deadline", "_frame", "_item", "_label", "actor", "position")
@@ -153,13 +159,13 @@ class Handling:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the result of the item any more."""
+        """Whether the item has ended, so that its result is not needed."""
         frame = self._frame()
         return frame is None or frame.cancelled
 
     @property
     def frame(self) -> "Frame | None":
-        """The frame, unless it has ended and nothing runs for it any more."""
+        """The frame; None once it has ended and its last handler has returned."""
         frame = self._frame()
         return None if frame is None or frame.settled else frame
 
@@ -171,11 +177,11 @@ class Handling:
 
     @property
     def is_present(self) -> bool:
-        """Whether it still says exactly where the worker is: not of another attempt, nor of another link of a chain."""
+        """Whether the worker is still in this handler, in the same attempt, and in no further link of a chain."""
         return self.is_running and self.position.attempt == self._attempt and len(self.actor.links) < 2
 
     def info(self) -> ItemInfo:
-        """Return where it is, or was."""
+        """Return the description of this run, for `current()`."""
         return ItemInfo(
             self.actor.graph, self._label, self._item, self._attempt, self._deadline, self._clock, self
         )  # fmt: skip
@@ -184,27 +190,28 @@ class Handling:
 source: ContextVar[Position | Handling | None] = ContextVar("penstock_current", default=None)
 
 
-class _Nobody:
+class _NeverCancelled:
     cancelled = False
 
 
-# A node that is called directly is just its function, and has to work without an engine, in a unit test for instance.
-OUTSIDE = ItemInfo("", "", 0, 1, None, float, _Nobody())
+# A node that is called directly is just its function, and has to work without an engine, e.g. in a unit test.
+OUTSIDE = ItemInfo("", "", 0, 1, None, float, _NeverCancelled())
 
 
 def current() -> ItemInfo:
-    """Return what is known about the item that the calling handler works on; works on the loop and in threads.
+    """Return the item that the calling handler works on, with its graph, node and attempt.
 
-    A task that a handler starts knows the item of its handler, also when it outlives it; `check_cancelled` raises there
-    once the item has ended. In a stream and in `map_each`, where workers go from item to item, this takes a handler
-    whose own code names what starts the task (`TaskGroup`, `create_task`, `gather`, ...), or which has called
-    `penstock.current()` before.
+    It works on the event loop and in threads, and also in a task that a handler has started, even if the task outlives
+    the handler: there `check_cancelled` raises once the item has ended. In a stream and in `map_each`, where workers go
+    from item to item, a task knows its item if the code of the handler uses the name of the function that starts the
+    task (`TaskGroup`, `create_task`, `gather`, ...), or if the handler has called `penstock.current()` before.
 
-    Called directly, without an engine, a node has empty names, item 0, attempt 1 and no deadline.
+    Returns:
+        An `ItemInfo`. In a node that is called directly, without an engine, it has empty names, item 0, attempt 1 and
+        no deadline.
 
     Raises:
-        UnknownItemError: called in a task or thread that a handler has started, and which item it belongs to cannot be
-            told any more.
+        UnknownItemError: a task or thread that a handler has started calls this, and its item is not known.
     """
     found = source.get()
     if found is None:
@@ -222,7 +229,7 @@ def current() -> ItemInfo:
 
 
 def _fields_of_item() -> dict[str, object]:
-    """Return what a log says of the item that the calling handler works on; nothing outside of one."""
+    """Return the fields for log records of the calling handler: graph, node, item and attempt; empty outside of one."""
     try:
         found = current()
     except UnknownItemError:
@@ -236,25 +243,25 @@ logs.describe_items(_fields_of_item)
 
 
 def enclosing_frame() -> "Frame | None":
-    """Return the frame of the handler that makes a call; None outside of one."""
+    """Return the frame of the handler that makes a call; None if the caller is no handler."""
     found = source.get()
     if found is None:
         return None
     if isinstance(found, Position):
-        # A task of another item of this group may ask. What a call takes over is the same for all of them: the
-        # deadline, who listens, and what is around.
+        # The caller may be a task of another item of the same group. That does no harm: all items of a group have the
+        # same deadline, listener and parent, and a call takes over nothing else.
         return found.frame
     return found.position.frame if found.position.is_own else found.frame
 
 
 def is_detached() -> bool:
-    """Whether a call is made beside a handler, in a task or thread that it has started: its end does not end them."""
+    """Whether the caller is a task or thread that a handler has started; the end of the handler does not end it."""
     found = source.get()
     return found is not None and not (found if isinstance(found, Position) else found.position).is_own
 
 
 def calling_actor() -> "NodeActor | None":
-    """Return the actor whose handler makes a call and is still running; None outside, or if it cannot be told."""
+    """Return the actor whose handler makes a call and still runs; None if there is none, or if it is not known."""
     found = source.get()
     if found is None:
         return None

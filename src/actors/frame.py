@@ -21,12 +21,12 @@ _MARK = "__penstock_item__"
 _BLAMED = "__penstock_node__"
 _identities = itertools.count(1)
 
-# What a terminal frame holds, whoever still refers to it.
+# The values of a frame that has ended. One list for all, so that references to such a frame keep no values alive.
 NOTHING: list[Any] = []
 
 
 class Layout(Protocol):
-    """What all frames of one plan have in common."""
+    """The layout that all frames of one plan share; the engine's `Program` is one."""
 
     name: str
     is_line: bool
@@ -36,41 +36,41 @@ class Layout(Protocol):
     sinks: int
 
     def result(self, values: list[Any], /) -> Any:
-        """Build the result of the graph from the slots."""
+        """Build the result of the graph from the values in the slots."""
         ...
 
 
 class AnyDeployment(Protocol):
-    """What a frame may belong to: it must not be called from inside one of its own nodes."""
+    """A deployment, as a frame knows it: a node of a deployment must not call the deployment itself."""
 
     @property
     def names(self) -> str:
-        """The names of its graphs."""
+        """The names of the graphs of the deployment."""
         ...
 
 
 class Listener(Protocol):
-    """Who is told how a frame ended."""
+    """The object that a frame tells when it has ended."""
 
     @property
     def service(self) -> AnyDeployment | None:
-        """The deployment that the frame belongs to."""
+        """The deployment that the frame belongs to; None if there is none."""
         ...
 
     def frame_done(self, frame: "Frame") -> None:
-        """The outcome is known; called exactly once. `frame.settled` tells whether handlers are still unwinding."""
+        """Take the outcome of the frame; called exactly once. If `frame.settled` is false, handlers still unwind."""
         ...
 
     def frame_settled(self, frame: "Frame") -> None:
-        """The last handler that was unwinding when the frame ended has ended; not called if there was none."""
+        """Note that the last handler has unwound; not called if none had to when the frame ended."""
         ...
 
 
 class Body(Protocol):
-    """Runs of a body of control flow, inside of a frame."""
+    """The runs of a body of control flow inside of a frame."""
 
     def stop(self) -> None:
-        """Cancel them: the frame around them has ended."""
+        """Cancel these runs, because the frame around them has ended."""
         ...
 
 
@@ -80,22 +80,23 @@ class Frame:
     The outcome is claimed once; the first claim wins, and whatever comes later is discarded.
 
     Attributes:
-        values: one slot for each live value; a slot is emptied when its last reader is done.
-        missing: inputs that each step still waits for.
-        readers: readers that each slot still has.
-        queued_at: an actor in whose inbox, or in the line before it, it is; `queued` and `dequeued` keep it.
-        further_queues: the others, if it waits at more than one.
-        sinks_left: steps without readers that have not finished; 0 means that all steps have.
-        expired: whether its deadline has ended it, or that of its stream.
-        unwinding: handlers that still run for it, after it has ended.
-        on_result_stream: called with the stream that the graph returns, if that is what it does.
-        timer: ends it at its deadline.
-        bodies: what its steps of control flow run inside of it now.
-        span: what the node executions of it open their spans below; None if it is not sampled.
+        values: the slots, one for each live value; a slot is emptied when its last reader is done.
+        missing: for each step, how many inputs it still waits for.
+        readers: for each slot, how many readers it still has.
+        queued_at: an actor at which the frame waits, in the inbox or for room in it; None if there is none.
+        further_queues: the other actors at which it waits.
+        sinks_left: how many steps without readers have not finished; 0 means that all steps have.
+        expired: whether its own deadline, or that of its stream, has ended it.
+        unwinding: how many handlers still run for it after it has ended.
+        on_result_stream: called with the stream that the graph returns, if it returns one.
+        timer: ends the frame at its deadline.
+        bodies: the bodies that its steps of control flow run now.
+        span: the parent of the spans of its node executions; None if the frame is not sampled.
     """
 
-    # What few frames need has its default in the class: making a frame is a large part of a short item's cost. But what
-    # every item reads is assigned, for reading a default through an instance costs five times what assigning it does.
+    # Attributes that few frames need have their defaults in the class, because making a frame is a large part of the
+    # cost of a short item. Attributes that every item reads are assigned, because reading a default through an instance
+    # costs five times as much as assigning it.
     priority: int
     parent: "Frame | None" = None
     missing: list[int]
@@ -137,7 +138,7 @@ class Frame:
         self.timer = None
         self.unwinding = 0
         self.values: list[Any] = [*inputs, *layout.blank]
-        if not layout.is_line:  # in a line each step has one reader, which takes over its slot: nothing to count
+        if not layout.is_line:  # in a line, each step has one reader, which takes over its slot: no counters needed
             self.missing = layout.countdown.copy()
             self.readers = layout.readers.copy()
             self.sinks_left = layout.sinks
@@ -146,37 +147,37 @@ class Frame:
             self.deadline = parent.deadline
 
     def body_begun(self, body: "Body") -> None:
-        """A step of control flow runs its body; it is stopped when this frame ends."""
+        """Note a body that a step of control flow runs; it is stopped when this frame ends."""
         self.bodies += (body,)
 
     def body_ended(self, body: "Body") -> None:
-        """It runs no more."""
+        """Forget a body that has ended."""
         self.bodies = tuple(other for other in self.bodies if other is not body)
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the result any more."""
+        """Whether the frame has ended, so that no further result is needed."""
         return self.state != "running"
 
     @property
     def has_expired(self) -> bool:
-        """Whether it has ended with `DeadlineExceeded`, for want of time or because a call in a node had none left."""
+        """Whether it has ended with `DeadlineExceeded`, by its own deadline or by that of a call which a node made."""
         return self.expired or isinstance(self.error, DeadlineExceeded)
 
     @property
     def identity(self) -> int:
-        """A number that stands for this frame alone and keeps nothing of it alive."""
+        """A number that is unique to this frame; a reference to it does not keep the frame alive."""
         if self._identity is None:
             self._identity = next(_identities)
         return self._identity
 
     @property
     def settled(self) -> bool:
-        """Whether it has ended and nothing runs for it any more."""
+        """Whether the frame has ended, and its last handler has unwound."""
         return self.state != "running" and not self.unwinding
 
     def lineage(self) -> "Iterator[Frame]":
-        """Yield this frame, and those that it is part of, from the inside out."""
+        """Yield this frame and the frames around it, innermost first."""
         frame: Frame | None = self
         while frame is not None:
             yield frame
@@ -184,7 +185,7 @@ class Frame:
 
     @property
     def root(self) -> "Frame":
-        """The outermost frame that this one is part of."""
+        """The outermost frame around this one, or this one itself."""
         *_, outermost = self.lineage()
         return outermost
 
@@ -198,7 +199,10 @@ class Frame:
             self.timer = self.group.loop.call_at(deadline, self._expire, timeout_seconds)
 
     def expire_with_parent(self) -> None:
-        """Fail the frame at the deadline of the one around it, too: nobody cancels a call that is made beside it."""
+        """Fail the frame also at the deadline of the frame around it.
+
+        This is for a call made in a task or thread beside a handler: the end of the outer frame does not cancel it.
+        """
         deadline = None if self.parent is None else self.parent.deadline
         if self.state != "running" or deadline is None:
             return
@@ -215,18 +219,18 @@ class Frame:
         self.fail(DeadlineExceeded(f"item {self.item} of graph {self.layout.name!r} did not finish {limit}"))
 
     def queues(self) -> "list[NodeActor]":
-        """Return the actors in whose inbox, or in the line before it, the frame is."""
+        """Return the actors at which the frame waits, in the inbox or for room in it."""
         return [] if self.queued_at is None else [self.queued_at, *self.further_queues]
 
     def queued(self, actor: "NodeActor") -> None:
-        """The frame waits at an actor now."""
+        """Note that the frame waits at an actor."""
         if self.queued_at is None:
             self.queued_at = actor
         else:
             self.further_queues = (*self.further_queues, actor)
 
     def dequeued(self, actor: "NodeActor") -> bool:
-        """The frame waits there no more; returns whether it did."""
+        """Note that the frame waits at an actor no more; return whether it did."""
         further = self.further_queues
         if self.queued_at is actor:
             self.queued_at = further[0] if further else None
@@ -239,32 +243,32 @@ class Frame:
         return True
 
     def release(self, slot: int) -> None:
-        """One reader of `slot` is done; the last one empties it."""
+        """Count a reader of `slot` as done; after the last one, empty the slot."""
         self.readers[slot] -= 1
         if not self.readers[slot]:
             self.values[slot] = None
 
     def input_came(self, actor: "NodeActor") -> bool:
-        """A step has one input more; returns whether it has all of them now."""
+        """Count an input of a step as complete; return whether the step has all of its inputs now."""
         self.missing[actor.index] -= 1
         return not self.missing[actor.index]
 
     def hold(self) -> None:
-        """Do not end before `let_go`: something beside the steps is going on, such as an open stream."""
+        """Keep the frame from ending before `let_go`, because of work beside its steps, such as an open stream."""
         self.sinks_left += 1
 
     def let_go(self) -> None:
-        """It has ended; so has the frame, if this was the last thing that went on."""
+        """Undo a `hold`; if no steps and no other holds are left, finish the frame."""
         if self.state == "running":
             self.sinks_left -= 1
             if not self.sinks_left:
                 self.finish()
 
     def finish(self) -> None:
-        """All steps are done: build the result and claim the outcome "done"."""
+        """Build the result and claim the outcome "done"; for a frame whose steps are all done."""
         try:
             result = self.layout.result(self.values)
-        except BaseException as error:  # noqa: BLE001 - of user code: attribute access and item access on a result
+        except BaseException as error:  # noqa: BLE001 - user code, such as a property of a value in the result
             add_note(error, f"while building the result of graph {self.layout.name!r}, item {self.item}")
             self.fail(foreign_cancel(error) if isinstance(error, asyncio.CancelledError) else error)
             return
@@ -280,7 +284,7 @@ class Frame:
         self.listener.frame_done(self)
 
     def fail(self, error: BaseException, actor: "NodeActor | None" = None, attempt: int = 1) -> None:
-        """Claim the outcome "failed", and cancel what else runs for this frame; a later failure is only logged."""
+        """Claim the outcome "failed", and cancel the handlers of this frame; a later failure is only logged."""
         if self.state != "running":
             if not isinstance(error, asyncio.CancelledError):
                 logs.warning(
@@ -293,32 +297,33 @@ class Frame:
         self._end("failed")
 
     def cancel(self, *, expired: bool = False) -> None:
-        """Claim the outcome "cancelled": leave every queue at once, and cancel what runs.
+        """Claim the outcome "cancelled": leave all queues at once, and cancel the handlers of this frame.
 
         Args:
-            expired: whether that is because its stream has no time left.
+            expired: whether the reason is the deadline of its stream.
         """
         if self.state == "running":
             self.expired = expired
             self._end("cancelled")
 
     def outcome(self) -> Any:
-        """Return the result, or raise what ended the frame."""
+        """Return the result, or raise the error of the frame."""
         if self.state == "done":
             return self.result
         if self.error is not None:
             try:
                 raise self.error
             finally:
-                # The traceback of the error refers to this very call; without this the frame would keep itself alive.
-                # Handlers that unwind keep it anyway, and how it has ended is counted after them.
+                # The traceback of the error refers to this call, and so to this frame; the frame must not refer to the
+                # error, or it would keep itself alive. While handlers unwind, the error is still needed: the outcome is
+                # counted after them.
                 self._was_told = True
                 if not self.unwinding:
                     self.error = None
         raise asyncio.CancelledError(f"item {self.item} of graph {self.layout.name!r} was cancelled")
 
     def leave(self) -> None:
-        """A worker that was in this frame when it ended has unwound."""
+        """Note that a worker that was in this frame when it ended has unwound."""
         self.unwinding -= 1
         if not self.unwinding:
             self.listener.frame_settled(self)
@@ -327,20 +332,20 @@ class Frame:
 
     def _end(self, state: State) -> None:
         self.state = state
-        self.values.clear()  # workers that are still unwinding hold the same list
+        self.values.clear()  # not a new list: workers that are still unwinding hold this one
         if self.timer is not None:
             self.timer.cancel()
         for actor in self.queues():
             actor.withdraw(self)
         self.unwinding = self.group.cancel_workers(self)
-        for body in self.bodies:  # at once: before its worker has unwound, others could begin more of it
+        for body in self.bodies:  # at once: until its worker has unwound, the body could begin further runs
             body.stop()
         self.listener.frame_done(self)
 
     def annotated(self, error: BaseException, actor: "NodeActor", attempt: int) -> BaseException:
-        """Add a note with graph, node, item and attempt, once per item.
+        """Add a note with graph, node, item and attempt to an error, once for each item; return the error.
 
-        A node may raise one and the same object for many items: the second gets a copy.
+        A node may raise the same object for many items: the first item gets the object, the others get copies.
         """
         error = plain_error(error, f"node {actor.label(error)!r}")
         label = getattr(error, _BLAMED, None) or actor.label(error)
@@ -349,7 +354,7 @@ class Frame:
         owner, first_traceback, added = getattr(error, _MARK, (None, None, ()))
         is_copy = owner is not None and owner != root.identity and isinstance(error, Exception)
         if is_copy:
-            # Each raise has put its frames, and so its item's values, before those of the items before.
+            # Each raise has added its stack frames, which hold values of its item, to the traceback of the object.
             error.__traceback__ = first_traceback
             error = copy_of(error)
         try:
@@ -357,7 +362,7 @@ class Frame:
                 error.__notes__ = [note for note in getattr(error, "__notes__", ()) if note not in added]
                 added = ()
             elif error.__traceback__ is not None:
-                # The first entry is the engine's own. It would show the user nothing, and keep a worker alive.
+                # The first entry is the engine's own: it is of no use to the user, and would keep a worker alive.
                 error.__traceback__ = error.__traceback__.tb_next
             error.add_note(where)
             setattr(error, _MARK, (root.identity, error.__traceback__, (*added, where)))
@@ -367,7 +372,7 @@ class Frame:
 
 
 def foreign_cancel(cause: BaseException | None) -> NodeCancelledError:
-    """Return the error of an item that was cancelled by nobody who may."""
+    """Return the error of an item whose handler was cancelled, but not by the engine."""
     error = NodeCancelledError(
         "the handler was cancelled, but not by the engine: something that it awaited was cancelled, or its own task was"
     )
@@ -376,6 +381,6 @@ def foreign_cancel(cause: BaseException | None) -> NodeCancelledError:
 
 
 def blame(error: BaseException, label: str) -> None:
-    """Say in which node of a frame an error was caused that another one will raise; the first to say it is right."""
+    """Mark an error with the node that caused it, because another node will raise it; the first mark counts."""
     if not hasattr(error, _BLAMED):
         setattr(error, _BLAMED, label)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # A loop over ten functions calls each through one call site, which the interpreter cannot specialise. One line of code
 # for each function can be, and makes the chain two to three times faster; the line number tells which function runs.
 
-# After a body this long, others get their turn: a timer is late by 1 ms at most.
+# After a chain that ran this long, the worker yields to the loop, so that timers are late by 1 ms at most.
 SLOW_SECONDS: Final = 0.001
 
 
@@ -50,10 +50,10 @@ class Link:
 def compose(
     links: Sequence[Link], actor: "NodeActor", sampler: "ExecutionSampler | None" = None
 ) -> Callable[[list[Any]], Any]:
-    """Return a function that takes the values of a frame, runs the chain and watches the clock: it holds the loop.
+    """Return a function that takes the values of a frame, runs the chain, and measures the time.
 
-    It adds to the `busy_seconds` of the actor, and tells it of a run that was long or gave a coroutine; and it tells a
-    sampler, if there is one, of every run.
+    The function adds the time to the `busy_seconds` of the actor, reports a run to it that was slow or returned a
+    coroutine, and reports all runs to the sampler, if there is one.
     """
     if actor.slot >= 0:
         arguments = "values[slot]"
@@ -80,7 +80,7 @@ def _compiled(length: int, arguments: str, *, is_sampled: bool) -> Callable[...,
     names = [f"f{index}" for index in range(length)]
     source = "\n".join(
         [
-            # What the chain uses are closure variables of it: an enclosing function is the way to make those.
+            # The enclosing function makes the functions and the actor closure variables, which are fast to read.
             f"def enclose(actor, record, slot, args_of, kwargs_of, {', '.join(names)}):",
             " def chain(values):",
             "  began = perf_counter()",
@@ -164,12 +164,12 @@ def cut_line(error: BaseException) -> None:
         BaseException.with_traceback(error, following)
 
 
-_LINES_BEFORE = 4  # up to the call of the first function, counted from 1
+_LINES_BEFORE = 4  # the line number of the call of the first function in the source above
 
 
 def run_linkwise(links: Sequence[Link], actor: "NodeActor", frame: Frame, args: Any, kwargs: Any) -> Any:
-    """Run a chain link by link: each result is checked, and each link but the first opens a span if there are any."""
-    number = 0  # read by `_number`
+    """Run a chain link by link: check each result, and open a span for each link but the first if the frame has one."""
+    number = 0  # `_number` reads it from the stack frame
     value = links[0].fn(*args, **kwargs)
     actor.refuse_coroutine(value, links[0].name)
     for number in range(1, len(links)):
@@ -192,7 +192,7 @@ def _traced(parent: FrameSpan, link: Link, item: int, value: Any) -> Any:
 
 
 def running_link(code: CodeType) -> int | None:
-    """Return the number of the function of a chain that is running in this thread; None if none is."""
+    """Return the number of the link that is running in this thread; None if no link is."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         number = _number(frame, frame.f_lineno, code)
@@ -203,7 +203,7 @@ def running_link(code: CodeType) -> int | None:
 
 
 def failed_link(code: CodeType, traceback: TracebackType | None) -> int | None:
-    """Return the number of the function of a chain in which an exception was raised; None if it was not there."""
+    """Return the number of the link in which an exception was raised; None if it was raised elsewhere."""
     while traceback is not None:
         number = _number(traceback.tb_frame, traceback.tb_lineno, code)
         if number is not None:
@@ -222,11 +222,11 @@ def _number(frame: FrameType, line: int, code: CodeType) -> int | None:
 
 
 Outcome = Literal["done", "failed", "cancelled", "expired", "refused"]
-"""How a call, a stream or a node execution has ended, as its span says it."""
+"""How a call, a stream or a node execution has ended; the value of an attribute of its span."""
 
 
 def outcome_of(state: str, error: BaseException | None) -> Outcome:
-    """Return the outcome of a call whose frame is in this state, or that ended with this error before it had one."""
+    """Return the outcome of a call, from the state of its frame, or from the error that it ended with before."""
     if isinstance(error, DeadlineExceeded):
         return "expired"
     if isinstance(error, Overloaded):
@@ -240,12 +240,12 @@ class TracedExecution:
     """Opens the span of a node execution of a sampled frame, makes it current, and ends it with its outcome.
 
     Args:
-        parent: what the span is a child of.
+        parent: the span of the frame.
         frame: the frame.
         actor: the actor.
 
     Attributes:
-        was_cancelled: whether its end is not one of its own, although it raised nothing.
+        was_cancelled: whether the execution was cancelled although it raised no error.
     """
 
     __slots__ = ("_actor", "_frame", "_parent", "_span", "was_cancelled")
@@ -266,7 +266,7 @@ class TracedExecution:
         return self
 
     def returned(self, value: Any) -> Any:
-        """Return the result of the execution, once the span has what it says."""
+        """Record the result in the span, e.g. the tokens in its `usage`, and return it."""
         self._span.returned(value)
         return value
 
@@ -288,12 +288,12 @@ class TracedExecution:
 
 
 def tell_consumers(parent: FrameSpan, actor: "NodeActor") -> None:
-    """Note that the steps that read a value have it, and may have all of their inputs."""
+    """Note the time at which the readers of a value get it; their spans say how long they waited since."""
     parent.completed([consumer.index for consumer in actor.consumers])
 
 
 class Runner(Protocol):
-    """Whose task a node runs in: a worker, or the driver of a stream."""
+    """The task that runs a node: a worker, or the task that drives a stream."""
 
     group: "WorkerGroup"
     task: "asyncio.Task[Any] | None"
@@ -302,24 +302,24 @@ class Runner(Protocol):
 
     @property
     def position(self) -> "Position":
-        """Where it is."""
+        """The frame and the actor that it works for."""
         ...
 
 
 async def invoke(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
-    """Run a node for one frame, with all that its policy asks for.
+    """Run a node for one frame, with its policy: attempts, timeout and fallback.
 
     Returns:
-        The node's result, or that of its fallback.
+        The result of the node, or of its fallback.
 
     Raises:
-        Exception: that of the last attempt, or of the fallback.
+        Exception: the error of the last attempt, or of the fallback.
     """
     return await invoke_with(Invocation(worker, actor, frame))
 
 
 async def invoke_once(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
-    """Run a node that has one attempt, in a thread, in a process or on a device, without what only others need."""
+    """Run a node in a thread, in a process or on a device, if its policy has neither timeout, retries nor fallback."""
     if frame.span is not None:
         return await invoke(worker, actor, frame)
     args, kwargs = actor.arguments(frame.values)
@@ -334,7 +334,7 @@ async def invoke_once(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any
 
 
 def executed(actor: "NodeActor", began: float, frame: Frame) -> None:
-    """Count an execution that ends now, and tell a profile of it if one is taken."""
+    """Count an execution that ends now, also in a profile if one is taken."""
     ended = perf_counter()
     actor.busy_seconds += ended - began
     if actor.sampler is not None:
@@ -342,7 +342,7 @@ def executed(actor: "NodeActor", began: float, frame: Frame) -> None:
 
 
 async def timed(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
-    """Run a node without a policy that a profile wants timed, as the worker itself would."""
+    """Run an `async def` node without a policy, and time it for a profile; otherwise the worker runs it directly."""
     sampler = actor.sampler
     if frame.span is not None or sampler is None:
         return await invoke(worker, actor, frame)
@@ -380,7 +380,7 @@ class Invocation:
         worker.position.attempt = 1
 
     async def run(self) -> Any:
-        """Return the node's result, or that of its fallback."""
+        """Return the result of the node, or of its fallback."""
         actor = self.actor
         policy = actor.policy
         began = perf_counter()
@@ -391,7 +391,7 @@ class Invocation:
                 try:
                     value = await self._attempt()
                     break
-                except Exception as error:  # the policy decides which are worth another attempt
+                except Exception as error:  # the policy decides which errors are worth another attempt
                     pause = self._pause_seconds(error)
                     if pause is None:
                         if policy.fallback is None:
@@ -404,10 +404,10 @@ class Invocation:
                         spans.retried(actor.name, error, worker.position.attempt + 1)
                 if pause:
                     await asyncio.sleep(pause)
-                await _returned(worker)  # a thread that timed out holds the node's place until it is back
+                await _returned(worker)  # a thread whose attempt timed out holds the place until it returns
                 worker.position.attempt += 1
                 actor.retried += 1
-            worker.position.attempt = 1  # the next node may be a plain one, which sets nothing
+            worker.position.attempt = 1  # reset here, because a node without a policy does not set it
             return value
         finally:
             worker.position.attempt_deadline = None
@@ -418,13 +418,13 @@ class Invocation:
         gate = self.actor.gate
         if gate is None:
             return await self._timed_attempt()
-        async with gate.admit(self._worker):  # waiting for a restart is no part of the attempt's time
+        async with gate.admit(self._worker):  # a wait for a restart does not count in the timeout of the attempt
             return await self._timed_attempt()
 
     async def _timed_attempt(self) -> Any:
         seconds = self.actor.policy.timeout_seconds
         try:
-            if self.actor.needs_thread:  # waiting for one is no part of the attempt's time
+            if self.actor.needs_thread:  # a wait for a thread does not count in the timeout of the attempt
                 await self._take_thread()
             if seconds is None:
                 return await self._run_body()
@@ -460,7 +460,7 @@ class Invocation:
         return self.actor.body(cast("Worker", self._worker), self.actor, self.frame, self._args, self._kwargs)
 
     def _pause_seconds(self, error: Exception) -> float | None:
-        """Return how long to wait before another attempt; None if there is to be none."""
+        """Return the pause before another attempt, in seconds; None if there is no further attempt."""
         retry = self.actor.policy.retry
         attempt = self._worker.position.attempt
         if retry is None or attempt >= retry.attempts or not isinstance(error, retry.retry_on):
@@ -468,11 +468,11 @@ class Invocation:
         if self.actor.is_stopped:
             return None
         if any(reader.buffer.position for reader in self._readers):
-            return None  # what it has read from a stream is gone, and another attempt would silently miss it
+            return None  # the values that it has read from a stream are gone: another attempt would miss them
         pause = retry._pause_seconds(attempt)
         deadline = self.frame.deadline
         if deadline is not None and self._worker.group.loop.time() + pause >= deadline:
-            return None  # the deadline would pass meanwhile: the error now says more than a timeout later
+            return None  # the deadline would pass before: this error says more than a timeout later
         return pause
 
     async def _fall_back(self, error: Exception) -> Any:
@@ -487,14 +487,14 @@ class Invocation:
 async def run_async(
     worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Body of an `async def` node."""
+    """Run an `async def` node; one of the bodies that wiring chooses from."""
     return await actor.fn(*args, **kwargs)
 
 
 async def run_task_starter(
     worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Body of an `async def` node that starts tasks, which have to know its item."""
+    """Run an `async def` node that starts tasks, which have to know its item."""
     worker.position.remember()
     return await actor.fn(*args, **kwargs)
 
@@ -502,7 +502,7 @@ async def run_task_starter(
 async def run_inline(
     worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Body of a plain `def` node, and of a chain of them, where each further one has a span of its own."""
+    """Run a plain `def` node, or a chain of them, whose further links get spans of their own."""
     began = perf_counter()
     value = run_linkwise(actor.links, actor, frame, args, kwargs)
     actor.watch(perf_counter() - began)
@@ -510,19 +510,19 @@ async def run_inline(
 
 
 class OutsideCall(Protocol):
-    """Work that goes on outside of the event loop when nobody waits for it any more."""
+    """Work outside of the event loop, which may go on after its attempt has ended, since it cannot be cancelled."""
 
     def abandon(self) -> bool:
-        """Nobody waits for it any more; returns whether it still runs."""
+        """Note that its attempt has ended; return whether the work still runs."""
         ...
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once it runs no more."""
+        """Call `callback` once the work has ended."""
         ...
 
 
 class ThreadCall:
-    """A job in a thread, which goes on when nobody waits for it any more."""
+    """A job in a thread, which goes on if its attempt ends before it."""
 
     __slots__ = ("_then", "abandoned", "returned", "started", "submitted")
 
@@ -534,20 +534,21 @@ class ThreadCall:
         self._then: list[Callable[[], None]] = []
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the job, in the thread; one that was abandoned before it started is skipped."""
+        """Run the job, in the thread; skip it if it was abandoned before."""
         self.started = True
         return None if self.abandoned else fn(*args, **kwargs)
 
     def abandon(self) -> bool:
-        """Nobody waits for it any more; returns whether it holds a thread."""
-        # This is set before `started` is read, and `run` does it the other way round: one of them sees the other.
+        """Note that the attempt has ended; return whether the job still holds a thread."""
+        # This writes `abandoned` and then reads `started`; `run` writes `started` and then reads `abandoned`. So at
+        # least one of the two threads sees what the other has written.
         self.abandoned = True
         if not self.submitted and not self.returned:
             self.on_returned()
         return self.started and not self.returned
 
     def on_returned(self) -> None:
-        """The thread is free again."""
+        """Note that the thread is free again, and call the callbacks."""
         self.returned = True
         for callback in self._then:
             callback()
@@ -558,7 +559,7 @@ class ThreadCall:
 
 
 async def take_thread(worker: Runner) -> None:
-    """Wait until the run, stream or deployment of a worker may have one more thread busy; `call_in_thread` uses it."""
+    """Wait until the run, stream or deployment of a worker may keep one more thread busy, for `call_in_thread`."""
     call = ThreadCall()
     share = worker.group.threads
     if share is not None:
@@ -570,9 +571,9 @@ async def take_thread(worker: Runner) -> None:
 def call_in_thread(
     pool: ThreadPool, worker: "Worker", fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> "asyncio.Future[Any]":
-    """Run a blocking function in the thread that was taken, in a copy of the caller's context, for a worker's item."""
+    """Run a blocking function in a thread, in a copy of the caller's context; `take_thread` must have been awaited."""
     context = copy_context()
-    context.run(worker.position.remember)  # of this item, also when the worker has gone on
+    context.run(worker.position.remember)  # the thread knows this item also when the worker has gone on to the next
     call = worker.outside_call
     assert isinstance(call, ThreadCall)
     result = pool.submit(context, call.on_returned, call.run, fn, args, kwargs)
@@ -581,7 +582,7 @@ def call_in_thread(
 
 
 def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
-    """Return a body that runs a plain function in a thread, in a copy of the caller's context."""
+    """Return a body that runs the plain function of a node in a thread, in a copy of the caller's context."""
 
     async def run_in_thread(
         worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -606,7 +607,7 @@ def in_process(pool_of: "Callable[[], ProcessPool]", target: str) -> "Body":
 
 
 class InLoop:
-    """Gives items to an actor that owns its loop; a `Carrier`.
+    """The carrier of an actor that owns its loop: it puts items into the inbox of the loop.
 
     Args:
         host: runs the actor.
@@ -620,7 +621,7 @@ class InLoop:
     async def __call__(
         self, worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Wait until the actor has settled an item."""
+        """Give the actor an item, and return its result."""
         deadlines = [at for at in (frame.deadline, worker.position.attempt_deadline) if at is not None]
         return await self._host.run(args[0], frame.priority, min(deadlines, default=None))
 
@@ -632,12 +633,12 @@ class InLoop:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> "Request[Any, Any] | None":
-        """Give the actor an item that no worker waits for; None if its inbox is full, which a worker has to wait for.
+        """Give the actor an item without a worker; return None if the inbox is full, for which a worker has to wait.
 
         Raises:
             ActorStopped: its loop has ended.
         """
-        outcome = cast("asyncio.Future[Any]", detached)  # in all that those ask of it who settle one
+        outcome = cast("asyncio.Future[Any]", detached)  # a step has the methods that settle a future
         work: Request[Any, Any] = Request(args[0], frame.priority, frame.deadline, outcome)
         return work if self._host.submit_nowait(work) else None
 
@@ -651,47 +652,48 @@ async def _returned(worker: Runner) -> None:
 
 
 def _abandon_thread(worker: Runner, actor: "NodeActor") -> None:
-    """Leave a thread that is still running to itself: it keeps the node's place until it returns."""
+    """Abandon a thread that still runs; see `abandon`."""
     call, worker.outside_call = worker.outside_call, None
     if call is not None:
         abandon(call, actor)
 
 
 def abandon(call: OutsideCall, actor: "NodeActor") -> None:
-    """Wait for a call no more: one that still runs keeps the node's place until it runs no more."""
+    """Stop waiting for a call; if it still runs, it keeps a place of the node until it has ended."""
     if call.abandon():
         actor.limiter.owe()
         actor.abandoned += 1
         call.then(actor.thread_returned)
 
 
-# DetachedStep: the first step of a call, carried out somewhere else, such as on a device. It needs no task to wait in.
+# DetachedStep: the first step of a call, if it runs outside of the loop, such as on a device; it needs no worker.
 #
-# A worker would only hand the step over and wait for the result, and making its task costs more than all else that a
-# call does on the loop. So the result itself carries the frame on: to its end, or to workers for the steps that follow.
+# A worker would only hand the step over and wait for the result, and making its task costs more than all other work of
+# such a call on the loop. Instead, when the result arrives, it carries the frame on: to its end, or to a worker for the
+# steps that follow.
 
 
 class DetachedCall(OutsideCall, Protocol):
-    """An execution that no worker waits for.
+    """An execution outside of the loop that no worker waits for.
 
     Attributes:
-        returned: whether it is over.
+        returned: whether it has ended.
     """
 
     returned: bool
 
     def withdraw(self) -> None:
-        """Nobody waits for it any more: it need not begin."""
+        """Skip the execution if it has not begun, because its caller has left."""
         ...
 
 
 class Carrier(Protocol):
-    """Carries out the executions of a node somewhere else, on behalf of the event loop."""
+    """Runs the executions of a node elsewhere: on a device, or in an actor that owns its loop."""
 
     def __call__(
         self, worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], /
     ) -> Awaitable[Any]:
-        """Carry out one, while a worker waits for it."""
+        """Run one execution, while a worker waits, and return its result."""
         ...
 
     def begin(
@@ -702,18 +704,18 @@ class Carrier(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> "DetachedCall | Request[Any, Any] | None":
-        """Begin with one for which no worker waits; it settles `detached` when it is over, later and on the loop.
+        """Begin one execution without a worker; it settles `detached` when it has ended, in a later turn of the loop.
 
         Returns:
-            None if that takes a worker, because something else has to be waited for first.
+            The execution; None if it needs a worker, because something has to be awaited first.
         """
         ...
 
 
 class DetachedStep:
-    """The first step of a frame that has a group to itself, on its way elsewhere and back.
+    """The first step of a frame that has a group to itself, while it runs outside of the loop.
 
-    It has what is asked of a future by those who settle one, and takes its place.
+    It takes the place of a future: it has the methods by which the result of a future is set.
     """
 
     __slots__ = ("_actor", "_began", "_call", "_frame", "_group", "_is_left", "_is_over")
@@ -728,20 +730,20 @@ class DetachedStep:
         self._is_left = False
 
     def begin(self, carrier: Carrier) -> bool:
-        """Hand the step over, whose place is taken; returns False if only a worker can."""
+        """Begin the step, for which a place was taken; return False if it needs a worker."""
         frame, actor = self._frame, self._actor
         assert frame is not None
         try:
             args, kwargs = actor.arguments(frame.values)
             self._call = carrier.begin(self, actor, frame, args, kwargs)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is its item's outcome
-            # Not now: a caller whose calls fail at once would never let the loop run others.
+        except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
+            # Later: if calls failed at once, a caller that makes many would keep the loop from other tasks.
             self._group.loop.call_soon(self.set_exception, error)
             return True
         return self._call is not None
 
     def leave(self) -> None:
-        """The frame has ended, and waits for nothing any more."""
+        """Give the step up, because its frame has ended."""
         self._is_over = self._is_left = True
         if self._call is not None:
             self._call.withdraw()
@@ -749,15 +751,15 @@ class DetachedStep:
         actor.limiter.release()
 
     def done(self) -> bool:
-        """Whether nobody waits for the result any more."""
+        """Whether the step has ended, or was given up; as of a future."""
         return self._is_over
 
     def cancelled(self) -> bool:
-        """Whether the frame has ended before the step did; not after `cancel`, which fails it. On any thread."""
+        """Whether the frame ended before the step did. False after `cancel`, which fails the frame. Thread-safe."""
         return self._is_left
 
     def cancel(self) -> bool:
-        """The step will not be carried out; returns whether somebody waits for it."""
+        """Fail the frame, because the step will not run; return False if the step has ended already."""
         if self._is_over:
             return False
         self.set_exception(NodeCancelledError(f"node {self._actor.name!r} was given up by what carries it out"))
@@ -778,7 +780,7 @@ class DetachedStep:
         if actor.successor is not None:
             self._group.hire(frame, (actor.successor,), actor)
         elif actor.consumers:
-            # It was the only step that waited for nothing, so at least one of these waits for nothing else.
+            # The frame began with this step alone, so at least one of the next steps has all of its inputs now.
             complete = tuple([consumer for consumer in actor.consumers if frame.input_came(consumer)])
             self._group.hire(frame, complete, actor)
         else:
@@ -786,7 +788,7 @@ class DetachedStep:
             frame.let_go()
 
     def set_exception(self, error: BaseException) -> None:
-        """End the frame."""
+        """Fail the frame."""
         if not self._is_over:
             actor, frame = self._over()
             actor.failed += 1
@@ -797,9 +799,9 @@ class DetachedStep:
         frame, actor, call = self._frame, self._actor, self._call
         assert frame is not None
         self._is_over = True
-        self._frame = self._call = None  # whoever settles this still holds it
+        self._frame = self._call = None  # the carrier may still hold this step, and must not keep the frame alive
         self._group.detached = None
-        # None: it could not even begin. And nothing runs outside of the loop for what is asked of an actor.
+        # Not if the step could not begin (None), nor for a `Request`, whose actor runs on the loop.
         if call is not None and not isinstance(call, Request) and not call.returned:
             abandon(call, actor)
         executed(actor, self._began, frame)

@@ -25,19 +25,19 @@ fault_at_start: Callable[[str], Awaitable[None]] | None = None
 
 
 class RestartGate:
-    """Stands before an instance: open, closed while it is restarted, or closed for good.
+    """The gate that attempts pass to an instance: open, held while the instance is restarted, or stopped for good.
 
-    An attempt that finds it closed waits there, in order, and keeps the place of its item in the node: so the items
-    behind it wait in the inbox as always, and nothing on the way to the gate has to know of it.
+    An attempt that finds the gate held waits in line, and its item keeps its place in the node. So later items wait in
+    the inbox, as always, and the rest of the engine need not know of the gate.
 
     Args:
-        name: name of the node, for errors.
-        restart_on: what an attempt raises if the instance is broken.
+        name: the name of the node, for errors.
+        restart_on: the exceptions of an attempt that mean that the instance is broken.
         on_crash: called with such an exception, once the attempt has left.
     """
 
     __slots__ = (
-        "_cause", "_inside", "_left", "_line", "_name", "_on_crash", "_restart_on", "_state", "_threads",
+        "_cause", "_inside", "_line", "_name", "_on_crash", "_restart_on", "_someone_left", "_state", "_threads",
         "_why",
     )  # fmt: skip
 
@@ -52,29 +52,29 @@ class RestartGate:
         self._why: str | None = None
         self._inside: dict[GatedAttempt, None] = {}
         self._line: deque[asyncio.Future[None]] = deque()
-        self._threads = 0  # that run on although their attempt has ended
-        self._left = Condition()
+        self._threads = 0  # how many threads run on although their attempts have ended
+        self._someone_left = Condition()  # an attempt or a thread
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is closed for good."""
+        """Whether the gate is stopped for good."""
         return self._state == "stopped"
 
     def open(self) -> None:
-        """Let attempts in: the first in line, which lets in the next."""
+        """Let attempts in; the first in line goes in, and lets in the next."""
         self._state = "open"
         self._wake()
 
     def hold(self) -> None:
-        """Let no more attempts in for now; those inside go on."""
+        """Have attempts wait from now on; those inside go on."""
         self._state = "held"
 
     def stop(self, cause: BaseException | None, why: str | None = None) -> None:
-        """Let no more attempts in: they end with `ActorStopped`, until it is opened again.
+        """Refuse attempts with `ActorStopped` from now on, unless the gate is opened again.
 
         Args:
-            cause: what was raised.
-            why: what has ended the instance; None if it has crashed itself.
+            cause: the exception that ended the instance.
+            why: the reason, for the error; None if the instance has crashed by itself.
         """
         self._state = "stopped"
         self._cause = cause
@@ -85,17 +85,17 @@ class RestartGate:
         """End the attempts inside, with `ActorRestarted` or `ActorStopped`; wait until they and threads have left."""
         for attempt in self._inside:
             attempt.end(cause)
-        await self._left.wait_for(lambda: not self._inside and not self._threads)
+        await self._someone_left.wait_for(lambda: not self._inside and not self._threads)
 
     def admit(self, worker: "Runner") -> "GatedAttempt":
-        """Return a context manager around an attempt."""
+        """Return a context manager to run an attempt in."""
         return GatedAttempt(self, worker)
 
     async def enter(self, attempt: "GatedAttempt") -> None:
-        """Wait until the gate is open, and for those who came before.
+        """Wait until the gate is open, and until earlier attempts have entered.
 
         Raises:
-            ActorStopped: it is closed for good.
+            ActorStopped: the gate is stopped for good.
         """
         if self._state == "held" or self._line:
             await self._wait()
@@ -104,18 +104,18 @@ class RestartGate:
         self._inside[attempt] = None
 
     def leave(self, attempt: "GatedAttempt", error: BaseException | None) -> None:
-        """An attempt has ended; its thread may go on."""
+        """Note that an attempt has ended with `error`; its thread may still run."""
         del self._inside[attempt]
         call = attempt.worker.outside_call
         if call is not None and call.abandon():
             self._threads += 1
             call.then(self._thread_returned)
-        self._left.notify_all()
+        self._someone_left.notify_all()
         if isinstance(error, self._restart_on):
             self._on_crash(error)
 
     def error(self, cause: BaseException | None) -> PenstockError:
-        """Return the error of an attempt that had to leave."""
+        """Return the error of an attempt that the gate has ended."""
         if self._state == "stopped":
             return self._stopped_error()
         error = ActorRestarted(f"node {self._name!r} was restarted while it worked on this item, after: {cause!r}")
@@ -136,7 +136,7 @@ class RestartGate:
                 await waiter
                 if self._state != "held":
                     return
-                # Closed again before it was its turn to run: it stays the first in line.
+                # The gate was held again before this attempt ran: it stays the first in line.
                 self._line[0] = waiter = asyncio.get_running_loop().create_future()
         finally:
             self._line.remove(waiter)
@@ -148,7 +148,7 @@ class RestartGate:
 
     def _thread_returned(self) -> None:
         self._threads -= 1
-        self._left.notify_all()
+        self._someone_left.notify_all()
 
 
 class GatedAttempt:
@@ -176,28 +176,28 @@ class GatedAttempt:
             return
         task = self.worker.task
         assert task is not None
-        if task.cancelling() > self._cancelling:  # a handler may have undone it itself
+        if task.cancelling() > self._cancelling:  # unless the handler has called uncancel() itself
             task.uncancel()
         if task.cancelling() > self._cancelling or not isinstance(error, Exception | asyncio.CancelledError | None):
-            return  # its item, or its worker, was cancelled as well
+            return  # its item or its worker was cancelled as well, which counts more
         raise self._gate.error(self._cause)
 
     def end(self, cause: BaseException | None) -> None:
-        """Cancel the attempt; whatever it does then, it ends with the error of its gate."""
+        """Cancel the attempt; it ends with the error of its gate, even if the handler returns a result."""
         task = self.worker.task
         if self._is_ended or self.worker.cancels or task is None:
-            return  # it is unwinding already, and a second cancel would break into that
+            return  # it is unwinding already, and a second cancel would interrupt that
         self._is_ended = True
         self._cause = cause
         task.cancel(_ENDED)
 
 
-# OTP's default for workers. A loop that still runs then waits for something else than its inbox, which was closed.
+# The default of OTP for workers. A loop that runs so long after its inbox was closed waits for something else.
 SHUTDOWN_SECONDS = 5.0
 
 
 class OwnsLoop(Protocol):
-    """An actor that owns its loop; one with `__aenter__` is entered before, and left after it."""
+    """An actor that owns its loop. If it has `__aenter__`, it is entered before the loop, and left after it."""
 
     async def loop(self, inbox: Any, /) -> None:
         """Take work and settle it, until `inbox.get()` raises `InboxClosed`."""
@@ -205,22 +205,22 @@ class OwnsLoop(Protocol):
 
 
 class LoopHost:
-    """An actor that owns its loop, at work: an async context manager.
+    """Runs an actor that owns its loop: an async context manager.
 
-    The actor has a task of its own, in which it is entered, runs its loop, and is left.
+    The actor has a task of its own, which enters the instance, runs its loop, and leaves it.
 
     Args:
         make: makes the instance whose loop runs.
-        name: name of its node, for errors.
+        name: the name of its node, for errors.
         capacity: the most items that wait in its inbox.
-        max_bytes: the most bytes of values that wait there, for values that know their size.
-        shutdown_seconds: how long the loop may go on after its inbox was closed; then it is cancelled.
-        on_exit: called with the host and the error (None if the loop just returned) when the loop ends before its
-            inbox was closed: that is a crash. It decides what becomes of the items, by `abandon`, or by `fail_taken`
-            and `start`. Without it, all of them fail.
+        max_bytes: the most bytes of values that wait there, counted for values that know their size.
+        shutdown_seconds: for how many seconds the loop may go on after its inbox was closed, before it is cancelled.
+        on_exit: called when the loop ends before its inbox was closed, which is a crash: with the host, and the error
+            or None if the loop returned. It has to decide what becomes of the items, with `abandon`, or with
+            `fail_taken` and `start`. Without it, all items fail.
 
     Attributes:
-        inbox: what waits for the loop.
+        inbox: the work that waits for the loop.
     """
 
     def __init__(
@@ -238,11 +238,12 @@ class LoopHost:
         self._make = make
         self._shutdown_seconds = SHUTDOWN_SECONDS if shutdown_seconds is None else shutdown_seconds
         self._on_exit = on_exit
-        self._unsettled: dict[AnyRequest[Any], None] = {}  # in order
+        self._unsettled: dict[AnyRequest[Any], None] = {}  # in the order in which it came
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._halting = False
-        self._loop_over: asyncio.Future[None] | None = None  # after it the instance is left, which nothing breaks into
+        # Resolved when the loop has ended. The task then leaves the instance, and is not cancelled while it does.
+        self._loop_over: asyncio.Future[None] | None = None
         self._why = "its scope ends"
         self._cause: BaseException | None = None
 
@@ -254,14 +255,14 @@ class LoopHost:
         await self.close()
 
     async def start(self) -> None:
-        """Make an instance, enter it, and begin its loop; again after its end, with what its inbox holds.
+        """Make an instance, enter it, and begin its loop; after an end of the loop, the new one continues the inbox.
 
         Raises:
-            Exception: what its `__aenter__` raised.
+            Exception: the error of its `__init__` or `__aenter__`.
         """
         if fault_at_start is not None:
             await fault_at_start(self.name)
-        self.inbox.reopen()  # it was halted, or abandoned, and comes back
+        self.inbox.reopen()  # in case the actor was halted or abandoned before
         loop = asyncio.get_running_loop()
         entered: asyncio.Future[None] = loop.create_future()
         self._loop_over = loop.create_future()
@@ -270,7 +271,7 @@ class LoopHost:
         try:
             await asyncio.wait([task, entered], return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
-            entered.cancel()  # an `__aenter__` may swallow the cancellation and go on
+            entered.cancel()  # tells the task to leave again, since an `__aenter__` may swallow the cancellation
             self._task = None
             self._halting = True
             try:
@@ -287,12 +288,12 @@ class LoopHost:
             task.result()  # raises what kept it from being entered
 
     async def halt(self) -> None:
-        """End the loop now, and leave the instance; what its inbox holds stays there, and `start` goes on with it.
+        """Cancel the loop, and leave the instance; the inbox keeps its work for the next `start`.
 
         Raises:
-            Exception: what the loop, or the end of the instance, raised meanwhile.
+            Exception: the error that the loop, or the exit of the instance, raised meanwhile.
         """
-        self.inbox.suspend()  # tasks of the loop that run on until its cancellation reaches them take no more
+        self.inbox.suspend()  # so that tasks of the loop take no more work until the cancellation reaches them
         task = self._task
         if task is None or task.done():
             return
@@ -306,12 +307,13 @@ class LoopHost:
             task.result()
 
     async def close(self) -> None:
-        """End the loop: no more work comes, what is queued is done, and `inbox.get()` raises `InboxClosed` then.
+        """Close the inbox, and wait until the loop has done the queued work and has ended.
 
-        A loop that goes on is cancelled after `shutdown_seconds`. Leaving the instance may take as long as it takes.
+        `inbox.get()` raises `InboxClosed` after the last work. A loop that goes on is cancelled after
+        `shutdown_seconds`; the exit of the instance has no time limit.
 
         Raises:
-            Exception: what the loop, or the end of the instance, raised meanwhile.
+            Exception: the error that the loop, or the exit of the instance, raised meanwhile.
         """
         self._closing = True
         self.inbox.close()
@@ -328,22 +330,22 @@ class LoopHost:
             logs.warning(
                 "actor.shutdown_timeout", node=self.name, seconds=seconds,
                 remedy="let InboxClosed end the loop, and wait for nothing but the inbox while there is no work; or "
-                "give it longer: @node(shutdown_seconds=...)",
+                "give it more time: @node(shutdown_seconds=...)",
             )  # fmt: skip
         await self._end(task)
         if not task.cancelled():
             task.result()
 
     async def run(self, value: Any, priority: int = 0, deadline: float | None = None) -> Any:
-        """Have the actor handle one item; returns its result.
+        """Have the actor handle one item; return its result.
 
         Args:
-            value: what the actor is called with.
-            priority: higher first.
-            deadline: when nobody will wait for it any more, in the loop's time.
+            value: the argument of the call.
+            priority: the priority of the call; higher first.
+            deadline: the deadline of the call, in the loop's time; None without one.
 
         Raises:
-            Exception: what the actor failed it with.
+            Exception: the error with which the actor failed the item.
             ActorStopped: the loop has ended.
         """
         work: Request[Any, Any] = Request(value, priority, deadline)
@@ -352,10 +354,10 @@ class LoopHost:
             return await work.outcome
         finally:
             work.cancel()
-            del work  # an error refers to this call, and the work to the error
+            del work  # breaks a cycle: an error refers to this call, and the work to the error
 
     async def submit(self, work: AnyRequest[Any]) -> None:
-        """Give the actor work, and look after it until it is settled or cancelled.
+        """Put work into the inbox, waiting for room, and keep it until it is settled or cancelled.
 
         Raises:
             ActorStopped: the loop has ended.
@@ -372,7 +374,7 @@ class LoopHost:
             raise
 
     def submit_nowait(self, work: AnyRequest[Any]) -> bool:
-        """Do what `submit` does, if there is room now; returns whether there was.
+        """Do as `submit`, if the inbox has room now; return whether it had.
 
         Raises:
             ActorStopped: the loop has ended.
@@ -387,16 +389,16 @@ class LoopHost:
         return True
 
     def fail_taken(self, make_error: Callable[[], Exception]) -> None:
-        """Fail what the loop has taken out of its inbox and not settled; each gets an error of its own."""
+        """Fail the work that the loop has taken and not settled, each with an error of its own."""
         for work in [work for work in self._unsettled if work.taken]:
             work.give_up(make_error())
 
     def abandon(self, error: BaseException | None, why: str | None = None) -> None:
-        """Fail everything, now and later.
+        """Fail all work with `ActorStopped`, now and later.
 
         Args:
-            error: what was raised; None if the loop just returned.
-            why: what has ended the loop; None if it has ended by itself.
+            error: the error of the loop; None if it returned.
+            why: the reason, for the error; None if the loop has ended by itself.
         """
         if why is not None:
             self._why = why
@@ -417,10 +419,10 @@ class LoopHost:
             await until(task.done, lambda: asyncio.wait([task]))
         finally:
             if not task.cancelled():
-                task.exception()  # it is retrieved; one who is cancelled meanwhile sees only that
+                task.exception()  # marks it as retrieved: a caller that is cancelled meanwhile raises the cancellation
 
     async def _run(self, entered: "asyncio.Future[None]", loop_over: "asyncio.Future[None]") -> None:
-        current.source.set(None)  # the loop works for no item in particular
+        current.source.set(None)  # the loop works for no particular item
         instance = self._make()
         crash: BaseException | None = None
         try:
@@ -438,7 +440,7 @@ class LoopHost:
         except BaseException as error:
             if not entered.done() or self._halting:
                 raise
-            # Cancelled by nobody here, or an end of the whole program: there is nothing to restart it in.
+            # Cancelled from outside of the engine, or the end of the whole program: a restart makes no sense.
             if self._closing or isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit):
                 self.abandon(error)
                 raise
@@ -462,12 +464,12 @@ class LoopHost:
         except InboxClosed:
             pass  # the clean end
         except BaseExceptionGroup as group:
-            if group.split(InboxClosed)[1] is not None:  # else the clean end of the tasks of a task group
+            if group.split(InboxClosed)[1] is not None:  # with nothing but InboxClosed, it is a clean end, too
                 raise
         except asyncio.CancelledError as error:
             if task.cancelling():
                 raise
-            # Nobody cancelled it: something that it awaited was cancelled, which is as bad as any other error.
+            # The task was not cancelled, but something that it awaited was: an error as any other.
             raise RuntimeError(f"the loop of actor {self.name!r} awaited something that was cancelled") from error
 
     def _stopped_error(self) -> ActorStopped:
@@ -482,14 +484,14 @@ class LoopHost:
 
 
 class LoopStream:
-    """The parts of one item. The actor is given the item when the first part is asked for.
+    """The parts that an actor gives for one item, as an async iterator; the item is submitted with the first `anext`.
 
     Args:
         host: runs the actor.
-        value: what the actor is called with.
-        priority: higher first.
-        deadline: when nobody will wait for it any more, in the loop's time.
-        capacity: parts that it holds for its reader.
+        value: the argument of the call.
+        priority: the priority of the call; higher first.
+        deadline: the deadline of the call, in the loop's time; None without one.
+        capacity: how many parts are held for the reader.
     """
 
     def __init__(
@@ -520,12 +522,12 @@ class LoopStream:
         return await anext(self._reader)
 
     async def pour(self, buffer: StreamBuffer[Any]) -> None:
-        """Let the actor put what is left straight into `buffer`, whose reader need not be told part by part.
+        """Have the actor put the remaining parts straight into `buffer`, instead of passing them on one by one.
 
-        Returns when the actor has finished the item, or the reader has left.
+        This returns when the actor has finished the item, or when the reader of `buffer` has left.
 
         Raises:
-            Exception: what the actor failed it with.
+            Exception: the error with which the actor failed the item.
         """
         await self._work.pour(buffer)
 
@@ -542,8 +544,8 @@ Out = TypeVar("Out")
 class Actor(Generic[In, Out]):
     """Base class of a node that owns its loop and gives one result for each item.
 
-    Decorate the class with `@ps.node` and write `loop`. Each scope (`run`, `stream`, `deploy`) makes an instance of
-    its own, starts its loop once, and every item goes through the inbox.
+    Decorate the class with `@ps.node` and write the method `loop`. Each scope (`run`, `stream`, `deploy`) makes an
+    instance of its own and starts its loop once; all items go through its inbox.
 
         @ps.node
         class Doubler(ps.Actor[int, int]):
@@ -556,12 +558,12 @@ class Actor(Generic[In, Out]):
     async def loop(self, inbox: Inbox[Work[In, Out]], /) -> None:
         """Take work out of the inbox and settle it, in any order, until `inbox.get()` raises `InboxClosed`.
 
-        Returning, or raising anything else, while the scope goes on is a crash of the actor.
+        If it returns, or raises anything else, while the scope goes on, the actor has crashed.
         """
         raise NotImplementedError(f"{type(self).__name__} needs `async def loop(self, inbox)`")
 
     async def __call__(self, value: In, /) -> Out:
-        """Handle one item. Outside a graph, a loop runs for it alone, for a unit test for instance."""
+        """Handle one item. Outside of a graph, e.g. in a unit test, a loop is run for this item alone."""
         async with LoopHost(lambda: self, type(self).__name__) as host:
             result: Out = await host.run(value)
             return result
@@ -570,18 +572,18 @@ class Actor(Generic[In, Out]):
 class StreamActor(Generic[In, Out]):
     """Base class of a node that owns its loop and gives many parts for each item.
 
-    As `Actor`; calling its instance gives an async iterator.
+    It works as `Actor` does, but a call of an instance gives an async iterator, and `loop` gets `StreamWork`.
     """
 
     async def loop(self, inbox: Inbox[StreamWork[In, Out]], /) -> None:
         """Take work out of the inbox, put parts into it, and settle it, until `inbox.get()` raises `InboxClosed`.
 
-        Returning, or raising anything else, while the scope goes on is a crash of the actor.
+        If it returns, or raises anything else, while the scope goes on, the actor has crashed.
         """
         raise NotImplementedError(f"{type(self).__name__} needs `async def loop(self, inbox)`")
 
     async def __call__(self, value: In, /) -> AsyncIterator[Out]:
-        """Handle one item. Outside a graph, a loop runs for it alone, for a unit test for instance."""
+        """Handle one item. Outside of a graph, e.g. in a unit test, a loop is run for this item alone."""
         async with LoopHost(lambda: self, type(self).__name__) as host, aclosing(LoopStream(host, value)) as parts:
             async for part in parts:
                 yield part
@@ -591,19 +593,19 @@ _BASES: tuple[type[Any], ...] = (Actor, StreamActor)
 
 
 def owns_loop(cls: type[Any]) -> bool:
-    """Whether instances of a class run a loop, and are not called for each item."""
+    """Whether instances of a class run a loop, instead of being called for each item."""
     return issubclass(cls, _BASES)
 
 
 def check_loop(cls: type[Any], call: Any) -> None:
-    """Refuse a class whose items could go nowhere.
+    """Check that a class has a loop that gets its items.
 
     Args:
         cls: the class, derived from `Actor` or `StreamActor`.
         call: its `__call__`.
 
     Raises:
-        TypeError: it has no loop of its own, or handles items in another way.
+        TypeError: the class has no loop of its own, or has a `__call__` of its own.
     """
     if call not in [base.__call__ for base in _BASES]:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Node actor: one call site of a node in one scope, with its inbox, its places and its counters."""
+"""Node actor: one call site of a node in one scope, with its inbox, its limiter and its counters."""
 
 from collections.abc import Awaitable, Callable
 from types import CoroutineType
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from .worker import Member, Worker
 
 
-# "No limit" is a number too, so that the hot path has one rule and no branch.
+# No limit is a very large number, so that the hot path needs no branch for it.
 UNLIMITED = 1 << 60
 
 
 class Limiter:
-    """The free places of one node, of one call site or (`shared`) of all that a limit covers.
+    """The free places of a node: of one call site, or (`shared`) of all call sites under one limit.
 
-    Invariant: while a place is free, no inbox behind these places holds a frame. So whoever finds `free > 0` may
-    take a place without looking at any queue, and order is kept.
+    Invariant: while a place is free, no inbox behind these places holds a frame. So a worker that finds `free > 0` may
+    take a place without looking at any queue, and still no frame is overtaken.
 
-    `free` may be negative: a thread that nobody waits for any more still holds its place, while the worker that left
-    it gives back one too (see `owe`).
+    `free` may be negative: a thread that was abandoned keeps a place, while the worker that has left it gives back its
+    own (see `owe`).
     """
 
     __slots__ = ("free", "limit", "nested", "shared", "waiting")
@@ -42,15 +42,15 @@ class Limiter:
         self.limit = limit
         self.shared = shared
         self.free = limit
-        # The actors whose inbox is not empty, each once: they take turns item by item. A list, because they are few and
-        # an empty deque takes 760 bytes, of which an idle deployment has no use.
+        # The actors whose inbox is not empty, each once; they take turns, item by item. A list, because there are few,
+        # and an empty deque takes 760 bytes, which add up in an idle deployment.
         self.waiting: list[NodeActor] = []
-        # The frames that waited here at the last look while a handler around them held one of these places.
+        # For `refuse_if_endless`: the frames that waited here while a handler around them held one of these places.
         self.nested: list[ref[Frame]] | None = None
 
     @property
     def in_flight(self) -> int:
-        """Limiter taken now."""
+        """How many places are taken now."""
         return self.limit - self.free
 
     def release(self) -> None:
@@ -66,7 +66,7 @@ class Limiter:
             del waiting[0]
         elif len(waiting) > 1:
             waiting.append(waiting.pop(0))
-        # `Frame.dequeued` written out, for a frame that waited nowhere else: each that waits for a place comes by here.
+        # `Frame.dequeued` written out for a frame that waits at one actor only: a hot path.
         if frame.further_queues:
             frame.dequeued(actor)
         else:
@@ -74,16 +74,16 @@ class Limiter:
         frame.group.enqueue(actor, frame)
 
     def owe(self) -> None:
-        """Hold one place more, for a thread that runs on after its worker has left; `release` ends it."""
+        """Take one more place, for a thread that runs on after its worker has left; `release` gives it back."""
         self.free -= 1
 
 
 def refuse_if_endless(actor: "NodeActor", frame: "Frame") -> None:
-    """Fail a frame that has begun to wait at shared places, if nobody will ever leave one of them.
+    """Fail a frame that has begun to wait for a shared place, if no place would ever become free.
 
-    That is so if each place is held by a handler that has started a run which waits here. It takes a frame that begins
-    to wait to complete such a circle, so this is the moment to look; and it is seen only where the circle leads
-    through one limit: two nodes that wait for each other's places are not.
+    That is the case if each place is held by a handler with a nested run that waits for a place here. A frame that
+    begins to wait is what completes such a circle, so the check is made then. Only circles through a single limit are
+    found, not two nodes that wait for places of each other.
     """
     limiter = actor.limiter
     if frame.state != "running" or actor not in frame.queues() or not _holders(frame, limiter):
@@ -104,12 +104,12 @@ def _waits(frame: "Frame", limiter: "Limiter") -> bool:
 
 
 def _holders(frame: "Frame", limiter: "Limiter") -> "set[Member]":
-    """Return the workers that hold one of the places in a handler around the frame."""
+    """Return the workers that hold one of these places while they run a handler around the frame."""
     holders: set[Member] = set()
     while frame.parent is not None:
         caller, frame = frame.group.caller, frame.parent
         if caller is not None and caller.limiter is limiter:
-            # It may have ended without waiting for what it started; then it holds nothing.
+            # A handler that has ended without waiting for its nested run holds no place.
             holders.update(worker for worker in frame.group.workers if worker.is_in(frame, caller))
     return holders
 
@@ -134,39 +134,40 @@ def _place(actor: "NodeActor", frame: "Frame") -> str:
     return f"node {actor.name!r} of graph {frame.layout.name!r}"
 
 
-# How a worker runs the handler. The first two are the hot path; everything with a policy takes the third.
+# How a worker runs the handler: the first two are the hot path for plain functions and for `async def` without a
+# policy; all other actors are GENERAL.
 INLINE: Final = 0
 ASYNC: Final = 1
 GENERAL: Final = 2
 
-# A body that holds the loop longer than this is reported: at 50 ms a person notices, and other items wait.
+# A handler that holds the loop longer than this is reported: other items wait, and a person notices 50 ms.
 BLOCKING_SECONDS = 0.05
 
 Values = list[Any]
 # How a handler is run with its arguments: on the loop, in a thread, in a process, or as a sub-graph.
 Body = Callable[["Worker", "NodeActor", "Frame", tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
-# What a worker calls for a frame in an actor of mode GENERAL.
+# In mode GENERAL: the function that a worker calls for a frame.
 Invoke = Callable[["Worker", "NodeActor", "Frame"], Awaitable[Any]]
 
 
 class Replaceable(Protocol):
-    """What a supervisor may replace."""
+    """A stateful node that a supervisor may restart, as its actors see it."""
 
     @property
     def restarts(self) -> int:
-        """How often it was replaced."""
+        """How often it was restarted."""
         ...
 
     @property
     def state(self) -> ActorState:
-        """Whether it runs, or will run again."""
+        """Whether it runs, is being restarted, or is stopped."""
         ...
 
 
 class NodeActor:
-    """A node at work: what to run, where its values come from and go, who may run now and who waits.
+    """A call site of a node in a scope: its function, the slots of its values, its limiter, its inbox and its counters.
 
-    Built once for a scope and then only read by the workers, except for its counters.
+    Wiring makes it once for a scope. Workers then only read it, and write its counters.
     """
 
     __slots__ = (
@@ -222,36 +223,36 @@ class NodeActor:
         self.fn: Callable[..., Any] = _unset
         self.invoke: Invoke = invoke
         self.body: Body = _unset
-        self.needs_thread = False  # its body runs in one
-        self.carrier: Carrier | None = None  # of a node that runs elsewhere, where one attempt is all there is to it
-        self.links: tuple[Link, ...] = ()  # of plain functions
-        self.run: Callable[[Values], Any] = _unset  # all of them in one
-        self.slot = -1  # the slot of the only argument, or -1: `args_of` and `kwargs_of` build them
+        self.needs_thread = False  # whether its body runs in a thread
+        self.carrier: Carrier | None = None  # runs executions outside of the loop; only without timeout and retries
+        self.links: tuple[Link, ...] = ()  # the plain functions of the chain
+        self.run: Callable[[Values], Any] = _unset  # all links, composed into one function
+        self.slot = -1  # the slot of the only argument; -1 if `args_of` and `kwargs_of` build the arguments
         self.args_of: Callable[[Values], tuple[Any, ...]] = _no_args
         self.kwargs_of: Callable[[Values], dict[str, Any]] | None = None
         self.out = 0
-        self.reads: tuple[int, ...] = ()  # slots to give up when done
+        self.reads: tuple[int, ...] = ()  # the slots to release when it is done
         self.consumers: tuple[NodeActor, ...] = ()
         self.successor: NodeActor | None = None  # the only consumer, if it waits for nothing else
-        self.line: AsyncLine | None = None  # of async nodes that begins here: it takes items through several at once
-        self.ends_line = False  # its value is the result of the graph, and nothing else is left to do
-        self.work: Mailbox[Any] | None = None  # of an actor that owns its loop: what waits for the loop
+        self.line: AsyncLine | None = None  # the rest of a line of async nodes, written out as one function
+        self.ends_line = False  # whether its value is the result of the graph, and it is always the last step
+        self.work: Mailbox[Any] | None = None  # for an actor that owns its loop: the inbox of the loop
         self.completed = 0
         self.failed = 0
         self.retried = 0
         self.busy_seconds = 0.0
         self.warned = False
         self.was_slow = False
-        self.spans_others = False  # it gives or reads a stream: its first value takes the time of nodes before it, too
-        self.owner: object = None  # what its Engine owns; of no use down here
-        self.gate: RestartGate | None = None  # of a stateful node that may be restarted
-        self.instance: Replaceable | None = None  # of a stateful node
+        self.spans_others = False  # whether it gives or reads a stream: then its time includes that of other nodes
+        self.owner: object = None  # the pools of its Engine, for `nesting.pools_around`
+        self.gate: RestartGate | None = None  # for a stateful node that may be restarted
+        self.instance: Replaceable | None = None  # for a stateful node
         self.sampler: ExecutionSampler | None = None  # while a profile is taken
-        self.abandoned = 0  # threads that run on after their item has ended
+        self.abandoned = 0  # how many threads run on after their item has ended
         self._all_returned: Condition | None = None
 
     def enter(self, frame: "Frame") -> bool:
-        """Let a complete frame in: it runs, or is queued; returns False if the inbox is full."""
+        """Let a frame in whose inputs are complete: it runs or is queued; return False if the inbox is full."""
         limiter = self.limiter
         if limiter.free > 0:
             limiter.free -= 1
@@ -260,7 +261,7 @@ class NodeActor:
         return self.offer(frame)
 
     def offer(self, frame: "Frame") -> bool:
-        """Queue a complete frame, for want of a free place; returns False if the inbox is full."""
+        """Queue a frame, when no place is free; return False if the inbox is full."""
         if not self.inbox.put_nowait(frame, frame.priority):
             return False
         frame.queued(self)
@@ -271,7 +272,7 @@ class NodeActor:
         return True
 
     def offer_new(self, frames: "list[Frame]") -> None:
-        """Queue frames that have just been made, for want of a free place; no more than the inbox has room for."""
+        """Queue new frames, when no place is free; the inbox must have room for all of them."""
         inbox = self.inbox
         inbox.put_many_nowait(frames)
         if inbox.count == len(frames):
@@ -283,11 +284,11 @@ class NodeActor:
                 frame.group.loop.call_soon(refuse_if_endless, self, frame)
 
     async def queue(self, frame: "Frame", *, is_full: bool = False) -> None:
-        """Let a frame in although the inbox was full: the producer waits here, which is backpressure.
+        """Let a frame in, waiting for room in the inbox, which is backpressure.
 
         Args:
             frame: the frame.
-            is_full: whether `enter` or `offer` has refused it just now, so that it need not be asked again.
+            is_full: whether `enter` or `offer` has refused the frame just now, so that they need not be tried again.
         """
         if frame.state != "running" or (not is_full and self.enter(frame)):
             return
@@ -299,12 +300,12 @@ class NodeActor:
             raise
 
     def withdraw(self, frame: "Frame") -> None:
-        """Take a cancelled frame out of the inbox, and let the next one in."""
+        """Take a frame that has ended out of the inbox, which makes room for the next one."""
         if frame.dequeued(self) and self.inbox.discard(frame, frame.priority) and not self.inbox.count:
             self.limiter.waiting.remove(self)
 
     def label(self, error: BaseException | None = None) -> str:
-        """Return the name of the node that runs now, or in which `error` was raised: in a chain, that of the link."""
+        """Return the name of the node that runs now, or that raised `error`; in a chain, the name of that link."""
         if len(self.links) < 2:
             return self.name
         code = self.run.__code__
@@ -317,14 +318,14 @@ class NodeActor:
         return args, {} if self.kwargs_of is None else self.kwargs_of(values)
 
     def noticed(self, seconds: float, value: Any) -> None:
-        """A plain function held the loop for long, or gave a coroutine."""
+        """Take the report of a chain of plain functions that was slow, or returned a coroutine."""
         if seconds > SLOW_SECONDS:
             self.was_slow = True
             self.watch(seconds)
         self.refuse_coroutine(value, self.links[-1].name)
 
     def refuse_coroutine(self, value: Any, name: str) -> None:
-        """Raise for a plain function that returned a coroutine: nobody would ever await it."""
+        """Raise a TypeError if a plain function returned a coroutine, which would never be awaited."""
         if value.__class__ is CoroutineType:
             value.close()
             raise TypeError(
@@ -340,26 +341,26 @@ class NodeActor:
 
     @property
     def intake(self) -> "Channel[Frame] | Mailbox[Any]":
-        """Where its items wait: its inbox, or that of the loop that it owns."""
+        """The inbox in which its items wait: its own, or that of the loop that it owns."""
         return self.inbox if self.work is None else self.work
 
     @property
     def measured_seconds(self) -> float | None:
-        """How long its handlers took; None if that is not measured."""
+        """How long its handlers took in total, in seconds; None if that is not measured."""
         return None if self.is_untimed or self.spans_others else self.busy_seconds
 
     @property
     def is_untimed(self) -> bool:
-        """Whether nobody but a profile times its executions: that would take as long as a whole hop."""
+        """Whether its executions are timed only while a profile is taken: timing one takes as long as a whole hop."""
         return self.mode == ASYNC or self.invoke is timed
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no attempt can succeed any more: its instance, or its loop, has ended and is not restarted."""
+        """Whether its instance, or its loop, has ended and is not restarted, so that further attempts would fail."""
         return (self.gate is not None and self.gate.is_stopped) or (self.work is not None and self.work.closed)
 
     def measure(self, sampling: "Sampling | None") -> None:
-        """Time the executions from now on, all or a sample; with None, do not any more."""
+        """Time all executions, or a sample, from now on; None ends that."""
         if sampling is not None:
             from .sampler import ExecutionSampler
 
@@ -376,15 +377,15 @@ class NodeActor:
         self.run = compose(self.links, self, sampler)
 
     def thread_returned(self) -> None:
-        """A thread that nobody waited for any more is back."""
+        """Note that an abandoned thread has returned, and give back its place."""
         self.abandoned -= 1
         self.limiter.release()
         if not self.abandoned and self._all_returned is not None:
             self._all_returned.notify_all()
 
     async def all_returned(self) -> None:
-        """Wait until no thread runs on in this actor that nobody waits for."""
-        if self._all_returned is None:  # most actors never have such a thread
+        """Wait until all abandoned threads of this actor have returned."""
+        if self._all_returned is None:  # made here, because most actors never have such a thread
             self._all_returned = Condition()
         await self._all_returned.wait_for(lambda: not self.abandoned)
 
@@ -423,7 +424,7 @@ def _no_args(values: Values) -> tuple[Any, ...]:
 
 
 class _Unset:
-    """In the place of a function, for an actor that has none, or none yet: a step of control flow has only a body."""
+    """Stands in for a function that an actor does not have, such as `fn` of a step of control flow."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("an actor was run before it was wired")

@@ -1,4 +1,4 @@
-"""Actors that own their loop: the inbox, the work that it holds, and both as the engine sees them."""
+"""The inbox of an actor that owns its loop, and the work in it: as the actor sees them, and as the engine does."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
     from ..telemetry.profiling.durations import DepthWatch
 
 
-# Work: what an actor that owns its loop takes out of its inbox, and settles.
+# Work: the items that an actor takes out of its inbox, and settles.
 #
-# This is the side of the actor. The engine's classes, `Request` and `StreamRequest`, have the side of the caller too.
+# These classes are the side of the actor. The engine's classes `Request` and `StreamRequest` derive from them and add
+# the side of the caller.
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
 
 class Work(ABC, Generic[In, Out]):
-    """One item of an actor that owns its loop. It is settled once, with `finish` or `fail`, in any order.
+    """One item of an actor that owns its loop. The actor settles it once, with `finish` or `fail`.
 
-    The engine makes it, and in a test `penstock.testing.inbox`.
+    Works may be settled in any order. The engine makes them; in a test, `penstock.testing.inbox` does.
 
     Attributes:
-        value: what the actor was called with.
-        priority: that of the call, higher first.
-        deadline: when nobody will wait for it any more, in the loop's time (`loop.time()`); None without one.
+        value: the argument that the actor was called with.
+        priority: the priority of the call; higher first.
+        deadline: the deadline of the call, in the loop's time (`loop.time()`); None without one.
     """
 
     __slots__ = ()
@@ -45,18 +46,18 @@ class Work(ABC, Generic[In, Out]):
     @property
     @abstractmethod
     def cancelled(self) -> bool:
-        """Whether nobody waits for the result any more; settling it then does nothing."""
+        """Whether the caller has left; `finish` and `fail` then do nothing."""
 
     @abstractmethod
     def on_cancelled(self, callback: Callable[[], object], /) -> None:
-        """Have `callback` called soon after nobody waits for it any more; never after it was settled."""
+        """Have `callback` called soon after the caller has left; it is not called once the work was settled."""
 
     @abstractmethod
     def finish(self, result: Out, /) -> None:
         """Give the result to the caller.
 
         Raises:
-            WorkSettledError: it was finished or failed before.
+            WorkSettledError: the work was finished or failed before.
         """
 
     @abstractmethod
@@ -64,19 +65,19 @@ class Work(ABC, Generic[In, Out]):
         """Raise an error in the caller.
 
         Raises:
-            WorkSettledError: it was finished or failed before.
+            WorkSettledError: the work was finished or failed before.
         """
 
 
 class StreamWork(ABC, Generic[In, Out]):
-    """One item of an actor that owns its loop and gives many parts for it.
+    """One item of an actor that owns its loop and gives many parts for each item.
 
-    The engine makes it, and in a test `penstock.testing.stream_inbox`.
+    The engine makes it; in a test, `penstock.testing.stream_inbox` does.
 
     Attributes:
-        value: what the actor was called with.
-        priority: that of the call, higher first.
-        deadline: when nobody will wait for it any more, in the loop's time (`loop.time()`); None without one.
+        value: the argument that the actor was called with.
+        priority: the priority of the call; higher first.
+        deadline: the deadline of the call, in the loop's time (`loop.time()`); None without one.
     """
 
     __slots__ = ()
@@ -88,88 +89,88 @@ class StreamWork(ABC, Generic[In, Out]):
     @property
     @abstractmethod
     def cancelled(self) -> bool:
-        """Whether nobody reads it any more; parts go nowhere then, and settling it does nothing."""
+        """Whether the reader has left; parts are then dropped, and `finish` and `fail` do nothing."""
 
     @abstractmethod
     def on_cancelled(self, callback: Callable[[], object], /) -> None:
-        """Have `callback` called soon after nobody reads it any more; never after it was settled."""
+        """Have `callback` called soon after the reader has left; it is not called once the work was settled."""
 
     @abstractmethod
     def put_nowait(self, part: Out, /) -> bool:
         """Give the reader one more part.
 
         Returns:
-            False if the reader does not keep up and holds as many parts as it may: the part is not taken. A part of
-            cancelled work goes nowhere, which is no reason to wait: True.
+            False if the buffer of the reader is full: the part was not taken, and has to be put again later. True if it
+            was taken, or if the reader has left and the part was dropped.
 
         Raises:
-            WorkSettledError: it was finished or failed before.
+            WorkSettledError: the work was finished or failed before.
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """End the stream; the reader gets what is there.
+        """End the stream; the reader still gets the parts that were put.
 
         Raises:
-            WorkSettledError: it was finished or failed before.
+            WorkSettledError: the work was finished or failed before.
         """
 
     @abstractmethod
     def fail(self, error: BaseException, /) -> None:
-        """Raise an error in the reader, after the parts that are there.
+        """Raise an error in the reader, after the parts that were put.
 
         Raises:
-            WorkSettledError: it was finished or failed before.
+            WorkSettledError: the work was finished or failed before.
         """
 
 
-# Inbox: where an actor that owns its loop finds its work.
+# Inbox: the queue of work of an actor.
 #
-# This is the side of the actor. The engine's class, `Mailbox`, has the side of those who give it work, too.
+# This class is the side of the actor. The engine's class `Mailbox` derives from it and adds the side that puts work in.
 
 W_co = TypeVar("W_co", covariant=True)
 
 
 class Inbox(ABC, Generic[W_co]):
-    """Work that waits for an actor: higher priorities first, first in first out within one.
+    """The work that waits for an actor: higher priorities first, first in, first out within one.
 
-    Work whose caller has gone, and work whose deadline has passed, is not handed out. The engine makes it, and in a
-    test `penstock.testing.inbox`.
+    It hands out no work whose caller has left or whose deadline has passed. The engine makes it; in a test,
+    `penstock.testing.inbox` does.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how many items wait."""
+        """Return how many works wait."""
 
     @abstractmethod
     async def get(self) -> W_co:
-        """Take the next work; waits while there is none.
+        """Take the next work; wait while there is none.
 
         Raises:
-            InboxClosed: no more work will come; let it pass, and the actor ends cleanly.
+            InboxClosed: no more work will come. Do not catch it: it ends the loop of the actor cleanly.
         """
 
     @abstractmethod
     def take_nowait(self, max_items: int) -> list[W_co]:
-        """Take what is there, at most `max_items`; an empty list if there is nothing."""
+        """Take up to `max_items` works without waiting; return an empty list if there are none."""
 
 
 class AnyRequest(Generic[In]):
-    """What a request for one result and one for many parts have in common.
+    """The common part of `Request` and `StreamRequest`.
 
     Attributes:
-        value: what the actor was called with.
-        priority: that of the call, higher first.
-        deadline: when nobody will wait for it any more, in the loop's time (`loop.time()`); None without one.
+        value: the argument that the actor was called with.
+        priority: the priority of the call; higher first.
+        deadline: the deadline of the call, in the loop's time (`loop.time()`); None without one.
         taken: whether it was handed out to the loop.
         on_over: called once with the request when it is settled or cancelled.
     """
 
     __slots__ = ("_callbacks", "_cancelled", "_settled", "deadline", "on_over", "priority", "taken", "value")
 
-    _face: ClassVar[str] = "Work"  # as the actor knows it
+    _public_name: ClassVar[str] = "Work"  # the class that the author of the actor knows, for the repr
 
     def __init__(self, value: In, priority: int = 0, deadline: float | None = None) -> None:
         self.value = value
@@ -183,11 +184,11 @@ class AnyRequest(Generic[In]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for it any more; finishing it then does nothing."""
+        """Whether the caller or reader has left; settling the request then does nothing."""
         return self._cancelled
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Note that the caller or reader has left; nothing if the request is settled."""
         if not self._settled and not self._cancelled:
             self._cancelled = True
             for callback, context in self._callbacks:
@@ -195,7 +196,7 @@ class AnyRequest(Generic[In]):
             self._over()
 
     def on_cancelled(self, callback: Callable[[], object], /) -> None:
-        """Have `callback` called soon after nobody waits for it any more; never after it was settled."""
+        """Have `callback` called soon after the caller has left; it is not called once the work was settled."""
         if self.cancelled:
             asyncio.get_running_loop().call_soon(callback)
         elif not self._settled:
@@ -206,12 +207,16 @@ class AnyRequest(Generic[In]):
         raise NotImplementedError
 
     def give_up(self, error: BaseException) -> None:
-        """Fail it, because its actor is gone: what that still does to it does nothing."""
+        """Fail the request, because its actor has ended. Later calls on it are ignored."""
         self.fail(error)
         self._cancelled = True
 
     def _claim(self) -> bool:
-        """Settle it; returns whether somebody waits for it."""
+        """Mark the request as settled; return False if its caller has left, so that there is nothing to do.
+
+        Raises:
+            WorkSettledError: the request was settled before.
+        """
         if self.cancelled:
             return False
         if self._settled:
@@ -229,20 +234,20 @@ class AnyRequest(Generic[In]):
 
     def __repr__(self) -> str:
         state = "cancelled" if self.cancelled else "settled" if self._settled else "open"
-        return f"<{self._face} of {self.value!r:.60}, {state}>"
+        return f"<{self._public_name} of {self.value!r:.60}, {state}>"
 
 
 class Request(AnyRequest[In], Work[In, Out]):
     """A request for one result.
 
     Args:
-        value: what the actor was called with.
-        priority: higher first.
-        deadline: when nobody will wait for it any more, in the loop's time.
-        outcome: what its result is given to; by default a future.
+        value: the argument of the call.
+        priority: the priority of the call; higher first.
+        deadline: the deadline of the call, in the loop's time; None without one.
+        outcome: the object that takes the result; by default a future.
 
     Attributes:
-        outcome: what its caller awaits. It is cancelled together with its caller, at that moment.
+        outcome: the future that the caller awaits, so that it is cancelled in the moment in which the caller is.
     """
 
     __slots__ = ("outcome",)
@@ -259,14 +264,14 @@ class Request(AnyRequest[In], Work[In, Out]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the result any more; settling it then does nothing."""
+        """Whether the caller has left; settling the request then does nothing."""
         return self._cancelled or self.outcome.cancelled()
 
     def finish(self, result: Out, /) -> None:
         """Give the result to the caller.
 
         Raises:
-            WorkSettledError: it was finished or failed before.
+            WorkSettledError: the work was finished or failed before.
         """
         if self._claim():
             self.outcome.set_result(result)
@@ -275,37 +280,38 @@ class Request(AnyRequest[In], Work[In, Out]):
         """Raise an error in the caller.
 
         Raises:
-            WorkSettledError: it was finished or failed before.
+            WorkSettledError: the work was finished or failed before.
         """
         if self._claim():
             self.outcome.set_exception(plain_error(error, "the actor"))
 
     def withdraw(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the request; a detached step calls this when its caller has left."""
         self.cancel()
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Note that the caller has left."""
         super().cancel()
-        self.outcome.cancel()  # of one that is settled, too: then an error that nobody has seen is not reported as lost
+        # Also if it is settled: asyncio would log an error in a future whose exception was never retrieved.
+        self.outcome.cancel()
 
 
 class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
     """A request for many parts.
 
     Args:
-        value: what the actor was called with.
-        priority: higher first.
-        deadline: when nobody will wait for it any more, in the loop's time.
-        capacity: parts that it holds for its reader.
+        value: the argument of the call.
+        priority: the priority of the call; higher first.
+        deadline: the deadline of the call, in the loop's time; None without one.
+        capacity: how many parts it holds for its reader.
 
     Attributes:
-        buffer: what the reader reads.
+        buffer: the buffer that parts are put into.
     """
 
     __slots__ = ("_poured", "buffer")
 
-    _face = "StreamWork"
+    _public_name = "StreamWork"
 
     def __init__(
         self, value: In, priority: int = 0, deadline: float | None = None, capacity: int = DEFAULT_CAPACITY
@@ -313,15 +319,15 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
         super().__init__(value, priority, deadline)
         self.buffer: StreamBuffer[Out] = StreamBuffer(capacity)
         self.buffer.on_abandoned = self.cancel
-        self._poured: asyncio.Future[None] | None = None
+        self._poured: asyncio.Future[None] | None = None  # while `pour` waits: resolved when the work is settled
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody reads it any more; parts go nowhere then, and settling it does nothing."""
+        """Whether the reader has left; parts are then dropped, and settling the request does nothing."""
         return self._cancelled or (self._poured is not None and self._poured.cancelled())
 
     def _over(self) -> None:
-        if self._poured is None:  # else the parts are somebody else's
+        if self._poured is None:  # otherwise the buffer belongs to the caller of `pour`
             self.buffer.on_abandoned = None
         super()._over()
 
@@ -329,24 +335,25 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
         """Give the reader one more part.
 
         Returns:
-            False if the reader does not keep up and holds as many parts as it may: the part is not taken. A part of
-            cancelled work goes nowhere, which is no reason to wait: True.
+            False if the buffer of the reader is full: the part was not taken, and has to be put again later. True if it
+            was taken, or if the reader has left and the part was dropped.
 
         Raises:
-            WorkSettledError: it was finished or failed before.
+            WorkSettledError: the work was finished or failed before.
         """
         poured = self._poured
-        if self._cancelled or (poured is not None and poured.cancelled()):  # as `cancelled`, without a call per part
+        # `cancelled` written out, which saves a call for each part.
+        if self._cancelled or (poured is not None and poured.cancelled()):
             return True
         if self._settled:
             raise WorkSettledError(f"{self!r} was settled before, and takes no more parts")
         return self.buffer.put_nowait(part)
 
     def finish(self) -> None:
-        """End the stream; the reader gets what is there.
+        """End the stream; the reader still gets the parts that were put.
 
         Raises:
-            WorkSettledError: it was finished or failed before.
+            WorkSettledError: the work was finished or failed before.
         """
         if self._claim():
             self.buffer.end()
@@ -354,10 +361,10 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
                 self._poured.set_result(None)
 
     def fail(self, error: BaseException, /) -> None:
-        """Raise an error in the reader, after the parts that are there.
+        """Raise an error in the reader, after the parts that were put.
 
         Raises:
-            WorkSettledError: it was finished or failed before.
+            WorkSettledError: the work was finished or failed before.
         """
         if self._claim():
             error = plain_error(error, "the actor")
@@ -367,12 +374,12 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
                 self._poured.set_exception(error)
 
     async def pour(self, buffer: StreamBuffer[Out]) -> None:
-        """Move what is left into `buffer`, and have what follows put there; for whoever passes it on to another reader.
+        """Move the parts that are left into `buffer`, and have further parts put straight there.
 
-        Returns when the work is settled or the reader of `buffer` has left.
+        This returns when the work is settled, or when the reader of `buffer` has left.
 
         Raises:
-            BaseException: what the work is failed with.
+            BaseException: the error with which the actor failed the work.
         """
         own = self.buffer
         try:
@@ -387,18 +394,18 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
                 raise own.error
         finally:
             self.cancel()
-            self._poured = None  # an error refers to this call
+            self._poured = None  # breaks a cycle: its error refers to this call
 
 
 W = TypeVar("W", bound=AnyRequest[Any])
 
 
 class Mailbox(Inbox[W]):
-    """An inbox, and what may be done with it beside taking work out.
+    """An inbox as the engine sees it: it can also put work in, take work back, close and suspend.
 
     Args:
-        capacity: the most work that it holds; who puts more has to wait. None for no bound.
-        max_bytes: the most bytes of values that it holds, for values that know their size.
+        capacity: how many works it holds; a further `put` waits. None without a bound.
+        max_bytes: how many bytes of values it holds, counted for values that know their size.
     """
 
     __slots__ = ("_channel", "_suspended")
@@ -408,30 +415,30 @@ class Mailbox(Inbox[W]):
         self._suspended = False
 
     def __len__(self) -> int:
-        """Return how many items wait."""
+        """Return how many works wait."""
         return len(self._channel)
 
     async def get(self) -> W:
-        """Take the next work; waits while there is none.
+        """Take the next work; wait while there is none.
 
         Raises:
-            InboxClosed: no more work will come; let it pass, and the actor ends cleanly.
+            InboxClosed: no more work will come. Do not catch it: it ends the loop of the actor cleanly.
         """
         while True:
             if self._suspended:
-                await asyncio.sleep(0)  # as below
+                await asyncio.sleep(0)  # for the reason below
                 raise InboxClosed("this actor is about to be restarted, and gets no more work")
             try:
                 work = await self._channel.get()
             except ChannelClosed:
-                # A loop that catches this and goes on must not keep everybody else from running.
+                # A loop that catches the error and calls this again must not keep other tasks from running.
                 await asyncio.sleep(0)
                 raise InboxClosed("the scope of this actor ends, and no more work will come") from None
             if _hand_out(work):
                 return work
 
     def take_nowait(self, max_items: int) -> list[W]:
-        """Take what is there, at most `max_items`; an empty list if there is nothing."""
+        """Take up to `max_items` works without waiting; return an empty list if there are none."""
         taken: list[W] = []
         while len(taken) < max_items and not self._suspended:
             try:
@@ -443,18 +450,18 @@ class Mailbox(Inbox[W]):
         return taken
 
     def put_nowait(self, work: W) -> bool:
-        """Give the actor work if there is room; returns whether there was.
+        """Give the actor work if there is room; return whether there was.
 
         Raises:
-            ChannelClosed: it takes no more.
+            ChannelClosed: the inbox is closed.
         """
         return self._channel.put_nowait(work, work.priority)
 
     async def put(self, work: W) -> None:
-        """Give the actor work; waits while the inbox is full.
+        """Give the actor work; wait while the inbox is full.
 
         Raises:
-            InboxClosed: it takes no more.
+            InboxClosed: the inbox is closed.
         """
         try:
             await self._channel.put(work, work.priority)
@@ -462,40 +469,40 @@ class Mailbox(Inbox[W]):
             raise InboxClosed("this inbox takes no more work") from None
 
     def withdraw(self, work: W) -> None:
-        """Take work back that is still queued, or that waits for room."""
+        """Take work back that is still queued or waits for room."""
         self._channel.discard(work, work.priority)
 
     def close(self) -> None:
-        """Take no more work; what is queued can still be taken out."""
+        """Refuse further work; the actor still gets the work that is queued."""
         self._channel.close()
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more work."""
+        """Whether it refuses further work."""
         return self._channel.closed
 
     def suspend(self) -> None:
-        """Hand out nothing: the loop is about to be ended, and what is queued is for its successor."""
+        """Hand out no work, because the loop is about to be restarted; the queued work is for the next loop."""
         self._suspended = True
 
     def reopen(self) -> None:
-        """Take work again, and hand it out."""
+        """Undo `suspend` and `close`."""
         self._suspended = False
         if self._channel.closed:
             self._channel.reopen()
 
     def watch(self, watch: "DepthWatch | None") -> None:
-        """Tell a watch of every change of the depth from now on; None: nobody any more."""
+        """Report each change of the depth to a watch from now on; None ends that."""
         self._channel.watch(watch)
 
     @property
     def capacity(self) -> int | None:
-        """How much work it may hold; None if unbounded."""
+        """How many works it may hold; None without a bound."""
         return self._channel.capacity
 
     @property
     def put_wait_seconds(self) -> float:
-        """Time that those who give it work spent waiting, in total."""
+        """How long puts have waited in total, in seconds."""
         return self._channel.put_wait_seconds
 
     def statistics(self) -> ChannelStatistics:
@@ -506,12 +513,12 @@ class Mailbox(Inbox[W]):
 def _size_of(work: AnyRequest[Any]) -> int:
     try:
         return bytes_of(work.value)
-    except Exception:  # noqa: BLE001 - user code, which the loop will meet when it looks at the value
+    except Exception:  # noqa: BLE001 - user code; the loop gets the same error when it uses the value
         return 0
 
 
 def bytes_of(value: object) -> int:
-    """Return the size of a value in bytes; 0 where unknown."""
+    """Return the size of a value in bytes; 0 if unknown."""
     size = getattr(value, "nbytes", None)
     if isinstance(size, int):
         return size
@@ -519,7 +526,7 @@ def bytes_of(value: object) -> int:
 
 
 def _hand_out(work: AnyRequest[Any]) -> bool:
-    """Mark work as handed out, provided that somebody still waits for it."""
+    """Mark work as handed out and return True; return False if its caller has left or its deadline has passed."""
     if work.cancelled or (work.deadline is not None and asyncio.get_running_loop().time() >= work.deadline):
         return False
     work.taken = True

@@ -1,4 +1,4 @@
-"""What may be asked of a node beside its function: limits, timeout, retry, fallback, where it runs."""
+"""The policy of a node: its limits, timeout, retries, fallback, and where its function runs."""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -28,14 +28,14 @@ RunsOn = Literal["loop", "thread", "process"]
 
 @dataclass(frozen=True)
 class Retry:
-    """Run a failed attempt again.
+    """How often, and after which errors, a node runs again for an item.
 
     Args:
-        attempts: how often it may run in all, the first time included.
-        backoff_seconds: pause before the second attempt; it doubles for each further one.
-        max_backoff_seconds: the longest pause.
-        jitter: share of the pause that is random, 0 to 1, so that many callers do not come back in step.
-        retry_on: the exceptions that are worth another attempt.
+        attempts: how many attempts there are in all, including the first.
+        backoff_seconds: the pause before the second attempt, in seconds; it doubles with each further attempt.
+        max_backoff_seconds: the longest pause, in seconds.
+        jitter: the share of a pause that is random, from 0 to 1, so that many callers do not come back at once.
+        retry_on: the exception class, or a tuple of classes, after which another attempt is made.
 
     Raises:
         OptionsError: an argument has a value that it does not accept.
@@ -53,7 +53,7 @@ class Retry:
 
     def _pause_seconds(self, failed_attempt: int) -> float:
         """Return how long to wait after attempt number `failed_attempt`, counted from 1."""
-        import random  # which takes a while, and most programs have no retries
+        import random  # here, because the import takes a while and most programs have no retries
 
         # The exponent is bounded because a float overflows at 2**1024, long after any sensible pause.
         pause = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** min(failed_attempt - 1, 60))
@@ -85,12 +85,12 @@ class Policy:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a handler may be awaited directly: nothing to time, repeat, replace or move elsewhere."""
+        """Whether a worker may simply call the function: on the loop, without timeout, retries or fallback."""
         return self.is_once and self.runs_on == "loop"
 
     @property
     def is_once(self) -> bool:
-        """Whether there is one attempt, whose outcome is the item's, however long it takes."""
+        """Whether there is a single attempt, without timeout or fallback."""
         return self.timeout_seconds is None and self.retry is None and self.fallback is None
 
 

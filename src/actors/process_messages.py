@@ -1,4 +1,4 @@
-"""What goes to a worker process and back: messages in pickle protocol 5 over a socket, and the names of functions."""
+"""Messages between the engine's process and its worker processes: pickles over a socket, and names of functions."""
 
 import importlib
 import mmap
@@ -12,27 +12,25 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
-# Messages between the engine's process and its worker processes: pickle protocol 5 over a socket.
-#
-# Buffers travel out of band (PEP 574): an array is written from its own memory and read into the memory that the new
-# array keeps. A message is a prefix (number of buffers, length of the body), the lengths of the buffers, the pickled
-# body, then the buffers.
+# Messages are in pickle protocol 5. Buffers travel out of band (PEP 574): an array is written from its own memory, and
+# read into the memory that the new array keeps. A message is a prefix (number of buffers, length of the body), the
+# lengths of the buffers, the pickled body, then the buffers.
 
 Message: TypeAlias = "list[bytes | memoryview]"
 Memory: TypeAlias = "bytearray | mmap.mmap"
 Received: TypeAlias = "tuple[memoryview, list[Memory]]"
 
 _PREFIX = struct.Struct("!IQ")
-# One system call per message up to this size; above it a copy costs more than a call.
+# Messages up to this size are joined and sent with one system call; for larger ones, the copy costs more than a call.
 _JOIN_MAX_BYTES = 64 * 1024
-# A bytearray is filled with zeros before anything is read into it, while no other thread can run, not even the event
-# loop: for 50 to 90 ms with this much, 0.8 s with 500 MB. More is received into memory of the system, which zeroes each
-# page when it is first written to: the loop waits 5 to 15 ms, and the whole takes no longer (decision 0002).
+# A new bytearray is filled with zeros, and no other thread can run meanwhile, not even the event loop: for 50 to 90 ms
+# at this size, 0.8 s at 500 MB. Larger messages are received into mapped memory, whose pages the system zeroes at the
+# first write to each: the loop waits 5 to 15 ms, and the whole takes no longer (decision 0002).
 _ZEROED_MAX_BYTES = 64 * 1024 * 1024
 
 
 def encode(value: object) -> Message:
-    """Pickle `value` into a message; raises whatever its reducers raise."""
+    """Pickle `value` into a message; errors of its reducers are raised."""
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]
@@ -43,12 +41,12 @@ def encode(value: object) -> Message:
 
 
 def decode(body: memoryview, buffers: Sequence[Memory]) -> Any:
-    """Rebuild the value of a message; raises whatever its constructors raise."""
+    """Rebuild the value of a message; errors of its constructors are raised."""
     return pickle.loads(body, buffers=buffers)
 
 
 def send(connection: socket.socket, message: Message) -> None:
-    """Write a message, blocking; raises OSError when the other side is gone."""
+    """Write a message, blocking; raises OSError if the other process is gone."""
     for segment in message:
         connection.sendall(segment)
 
@@ -57,8 +55,8 @@ def receive(connection: socket.socket) -> Received:
     """Read the body and the buffers of a message, blocking.
 
     Raises:
-        EOFError, OSError: the other side is gone.
-        MemoryError: there is no room for it; what is left of the message stays in the connection.
+        EOFError, OSError: the other process is gone.
+        MemoryError: there is no memory for the message; the rest of it stays unread in the connection.
     """
     number, body_bytes = _PREFIX.unpack(_receive_exactly(connection, _PREFIX.size))
     rest = memoryview(_receive_exactly(connection, 8 * number + body_bytes))
@@ -67,14 +65,14 @@ def receive(connection: socket.socket) -> Received:
 
 
 def _receive_exactly(connection: socket.socket, length: int) -> Memory:
-    # Freshly mapped memory was two to four times slower at 1 and 16 MB than a bytearray, whose pages the allocator has
-    # mostly used before: each new one faults once. See docs/decisions/0002-process-workers.md.
+    # At 1 and 16 MB, mapped memory was two to four times slower than a bytearray: each new page faults once, while the
+    # allocator mostly reuses pages. See docs/decisions/0002-process-workers.md.
     data = bytearray(length) if length <= _ZEROED_MAX_BYTES else _map(length)
     rest = memoryview(data)
     while rest:
         received = connection.recv_into(rest)
         if not received:
-            raise EOFError("the other side of the connection is gone")
+            raise EOFError("the process at the other end of the connection is gone")
         rest = rest[received:]
     return data
 
@@ -93,7 +91,14 @@ def encode_request(
     headers: Mapping[str, str],
     item: Mapping[str, object],
 ) -> Message:
-    """Pickle a call of `target`, with the headers of its trace and what its logs say of the item.
+    """Pickle a call.
+
+    Args:
+        target: the name of the function; see `process_target`.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        headers: the headers of the trace that the call belongs to.
+        item: the fields for log records: graph, node, item and attempt.
 
     Raises:
         TypeError: an argument does not pickle; the message names its position or keyword, and its type.
@@ -115,19 +120,19 @@ def encode_request(
 def _pickles(value: object) -> bool:
     try:
         encode(value)
-    except Exception:  # noqa: BLE001 - as above: any error means that it does not pickle
+    except Exception:  # noqa: BLE001 - reducers may raise anything; any error means that the value does not pickle
         return False
     return True
 
 
 class SentError(NamedTuple):
-    """An exception of a worker process, on its way to the engine's.
+    """An exception of a worker process, on its way to the engine's process.
 
     Attributes:
-        type_name: its type.
-        pickled: the exception; None if it does not pickle.
-        reason: why it does not.
-        traceback: where it was raised, as text.
+        type_name: the name of its type.
+        pickled: the pickled exception; None if it does not pickle.
+        reason: the reason why it does not.
+        traceback: its traceback, as text.
     """
 
     type_name: str
@@ -137,7 +142,7 @@ class SentError(NamedTuple):
 
 
 def encode_error(error: BaseException, text: str) -> SentError:
-    """Return an exception in a form that can be sent, whatever it is."""
+    """Return any exception in a form that can be sent."""
     try:
         return SentError(type_name(error), pickle.dumps(error, protocol=5), "", text)
     except Exception as reason:  # noqa: BLE001 - reducers are the exception's own code and may raise anything
@@ -145,12 +150,12 @@ def encode_error(error: BaseException, text: str) -> SentError:
 
 
 def decode_error(sent: SentError, target: str) -> BaseException:
-    """Return the exception that `target` has raised; a TypeError that names it, if it cannot be rebuilt."""
+    """Return the exception that `target` has raised; if it cannot be rebuilt, a TypeError that names its type."""
     reason = sent.reason
     if sent.pickled is not None:
         try:
-            # Many exceptions pickle but cannot be rebuilt: constructors with other parameters than `args`, attributes
-            # that cannot be set, reducers that give something else.
+            # Many exceptions pickle but cannot be rebuilt: their constructors have other parameters than `args`, their
+            # attributes cannot be set, or their reducers build another object.
             error = pickle.loads(sent.pickled)
             if isinstance(error, BaseException):
                 return error
@@ -180,21 +185,19 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.text}"""'
 
 
-# How a function is named for a worker process, and found there.
-#
-# A decorated function shadows itself and does not pickle ("not the same object"), so a call travels as
-# "module:qualname" and the worker imports the module.
+# Names of functions. A decorated function does not pickle, because the decorator has replaced it in its module ("not
+# the same object"). So a call names its function as "module:qualname", and the worker imports the module.
 
 
 def process_target(fn: Callable[..., Any]) -> str:
     """Return the name, "module:qualname", under which a worker process finds `fn`.
 
     Args:
-        fn: a function of a module, decorated or not. One of the main script works too; the script is imported by each
-            worker, so what it starts must stand under `if __name__ == "__main__":`.
+        fn: a function of a module, decorated or not. A function of the main script works, too: each worker imports the
+            script, so code that starts the program must be under `if __name__ == "__main__":`.
 
     Raises:
-        TypeError: a worker cannot find it by name; the message says why and what to do.
+        TypeError: a worker cannot find the function by name; the message says why, and what to do.
     """
     module_name, qualname = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     if module_name is None or qualname is None:
@@ -253,6 +256,6 @@ def _find(found: Any, qualname: str) -> Any:
 
 
 def unwrap(found: Any) -> Any:
-    """Return the function behind a node, which keeps it in `fn`; anything else as it is."""
-    # Not `inspect.isroutine`: it is true of whatever has `__get__`, as a node does, which may be a method.
+    """Return the function of a node, which is its attribute `fn`; return any other object as it is."""
+    # Not `inspect.isroutine`, which is true for any object with `__get__`, and so for a node.
     return found if isinstance(found, FunctionType | type) else getattr(found, "fn", found)

@@ -22,26 +22,26 @@ from . import process_messages
 from ._process_worker import READY, serve
 from .threads import ProcessPoolStatistics, ThreadPool, before_interpreter_exit
 
-# How often a thread that waits for a reply looks whether the process still exists. The closed socket says so at once,
-# unless the process left a forked child behind that holds the socket open.
+# How often a thread that waits for a reply looks whether the process still exists. A closed socket tells it at once,
+# but a child that the process has forked may hold the socket open.
 _ALIVE_CHECK_MILLISECONDS = 1000
 
 _spawn = multiprocessing.get_context("spawn")
-# multiprocessing's list of children is not made for threads: starting polls, and forgets, those that others close.
+# Guards multiprocessing's list of children, which is not thread-safe: a start polls the children of other threads.
 _children_lock = threading.Lock()
 _sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
 class WorkerProcess:
-    """A spawned process and the parent's end of its socket. Methods block, except `kill`, `hang_up` and `alive`."""
+    """A spawned process, and the parent's end of its socket. All methods but `kill`, `hang_up` and `alive` block."""
 
     def __init__(self) -> None:
         self.killed = False
         self._connection, child_end = socket.socketpair()
         _sockets.update((self._connection, child_end))
-        # The first start would start it inside, which unblocks SIGINT again.
+        # Now, because the first start of a process would start the tracker, and so unblock SIGINT again.
         resource_tracker.ensure_running()
-        # Until the worker ignores SIGINT, it is blocked: a Ctrl-C while it starts must not print a traceback.
+        # SIGINT is blocked until the worker ignores it, so that a Ctrl-C while it starts does not print a traceback.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with child_end, _children_lock, _as_no_daemon():
@@ -57,7 +57,7 @@ class WorkerProcess:
         self._replies.register(self._connection, select.POLLIN)
 
     def wait_ready(self) -> bool:
-        """Block until the worker can take calls; False when it died before."""
+        """Block until the worker can take calls; return False if it has died."""
         try:
             self._wait_for_reply()
             return self._connection.recv(len(READY)) == READY
@@ -65,7 +65,7 @@ class WorkerProcess:
             return False
 
     def exchange(self, request: process_messages.Message) -> process_messages.Received:
-        """Send a call and block until its reply; raises EOFError or OSError when the process died."""
+        """Send a call and block until its reply; raises EOFError or OSError if the process has died."""
         process_messages.send(self._connection, request)
         self._wait_for_reply()
         return process_messages.receive(self._connection)
@@ -76,34 +76,34 @@ class WorkerProcess:
                 raise EOFError("the process is gone")
 
     def alive(self) -> bool:
-        """Return whether the process has not ended yet."""
+        """Whether the process has not ended."""
         return self._process.exitcode is None
 
     def die(self) -> None:
-        """End the process as if something outside had: it was not the pool's will."""
+        """Kill the process, and have it count as died and not as killed; for injected faults."""
         self._process.kill()
 
     def kill(self) -> None:
-        """End the process now, and whoever waits for its reply."""
+        """Kill the process, and wake the thread that waits for its reply."""
         self.killed = True
         self._process.kill()
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the process was gone already, and its end of the socket with it
+        except OSError:  # the process had ended already, which closes its end of the socket
             pass
 
     def hang_up(self) -> None:
-        """Tell an idle process to end."""
+        """Tell an idle process to end, by closing its socket."""
         self._connection.close()
 
     def reap(self, grace_seconds: float) -> str:
-        """Wait until the process has ended, killing it after `grace_seconds`, and say how it ended."""
+        """Wait until the process has ended, and kill it after `grace_seconds`; return a text that says how it ended."""
         self._connection.close()
         self._process.join(grace_seconds)
         if self.alive():
             self._process.kill()
         exit_code = None
-        # More than once: when another thread polls this process at the same moment, only one of the two is told.
+        # In a loop: if another thread polls this process at the same moment, only one of the two gets the exit code.
         for _ in range(100):
             if (exit_code := self._process.exitcode) is not None:
                 with _children_lock:
@@ -115,9 +115,9 @@ class WorkerProcess:
 
 @contextmanager
 def _as_no_daemon() -> Generator[None]:
-    """Start a process though this one is a daemon of multiprocessing, as the workers of some servers are.
+    """Allow a process that is a daemon of multiprocessing, as the workers of some servers are, to start processes.
 
-    It forbids that to its daemons because they could leave their children behind; workers end with their parent.
+    multiprocessing forbids that, because a daemon could leave its children behind. Our workers end with their parent.
     """
     configuration = cast("dict[str, Any]", getattr(process.current_process(), "_config"))  # noqa: B009 - not in its types
     is_daemon = configuration.pop("daemon", False)
@@ -128,13 +128,13 @@ def _as_no_daemon() -> Generator[None]:
 
 
 def _leave_to_parent() -> None:
-    """In a process that was forked: hold no socket of a worker open, and take none for a child."""
-    global _children_lock  # noqa: PLW0603 - a thread of the parent may hold it, and is not here
+    """Close the sockets of workers in a forked process, and forget the workers: they are children of the parent."""
+    global _children_lock  # noqa: PLW0603 - a new one: a thread of the parent, which was not forked, may hold it
     _children_lock = threading.Lock()
     for each in list(_sockets):
         each.close()
-    # At exit, multiprocessing waits for its children, and fails if they are those of another process. In a process
-    # that it has forked itself, it forgets them in the same way.
+    # At exit, multiprocessing waits for its children, and fails if they are children of another process. After a fork
+    # of its own, it clears this set in the same way.
     process._children.clear()  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
@@ -153,18 +153,16 @@ def _describe(exit_code: int | None) -> str:
     return f"was killed by {name}" + (", often a sign of too little memory" if name == "SIGKILL" else "")
 
 
-# Worker processes in which one death costs one item.
-#
-# Each worker is spawned, never forked, and has a socket of its own, so a worker that dies takes only its own call with
-# it; `concurrent.futures.ProcessPoolExecutor` fails every queued call. One thread per worker blocks on its socket,
-# which keeps pickling and large writes off the event loop. docs/decisions/0002-process-workers.md compares the
+# ProcessPool: each worker is spawned, never forked, and has a socket of its own. So a worker that dies fails only its
+# own call; `concurrent.futures.ProcessPoolExecutor` fails all queued calls. A thread for each worker blocks on its
+# socket, which keeps pickling and large writes off the event loop. docs/decisions/0002-process-workers.md compares the
 # alternatives.
 
-# An idle worker has nothing to do but run its exit handlers, which send its spans; one that takes longer is killed.
+# How long an idle worker may take for its exit handlers, which send its spans, before it is killed.
 _EXIT_GRACE_SECONDS = 0.5
 _NO_ITEM: Mapping[str, object] = {}
-# A slot for `penstock.testing.faults`: it may raise in place of a call of this target, or say that the call costs its
-# worker's life.
+# A slot for `penstock.testing.faults`: called with the target of each call. It may raise in place of the call, or
+# return True to have the worker of the call killed.
 fault_at_call: Callable[[str], Awaitable[bool]] | None = None
 
 
@@ -173,9 +171,9 @@ class _Call:
     target: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    headers: dict[str, str]  # of the trace that it belongs to
+    headers: dict[str, str]  # of the trace that the call belongs to
     item: Mapping[str, object]
-    kills_worker: bool  # by a fault
+    kills_worker: bool  # an injected fault
     cancelled: bool = False
     worker: "WorkerProcess | None" = field(default=None)
 
@@ -183,21 +181,21 @@ class _Call:
 class ProcessPool:
     """Runs functions in at most `max_workers` processes, for the event loop of the first `run`.
 
-    Processes start on demand and are reused; calls beyond `max_workers` wait first in, first out.
+    Processes start on demand and are reused; calls beyond `max_workers` wait, first in, first out.
     """
 
     def __init__(self, max_workers: int) -> None:
-        """Start nothing yet.
+        """Make a pool without processes.
 
         Args:
-            max_workers: the most processes that live at a time, at least 1.
+            max_workers: the most processes at a time, at least 1.
 
         Raises:
             ValueError: `max_workers` is below 1.
         """
         if max_workers < 1:
             raise ValueError(f"max_workers must be at least 1, got {max_workers}")
-        # A thread takes its next call without a turn of the loop, so calls that wait keep the workers busy.
+        # A thread takes its next call without waiting for the loop, so that queued calls keep the workers busy.
         self._threads = ThreadPool(max_workers, name="penstock-process")
         self.begin_without_workers()
         self._closed = False
@@ -208,8 +206,9 @@ class ProcessPool:
         _pools.add(self)
 
     def begin_without_workers(self) -> None:
-        """Have no worker; also in a process that was forked, where those of its parent are not its children."""
-        # It guards all that the threads and the loop share. In a forked process, a thread of the parent may hold it.
+        """Forget all workers; for a new pool, and in a forked process, which has none of the workers of its parent."""
+        # It guards all state that the threads and the loop share. A forked process needs a new one: a thread of the
+        # parent may hold the old one.
         self._lock = threading.Lock()
         self._workers: set[WorkerProcess] = set()
         self._idle: list[WorkerProcess] = []
@@ -219,29 +218,29 @@ class ProcessPool:
     ) -> Any:
         """Run a function in a worker process.
 
-        Cancelling kills the worker that runs the call; another one takes its place on demand.
+        Cancelling this kills the worker that runs the call; a new one is started on demand.
 
         Args:
-            target: what `process_target` says of the function.
-            args: positional arguments; they are pickled when a worker is free.
-            kwargs: keyword arguments.
-            item: what its logs say of the item that it is for.
+            target: the name of the function; see `process_target`.
+            args: its positional arguments; they are pickled when a worker is free.
+            kwargs: its keyword arguments.
+            item: the fields for log records of the call: graph, node, item and attempt.
 
         Returns:
-            Its result. Arrays are rebuilt on memory of their own, and are writable if they were.
+            The result of the function. Arrays are rebuilt on memory of their own, and are writable if they were.
 
         Raises:
             EngineClosedError: the pool was closed.
             WorkerDied: the process that ran this call died.
             TypeError: an argument or the result does not pickle; the message names it and its type.
-            MemoryError: there is no room for the result.
-            BaseException: what the function raised; its `__cause__` shows the traceback in the worker.
+            MemoryError: there is no memory for the result.
+            BaseException: the error of the function; its `__cause__` shows the traceback in the worker.
         """
         kills_worker = fault_at_call is not None and await fault_at_call(target)
         if self._closed:
             raise EngineClosedError("this process pool was closed; it belongs to an Engine that has ended")
         call = _Call(target, args, kwargs, spans.outgoing(), item, kills_worker)
-        # An empty context: nothing of the caller's is read on this side.
+        # An empty context: `_perform` needs no variables of the caller.
         future = self._threads.submit(contextvars.Context(), None, self._perform, call)
         self._futures.add(future)
         try:
@@ -267,21 +266,21 @@ class ProcessPool:
             )
 
     async def aclose(self) -> None:
-        """Cancel every call, kill the workers that run one, let the idle ones end, and wait until all are gone.
+        """Cancel all calls, kill the workers that run one, let the idle ones end, and wait until all are gone.
 
         An idle worker has half a second for its exit handlers.
         """
         self._refuse_and_kill()
         try:
             if self._idle:
-                # `wait` leaves the job alone when it is cancelled itself.
+                # `asyncio.wait`, because it does not cancel the job when this task is cancelled.
                 await asyncio.wait([self._threads.submit(contextvars.Context(), None, self._retire_idle)])
         finally:
             self.close_nowait()
         await self._threads.aclose()
 
     def close_nowait(self) -> None:
-        """Cancel every call and kill every worker, for a loop that is going away."""
+        """Cancel all calls and kill all workers, for a loop that is being shut down."""
         self._refuse_and_kill()
         self.abandon()
         with self._lock:
@@ -291,7 +290,7 @@ class ProcessPool:
         self._threads.close_nowait()
 
     def abandon(self) -> None:
-        """Kill every worker without touching futures or the loop; callable from any thread."""
+        """Kill all workers without touching futures or the loop; callable from any thread."""
         with self._lock:
             self._closed = True
             for worker in self._workers:
@@ -322,7 +321,7 @@ class ProcessPool:
                 call.worker.kill()
 
     def _perform(self, call: _Call) -> Any:
-        """Run one call; the job of a thread."""
+        """Run one call; runs in a thread of the pool."""
         request = process_messages.encode_request(call.target, call.args, call.kwargs, call.headers, call.item)
         worker = self._assign(call)
         if call.kills_worker:
@@ -332,7 +331,7 @@ class ProcessPool:
         except (EOFError, OSError):
             end = self._remove(worker, _EXIT_GRACE_SECONDS, call)
             raise WorkerDied(f"the worker process that ran {call.target!r} {end}; only this item is affected") from None
-        except BaseException:  # no memory for the reply: what is left of it would be the answer to the next call
+        except BaseException:  # such as MemoryError: the next call would read the rest of this reply as its own
             with self._lock:
                 worker.kill()
             self._remove(worker, _EXIT_GRACE_SECONDS, call)
@@ -342,12 +341,12 @@ class ProcessPool:
             if not worker.killed:
                 self._idle.append(worker)
                 self._completed += 1
-        if worker.killed:  # the call was cancelled after its reply had come
+        if worker.killed:  # the call was cancelled after its reply had arrived
             self._remove(worker, _EXIT_GRACE_SECONDS)
         return _unpack(call.target, *reply)
 
     def _assign(self, call: _Call) -> "WorkerProcess":
-        """Give the call a worker that lives, from the idle ones or new."""
+        """Give the call an idle worker that is alive, or a new one."""
         while idle := self._take_for(call):
             if idle.alive():
                 return idle
@@ -371,12 +370,12 @@ class ProcessPool:
         with self._lock:
             if call.cancelled or not self._idle:
                 return None
-            call.worker = self._idle.pop()  # the last used: its caches are warm
+            call.worker = self._idle.pop()  # the one used last, whose caches are warm
             return call.worker
 
     def _remove(self, worker: "WorkerProcess", grace_seconds: float, call: _Call | None = None) -> str:
-        """Wait for a process that is ending and say how it ended."""
-        with self._lock:  # from here on nobody kills it
+        """Wait for a process that is ending; return a text that says how it ended."""
+        with self._lock:  # once it is no member of `_workers`, no other thread kills it
             self._workers.discard(worker)
             if call is not None:
                 call.worker = None
@@ -400,7 +399,7 @@ def _unpack(target: str, body: memoryview, buffers: list[process_messages.Memory
     try:
         raise raised from process_messages.RemoteTraceback(value.traceback)
     finally:
-        del raised  # its traceback holds this frame, which must not hold it in turn
+        del raised  # breaks a cycle: its traceback refers to this stack frame
 
 
 _pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
@@ -416,6 +415,6 @@ def _forget_workers_of_parent() -> None:
         pool.begin_without_workers()
 
 
-# Registered after, so called before the hook of the threads, which wait for their workers.
+# Registered after the hook of the threads, and so called before it: these threads wait for their worker processes.
 before_interpreter_exit(_end_all_pools)
 os.register_at_fork(after_in_child=_forget_workers_of_parent)

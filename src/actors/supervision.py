@@ -1,4 +1,4 @@
-"""Supervision: what becomes of the children of a scope when one of them exits, decided as in Erlang/OTP, and done."""
+"""Supervision: which stateful nodes of a scope are restarted when one of them exits, decided as in Erlang/OTP."""
 
 import asyncio
 from collections import deque
@@ -13,11 +13,9 @@ from ..telemetry.counters import ActorState
 from .accepted import POSITIVE, check_fields, one_of, whole
 from .tasks import start_task
 
-# Supervision: what becomes of the children of a supervisor when one of them exits, decided as in Erlang/OTP.
-#
-# A pure state machine: exits and the time go in, a decision comes out. It has no clock and starts nothing; `Supervisor`
-# does what it decides. The rules are those of OTP's `supervisor` (stdlib): the strategies, which exits restart which
-# children, and the restart intensity. The pause before a restart is not OTP's.
+# `SupervisorState` is a pure state machine: exits and the time go in, a decision comes out. It has no clock and starts
+# nothing; `Supervisor` carries out its decisions. The rules are those of OTP's `supervisor` (stdlib): the strategies,
+# which exits restart which children, and the restart intensity. The pause before a restart is an addition.
 
 Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
 """The values of `strategy=`: which others are restarted with a stateful node that has crashed."""
@@ -27,9 +25,9 @@ RestartMode = Literal["permanent", "transient", "temporary"]
 
 ExitKind = Literal["normal", "shutdown", "crash"]
 
-# The first pause is short against a person's patience and long against a connection that a peer has just reset.
+# The first pause is short for a person who waits, and long for a peer that has just reset a connection.
 FIRST_PAUSE_SECONDS = 0.05
-# All pauses within the window together stay below this: callers wait meanwhile, and their deadlines are seconds.
+# The sum of all pauses within the window stays below this: callers wait meanwhile, with deadlines of some seconds.
 MAX_PAUSES_SECONDS = 1.0
 
 
@@ -38,7 +36,7 @@ _FLAGS: Final = {"strategy": one_of(Strategy), "max_restarts": whole(0), "within
 
 @dataclass(frozen=True)
 class SupervisorFlags:
-    """How a supervisor restarts; OTP's words, with the defaults of the design.
+    """How a supervisor restarts its children; the names are those of OTP.
 
     Args:
         strategy: which children a restart takes along: none ("one_for_one"), all ("one_for_all"), or those started
@@ -60,8 +58,8 @@ class SupervisorFlags:
     def pause_seconds(self, restart: int) -> float:
         """Return how long to wait before restart number `restart` of the window, counted from 1.
 
-        The pause doubles up to a bound such that `max_restarts` pauses together are shorter than the window and than
-        one second: otherwise waiting alone would keep a child that always crashes below the limit for ever.
+        The pause doubles up to a bound, which keeps `max_restarts` pauses together shorter than the window and than one
+        second. Otherwise the pauses alone would keep a child that always crashes below the restart intensity for ever.
         """
         longest = min(MAX_PAUSES_SECONDS, self.within_seconds) / (self.max_restarts + 1)
         return min(longest, FIRST_PAUSE_SECONDS * 2.0 ** min(restart - 1, 60))
@@ -69,20 +67,20 @@ class SupervisorFlags:
 
 @dataclass(frozen=True)
 class LetEnd:
-    """The child stays down, and nobody else is concerned."""
+    """The child stays down; no other child is stopped or restarted."""
 
     child: int
 
 
 @dataclass(frozen=True)
 class Restart:
-    """Children are to be started again.
+    """Children have to be started again.
 
     Attributes:
         origin: the child that exited, or that did not start.
         stop: the running children to stop first, in this order: the last started first.
-        start: the children to start after the pause, in this order, the origin among them.
-        pause_seconds: how long to wait between the two.
+        start: the children to start after the pause, in this order, including the origin.
+        pause_seconds: the pause between stopping and starting, in seconds.
     """
 
     origin: int
@@ -98,7 +96,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Escalate:
-    """More restarts than allowed: the supervisor gives up.
+    """There were more restarts than allowed: the supervisor gives up.
 
     Attributes:
         origin: the child that exited, or that did not start.
@@ -114,17 +112,15 @@ Decision = LetEnd | Restart | Escalate
 
 @dataclass
 class SupervisorState:
-    """The children of one supervisor, and what becomes of them.
-
-    Children are numbers in start order.
+    """Decides which children of one supervisor are restarted. Children are numbers, in start order.
 
     Args:
         flags: strategy and restart intensity.
 
     Attributes:
         running: the children that run.
-        awaited: the children that are to be started again.
-        escalated: whether the supervisor has given up; nothing is decided any more.
+        awaited: the children that will be started again.
+        escalated: whether the supervisor has given up; it then makes no more decisions.
     """
 
     flags: SupervisorFlags
@@ -136,7 +132,7 @@ class SupervisorState:
     _restarts: deque[float] = field(default_factory=deque[float])
 
     def add(self, mode: RestartMode) -> int:
-        """Add a child that has just been started, behind all others; returns its number."""
+        """Add a child that has just been started, as the last in start order; return its number."""
         child = self._next
         self._next += 1
         self._modes[child] = mode
@@ -144,12 +140,12 @@ class SupervisorState:
         return child
 
     def started(self, child: int) -> None:
-        """A child runs again."""
+        """Note that a child runs again."""
         self.awaited.discard(child)
         self.running.add(child)
 
     def state_of(self, child: int) -> ActorState:
-        """Return whether a child runs, or will run again."""
+        """Return the state of a child: "running", "restarting" or "stopped"."""
         if self.escalated:
             return "stopped"
         if child in self.running:
@@ -157,15 +153,15 @@ class SupervisorState:
         return "restarting" if child in self.awaited else "stopped"
 
     def exited(self, child: int, kind: ExitKind, now_seconds: float) -> Decision | None:
-        """A child has ended by itself.
+        """Decide what to do about a child that has ended by itself.
 
         Args:
-            child: which.
-            kind: how it ended: "normal" and "shutdown" are as it should be, "crash" is not.
-            now_seconds: the time, of any clock that does not go back.
+            child: the child.
+            kind: how it ended: "normal" and "shutdown" are regular ends, "crash" is not.
+            now_seconds: the time, of any monotonic clock.
 
         Returns:
-            What to do; None if it was not known to run, e.g. because it is being stopped anyway.
+            The decision; None if the child was not known to run, e.g. because it is being stopped.
         """
         if child not in self.running or self.escalated:
             return None
@@ -175,15 +171,15 @@ class SupervisorState:
             del self._modes[child]
             return LetEnd(child)
         if mode == "transient" and kind != "crash":
-            return LetEnd(child)  # it stays a child: a restart of all starts it again
+            return LetEnd(child)  # but it stays a child: a restart of all children starts it again
         return self._restart(child, now_seconds)
 
     def start_failed(self, child: int, now_seconds: float) -> Decision | None:
-        """A child that was to be started again did not start, which is one more restart, whatever its mode."""
+        """Decide what to do about a child that did not start again: that counts as one more restart, in any mode."""
         return None if self.escalated else self._restart(child, now_seconds)
 
     def _restart(self, origin: int, now_seconds: float) -> Decision:
-        # Every restart counts once, however many children it takes along.
+        # A restart counts once, for any number of children.
         while self._restarts and self._restarts[0] < now_seconds - self.flags.within_seconds:
             self._restarts.popleft()
         self._restarts.append(now_seconds)
@@ -203,7 +199,7 @@ class SupervisorState:
         return Restart(origin, stop, start, self.flags.pause_seconds(len(self._restarts)))
 
     def _group(self, origin: int) -> tuple[int, ...]:
-        """Return the children that a restart concerns, in start order."""
+        """Return the children that are restarted together with `origin`, in start order."""
         if self.flags.strategy == "one_for_one":
             return (origin,)
         if self.flags.strategy == "one_for_all":
@@ -212,59 +208,59 @@ class SupervisorState:
 
 
 class Child(Protocol):
-    """What a supervisor can restart.
+    """A child that a supervisor can restart: an `Instance` or a `LoopInstance` of the engine.
 
-    It tells the supervisor itself when it has crashed or ended: `Supervisor.exited`.
+    It calls `Supervisor.exited` itself when it has crashed or ended.
     """
 
     @property
     def name(self) -> str:
-        """Name of its node."""
+        """The name of its node."""
         ...
 
     @property
     def restart(self) -> RestartMode:
-        """Which exits it is restarted after."""
+        """After which exits it is restarted."""
         ...
 
     def hold(self) -> None:
-        """Begin nothing new: it is about to be stopped. What comes waits, in order."""
+        """Have new items wait, in order, because the child is about to be stopped."""
         ...
 
     def resume(self) -> None:
-        """Go on with what has waited: it has been started."""
+        """Let waiting items in, because the child has been started."""
         ...
 
     def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
-        """It is not restarted: what comes, and what has waited, fails with `ActorStopped`.
+        """Fail all items, waiting and new, with `ActorStopped`, because the child is not restarted.
 
         Args:
-            cause: what was raised.
-            why: what has ended it; None if it has ended by itself.
+            cause: the exception that ended it.
+            why: the reason, for the error; None if it has ended by itself.
         """
         ...
 
     async def stop(self, cause: BaseException | None) -> None:
-        """End what is in flight in it, with `ActorRestarted` from `cause`, and release it; nothing if it is down.
+        """End the items in flight with `ActorRestarted` from `cause`, and leave the instance; nothing if it is down.
 
         Raises:
-            Exception: it could not be released.
+            Exception: the instance could not be left.
         """
         ...
 
     async def close(self) -> None:
-        """Release it at the end of the scope; nothing if it is down.
+        """Leave the instance at the end of the scope; nothing if it is down.
 
         Raises:
-            Exception: it could not be released.
+            Exception: the instance could not be left.
         """
         ...
 
     async def start(self) -> None:
-        """Acquire it anew; if that fails or is cancelled, nothing is left of it.
+        """Make and enter a new instance. If this raises, no instance is left behind.
 
         Raises:
-            Exception: it did not start.
+            Exception: the instance did not start.
         """
         ...
 
@@ -277,8 +273,8 @@ class Supervisor:
 
     Args:
         flags: strategy and restart intensity.
-        on_escalation: called, soon after the last crash, with a function that makes an error out of the name of what
-            failed; the scope has to be closed then.
+        on_escalation: called soon after the last crash, when the supervisor gives up; the scope has to be closed then.
+            It gets a function that makes the error, given the name of the run, stream or deployment that failed.
     """
 
     def __init__(self, flags: SupervisorFlags, on_escalation: Escalation) -> None:
@@ -288,32 +284,32 @@ class Supervisor:
         self._children: dict[int, Child] = {}
         self._restarts: dict[int, _Restarting] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ending: dict[int, asyncio.Task[None]] = {}  # children that stay down, being stopped
+        self._ending: dict[int, asyncio.Task[None]] = {}  # for each child that stays down, the task that stops it
         self._starting: set[int] = set()
         self._early_exits: dict[int, tuple[ExitKind, BaseException | None]] = {}
         self._closed = False
-        self._context = copy_context()  # what is started later starts in that of the scope, not in that of an item
+        self._context = copy_context()  # restarts run in the context of the scope, not in that of an item
 
     def add(self, child: Child) -> None:
-        """Look after a child that has just been started, behind all others in start order."""
+        """Supervise a child that has just been started, as the last in start order."""
         self._children[self._state.add(child.restart)] = child
 
     def state_of(self, child: Child) -> ActorState:
-        """Return whether a child runs, or will run again."""
+        """Return the state of a child: "running", "restarting" or "stopped"."""
         number = self._number_of(child)
         state = "stopped" if number is None else self._state.state_of(number)
         return "stopped" if self._closed and state == "restarting" else state
 
     def exited(self, child: Child, kind: ExitKind, cause: BaseException | None) -> None:
-        """A child has crashed, or ended by itself.
+        """Take the report of a child that has crashed or ended; it may be asked to stop or restart at once, or later.
 
         Args:
-            child: which; what it is now asked to do may come later.
+            child: the child.
             kind: how it ended.
-            cause: what it raised.
+            cause: the exception that it raised.
         """
         number = self._number_of(child)
-        if number is None or self._closed:  # the end of the scope stops it anyway
+        if number is None or self._closed:  # at the end of the scope, it is stopped anyway
             return
         if number in self._starting:
             self._early_exits[number] = kind, cause
@@ -321,7 +317,7 @@ class Supervisor:
         self._obey(self._state.exited(number, kind, asyncio.get_running_loop().time()), cause)
 
     def give_up(self, child: Child, cause: BaseException) -> None:
-        """A child has ended by itself that cannot be started again: the scope fails."""
+        """Fail the scope, because a child has ended that cannot be started again."""
         number = self._number_of(child)
         if number is None or self._closed or self._state.escalated:
             return
@@ -329,10 +325,10 @@ class Supervisor:
         self._give_up(number, f"ended by itself, and has no restart_on= by which to restart it: {cause!r}", cause)
 
     async def close(self) -> None:
-        """Stop everything, the last started first; every child is stopped, also when another raises.
+        """Stop all children, the last started first, also if stopping one raises.
 
         Raises:
-            Exception: the first that could not be released.
+            Exception: the error of the first child that could not be stopped.
         """
         self._closed = True
         for restarting in self._restarts.values():
@@ -344,10 +340,10 @@ class Supervisor:
             number, child = next(reversed(self._children.items()))
             try:
                 await child.close()
-            except BaseException as error:  # noqa: BLE001 - the others have to be stopped first
+            except BaseException as error:  # noqa: BLE001 - raised below, after the others are stopped
                 errors.append(error)
             del self._children[number]
-        self._on_escalation = _nobody  # it may well hold this supervisor
+        self._on_escalation = _ignore  # breaks a cycle: the function may hold this supervisor
         if errors:
             raise errors[0]
 
@@ -404,20 +400,20 @@ class Supervisor:
             child = self._children[number]
             try:
                 await child.stop(cause)
-            except Exception as error:  # noqa: BLE001 - user code; it goes on without what could not be released
+            except Exception as error:  # noqa: BLE001 - user code; the restart goes on without it
                 logs.warning("actor.not_released", node=child.name, error=repr(error))
 
     async def _start(self, restarting: "_Restarting") -> None:
         decision = restarting.decision
         for number in decision.start:
             child = self._children[number]
-            if number in self._ending:  # a transient one that has ended well comes back with all
+            if number in self._ending:  # a transient child that has ended is started again together with all
                 await asyncio.wait([self._ending.pop(number)])
             self._starting.add(number)
-            self._early_exits.pop(number, None)  # that of a start that failed, or was cut short
+            self._early_exits.pop(number, None)  # the exit of an earlier start that failed or was cut short
             try:
                 await child.start()
-            except Exception as error:  # noqa: BLE001 - user code, and what a supervisor is for
+            except Exception as error:  # noqa: BLE001 - user code; handling its failures is the task of a supervisor
                 self._obey(self._state.start_failed(number, asyncio.get_running_loop().time()), error)
                 return
             finally:
@@ -442,7 +438,7 @@ class Supervisor:
         return task
 
     def _ended(self, task: "asyncio.Task[None]", origin: int, restarting: "_Restarting | None") -> None:
-        """Give up if a task died that should have restarted or stopped children: nobody else would ever do it."""
+        """Give up if a task has died that should have restarted or stopped children: they would stay down for ever."""
         self._tasks.discard(task)
         gave_way = restarting is not None and restarting.gives_way
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -461,16 +457,16 @@ class Supervisor:
             self._on_escalation(make_error)
 
 
-def _nobody(make_error: Callable[[str], DeploymentFailed]) -> None:
-    """Nobody has to be told any more."""
+def _ignore(make_error: Callable[[str], DeploymentFailed]) -> None:
+    """Do nothing: the scope is closed already."""
 
 
 class _Restarting:
     """A restart under way.
 
     Attributes:
-        has_stopped: it waits, or starts children; before that it cannot be cut short.
-        gives_way: a later one, or the end of the scope, has taken over.
+        has_stopped: whether it has stopped its children, and now waits or starts them; only then may it be cancelled.
+        gives_way: whether a later restart, or the end of the scope, has taken over.
     """
 
     __slots__ = ("cause", "decision", "gives_way", "has_stopped", "task")
@@ -483,7 +479,7 @@ class _Restarting:
         self.task: asyncio.Task[None] | None = None
 
     def give_way(self) -> None:
-        """Start nothing any more."""
+        """Have it start no more children."""
         self.gives_way = True
         if self.has_stopped and self.task is not None:
             self.task.cancel()

@@ -1,4 +1,4 @@
-"""Tasks of the engine: how they begin, how cancellation waits for what must be finished, and what tasks wait with."""
+"""Tasks of the engine: how they begin, how a cancellation is postponed, and how tasks wait."""
 
 import asyncio
 import itertools
@@ -14,13 +14,14 @@ import anyio
 
 T = TypeVar("T")
 
-# Beginning: each task takes its first step in a later turn of the loop, or at once where that is asked for.
+# Beginning: tasks take their first step in a later turn of the loop, or at once with `start_eagerly`.
 
-# Of `asyncio.eager_task_factory`, and of all that `asyncio.create_eager_task_factory` makes; from Python 3.12 on.
+# The code object of `asyncio.eager_task_factory`, and of all factories that `asyncio.create_eager_task_factory` makes;
+# None before Python 3.12.
 _EAGER: CodeType | None = getattr(getattr(asyncio, "eager_task_factory", None), "__code__", None)
 
-# Of a service, in one turn of the loop: 256 calls of a handler that does nothing are about 2 ms on the slowest of our
-# machines, and 1 ms is what the loop of a busy server takes for a turn anyway.
+# How many calls of a service may begin at once in one turn of the loop, and for how long: 256 calls of a handler that
+# does nothing take about 2 ms on the slowest machine measured, and a turn of the loop of a busy server takes 1 ms.
 MOST_EAGER_CALLS = 256
 MOST_EAGER_SECONDS = 0.001
 
@@ -32,10 +33,10 @@ def start_task(
     name: str | None = None,
     context: Context | None = None,
 ) -> "asyncio.Task[T]":
-    """Start a task of the engine; it takes its first step in a later turn of the loop, also where tasks are eager.
+    """Start a task of the engine; it takes its first step in a later turn of the loop, even if tasks are eager.
 
-    An eager task runs before whoever starts it knows the task: a handler would be run in the midst of what starts it,
-    and could not be cancelled there.
+    An eager task runs before its starter has the task object: a handler would run in the midst of the code that starts
+    it, and could not be cancelled there.
     """
     if _EAGER is None:  # Python 3.11
         return loop.create_task(work, name=name, context=context)
@@ -49,21 +50,22 @@ def start_task(
 
 
 class EagerStarts:
-    """Whether a call may begin at once, in the midst of what makes it, instead of in the next turn of the loop.
+    """Decides whether a call begins at once, inside of the caller's step, instead of in the next turn of the loop.
 
-    So a call whose handlers do not suspend takes no turn at all. But a task that makes one such call after the other
-    would keep the loop from all others: after so many calls, or so long, in one turn the next call waits for another.
+    A call that begins at once, and whose handlers do not suspend, takes no turn of the loop at all. But a task that
+    makes one such call after the other would keep the loop from all other tasks: so after `MOST_EAGER_CALLS` calls, or
+    `MOST_EAGER_SECONDS`, in one turn, the next call begins in the next turn.
     """
 
     __slots__ = ("_left", "_loop", "_until")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._left = -1  # in this turn; below 0 if it has none yet
+        self._left = -1  # how many calls may still begin in this turn; -1 before the first call of the turn
         self._until = 0.0
 
     def may_start(self) -> bool:
-        """Count one call more; returns whether it may begin now."""
+        """Count a call; return whether it may begin at once."""
         if _EAGER is None:  # Python 3.11
             return False
         if self._left < 0:
@@ -71,7 +73,7 @@ class EagerStarts:
                 return False
             self._left, self._until = MOST_EAGER_CALLS, monotonic() + MOST_EAGER_SECONDS
             self._loop.call_soon(self._turn_ended)
-        elif not self._left or monotonic() >= self._until:  # the time of uvloop stands still, and jumps by 1 ms
+        elif not self._left or monotonic() >= self._until:  # not loop.time(): uvloop's stands still during a turn
             return False
         self._left -= 1
         return True
@@ -82,14 +84,14 @@ class EagerStarts:
 
 def start_eagerly(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, object], context: Context) -> None:
     """Run a coroutine up to its first suspension, as a task of its own; see `EagerStarts`."""
-    make_task: Any = asyncio.Task  # the argument is there from Python 3.12 on
+    make_task: Any = asyncio.Task  # typed as Any, because `eager_start` exists only from Python 3.12 on
     make_task(work, loop=loop, context=context, eager_start=True)
 
 
 def _start_task_of_another_factory(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str | None, context: Context | None
 ) -> "asyncio.Task[T]":
-    """Start a task where nobody can tell whether tasks are eager: one that is comes back in a later turn."""
+    """Start a task with a factory of the user, whose tasks may be eager; an eager one then yields once to the loop."""
 
     async def begin_later() -> T:
         if is_starting:
@@ -99,37 +101,39 @@ def _start_task_of_another_factory(
     is_starting = True
     task = loop.create_task(begin_later(), name=name, context=context)
     is_starting = False
-    task.add_done_callback(lambda _: work.close())  # one that was cancelled before its first step has not begun it
+    task.add_done_callback(lambda _: work.close())  # in case the task was cancelled before its first step
     return task
 
 
-# Postponed cancellation: one that arrived where it must not interrupt, and is raised at the task's next await.
+# Postponed cancellation: it has arrived where it must not interrupt, and is raised at the next await of the task.
 #
-# The count of `Task.cancelling()` stays as it was all the time, so whoever has sent the cancellation can still take it
-# back: `asyncio.timeout`, a `TaskGroup` and a scope of anyio do so at the end of their blocks. Then it is not raised.
+# The count of `Task.cancelling()` does not change meanwhile, so the sender of the cancellation can still take it back,
+# as `asyncio.timeout`, a `TaskGroup` and a scope of anyio do at the end of their blocks. Then it is not raised.
 
-# The arguments of the `CancelledError`, by which a scope of anyio knows its own, and how often the task was cancelled
-# before.
+# For each task: the arguments of the `CancelledError`, by which a scope of anyio recognises its own, and the value of
+# `cancelling()` before.
 _postponed: "WeakKeyDictionary[asyncio.Task[Any], tuple[tuple[Any, ...], int]]" = WeakKeyDictionary()
 
 
 def postpone(args: tuple[Any, ...], undisturbed: int) -> None:
-    """Have a cancellation that was caught arrive where the running task waits next.
+    """Raise a cancellation that was caught where the running task awaits next.
 
-    A task that ends without another wait ends with its result: what it was not interrupted for must not be lost.
+    A task that ends without another await ends with its result, so that finished work is not lost.
 
     Args:
-        args: of the `CancelledError`.
-        undisturbed: `cancelling()` of the task before the cancellation.
+        args: the arguments of the `CancelledError`.
+        undisturbed: the value of `cancelling()` of the task before the cancellation.
     """
     task = _running_task()
     _postponed[task] = args, undisturbed
-    # Not `task.cancel()` now: that could not be taken back before Python 3.13.
+    # `task.cancel()` is called later, because before Python 3.13 it could not be taken back.
     task.get_loop().call_soon(_deliver, task)
 
 
 def raise_postponed() -> None:
-    """Raise what was postponed in the running task and has not arrived yet; at an await that would postpone it again.
+    """Raise a cancellation that was postponed in the running task and not raised yet.
+
+    To be called before an await that would postpone the cancellation once more.
 
     Raises:
         asyncio.CancelledError: there is such a cancellation.
@@ -157,15 +161,15 @@ def _running_task() -> "asyncio.Task[Any]":
     return task
 
 
-# Waiting: for what has to be finished, for what others change, for a context manager that has a task of its own.
+# Waiting: for work that has to be finished, for a change, and for a context manager that has a task of its own.
 
 
 async def until(is_over: Callable[[], bool], wait: Callable[[], Awaitable[object]]) -> None:
-    """Wait until something is over, also while being cancelled; the cancellation is raised afterwards.
+    """Wait until `is_over()` is true, even if the caller is cancelled; the cancellation is raised afterwards.
 
     Args:
-        is_over: whether it is.
-        wait: waits for a change; called again for as long as it is not over.
+        is_over: whether the wait is over.
+        wait: waits for a change; called again until the wait is over.
 
     Raises:
         asyncio.CancelledError: the caller was cancelled meanwhile.
@@ -176,33 +180,36 @@ async def until(is_over: Callable[[], bool], wait: Callable[[], Awaitable[object
         return
     except asyncio.CancelledError as error:
         cancelled = error
-    # `Task.cancel()` arrives once, whatever shields there are. A cancel scope of anyio cancels again in every turn of
-    # the loop, which would keep the processor busy until all is over: from that, its own shield protects.
+    # `Task.cancel()` arrives once, and no shield stops it. A cancel scope of anyio cancels again in each turn of the
+    # loop, which would keep the processor busy until the end of the wait; the shield of anyio stops that.
     with anyio.CancelScope(shield=True):
         while not is_over():
             try:
                 await wait()
             except asyncio.CancelledError as error:
-                cancelled = error  # perhaps a scope was first: it must not catch what another has sent
+                cancelled = error  # the last one counts: if the first came from a scope, that scope would catch it
     try:
         raise cancelled
     finally:
-        del cancelled  # it refers to this frame
+        del cancelled  # breaks a cycle: the error refers to this frame
 
 
 async def uninterrupted(work: Any) -> Any:
-    """Finish some work also while being cancelled; the cancellation is raised afterwards.
+    """Finish some work even if the caller is cancelled; the cancellation is raised afterwards.
+
+    Returns:
+        The result of the work.
 
     Raises:
         asyncio.CancelledError: the caller was cancelled meanwhile.
-        Exception: what the work raised.
+        Exception: the error of the work.
     """
     task = asyncio.ensure_future(work)
     try:
         await until(task.done, lambda: asyncio.wait([task]))
     except asyncio.CancelledError:
         if not task.cancelled():
-            task.exception()  # it is retrieved; the cancellation is what the caller has to see
+            task.exception()  # marks it as retrieved: the caller has to see the cancellation
         raise
     return task.result()
 
@@ -210,18 +217,18 @@ async def uninterrupted(work: Any) -> Any:
 class Condition:
     """A condition variable for the tasks of one event loop: as asyncio's, without the lock that one loop does not need.
 
-    For those who look again after every change. Who is given something when it is its turn, such as a place or an item,
-    waits in a line of futures instead; what happens once and for all is an `asyncio.Event`.
+    It is for tasks that test a predicate again after each change. A task that waits for its turn, such as for a place
+    or an item, waits with a future in a line instead; and an event that happens once is an `asyncio.Event`.
     """
 
     __slots__ = ("_changed",)
 
     def __init__(self) -> None:
-        # An Event costs 760 bytes, and a server may have a thousand deployments: made when somebody waits for it.
+        # Made when a task waits: an Event takes 760 bytes, and a server may have a thousand deployments.
         self._changed: asyncio.Event | None = None
 
     def notify_all(self) -> None:
-        """Have all those look again who wait."""
+        """Wake all tasks that wait."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
@@ -233,7 +240,7 @@ class Condition:
         await self._changed.wait()
 
     async def wait_for(self, predicate: Callable[[], bool]) -> None:
-        """Wait until a predicate is true; it is asked at once, and after every change."""
+        """Wait until a predicate is true; it is tested at once, and after each change."""
         while not predicate():
             await self.wait()
 
@@ -244,17 +251,17 @@ _opened = itertools.count(1)
 class ContextTask(Generic[T]):
     """Enters an async context manager in a task of its own, keeps it open, and leaves it in the same task.
 
-    What is opened may hold a task group or a cancel scope, which must be left by the task that entered it; and
-    whoever asked for it first may be cancelled while others go on using it.
+    The context manager may hold a task group or a cancel scope, which must be left by the task that entered it. And the
+    task that first needed it may be cancelled while others still use it.
 
     Args:
-        manager: what to enter.
-        name: name of the task.
-        context: what it runs in; a copy of the caller's if None.
+        manager: the context manager.
+        name: the name of the task.
+        context: the context of the task; None for a copy of the caller's.
 
     Attributes:
         task: the task.
-        number: grows with every opening that has succeeded, over all context tasks; 0 before.
+        number: a number that says in which order context tasks were opened; 0 before this one is open.
     """
 
     def __init__(self, manager: AbstractAsyncContextManager[T], name: str, context: Context | None = None) -> None:
@@ -266,46 +273,46 @@ class ContextTask(Generic[T]):
 
     @property
     def was_opened(self) -> bool:
-        """Whether it has ever been open."""
+        """Whether the context manager was entered; it may have been left since."""
         return self._entered.done()
 
     @property
     def is_open(self) -> bool:
-        """Whether it was opened, has not ended, and is not about to be closed."""
+        """Whether the context manager is entered, and is not about to be left."""
         return self._entered.done() and not self._closing.done() and not self.task.done()
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it was open, and is being closed, or ends by itself."""
+        """Whether the context manager is being left, because it is closed or has ended by itself."""
         return self._entered.done() and not self.is_open and not self.task.done()
 
     @property
     def value(self) -> T:
-        """What the context manager gave."""
+        """The value of the context manager (`async with manager as value`)."""
         return self._entered.result()
 
     @property
     def error(self) -> BaseException | None:
-        """What it ended with; None if it ended well, or was cancelled, or has not ended."""
+        """The error of entering or leaving; None if there was none, or if the task was cancelled or has not ended."""
         return None if not self.task.done() or self.task.cancelled() else self.task.exception()
 
     async def settled(self) -> None:
-        """Wait until it is open, or has ended: it failed to open, or was lost before anybody could use it."""
+        """Wait until the context manager is entered, or until the task has ended because that failed."""
         either: list[asyncio.Future[Any]] = [self.task, self._entered]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not self.is_open:  # what it has ended with is known when it has been left
+        if not self.is_open:  # the error is known once the context manager has been left
             await asyncio.wait([self.task])
 
     def end_soon(self) -> None:
-        """Begin to close it; an opening that goes on is cancelled."""
+        """Begin to leave the context manager; if it is still being entered, cancel that."""
         if self._closing.done():
             return
-        self._closing.set_result(None)  # also for an opening: it may swallow the cancellation, and go on
+        self._closing.set_result(None)  # in any case, because an `__aenter__` may swallow the cancellation and go on
         if not self._entered.done():
             self.task.cancel()
 
     async def ended(self) -> BaseException | None:
-        """Begin to close it, and wait until it is closed, also while being cancelled; returns what that raised."""
+        """Leave the context manager and wait for that, even if the caller is cancelled; return the error, if any."""
         self.end_soon()
         await uninterrupted(asyncio.wait([self.task]))
         return self.error

@@ -16,16 +16,16 @@ from .threads import ThreadShare
 
 # Worker: a plain asyncio task that carries frames through actors.
 #
-# It runs a handler from its first step to its last, then carries the frame on into the next actor if that one has a
-# free place, and otherwise leaves it there and takes what is ready next.
+# It runs a handler from its first step to its last. Then it carries the frame on into the next actor, if that has a
+# free place; otherwise it puts the frame into the inbox of that actor, and takes the next frame that is ready.
 
-# pyright loses the types in the loop that carries a frame from actor to actor, each read from the one before; mypy
-# does not, and checks them.
+# pyright loses the types in the loop that carries a frame from actor to actor, because each actor is read from the one
+# before; mypy does not, and checks them.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 
-# Hops that a worker makes before it lets the loop run others: about 0.1 ms of no-op handlers, long enough to make
-# the yield (2 us) vanish, short against any timer.
+# How many hops a worker makes before it yields to the loop: about 0.1 ms with handlers that do nothing. That is long
+# against the cost of the yield (2 us), and short against any timer.
 BUDGET = 256
 _NO_FRAME: Frame = cast("Frame", None)
 _NO_GROUP: "WorkerGroup" = cast("WorkerGroup", None)
@@ -33,15 +33,17 @@ _OWN_CANCEL = "penstock: the item is not wanted any more"
 
 
 class Worker(current.Position):
-    """One task that runs handlers, one after the other, and where it is.
+    """One task that runs handlers, one after the other; it is also the position of that task.
 
     Attributes:
-        group: the group that it belongs to, until it has ended: contexts refer to the position that it is, and groups
-            to contexts.
-        outside_call: the last job in a thread or on a device, which may go on after its attempt.
-        cancels: how often the engine has cancelled this task and not yet undone it.
-        budget: hops that it may make before it lets the loop run others, at its begin, and those left at its end.
-        inner_budget: those left to workers inside of its handlers, which drive bodies of control flow in its task.
+        group: the group that the worker belongs to. It is removed when the worker has ended, or there would be a cycle:
+            contexts refer to positions, and groups to contexts.
+        outside_call: the last call in a thread or on a device, which may go on after its attempt has ended.
+        cancels: how often the engine has cancelled this task without undoing it yet.
+        budget: how many hops it may make before it yields to the loop; when it has ended, how many were left.
+        inner_budget: how many hops are left to the workers inside of its handlers, which run bodies of control flow in
+            the same task.
+        first: the frame that it begins with, the actors that the frame has to enter, and the actor that it comes from.
     """
 
     __slots__ = (
@@ -69,7 +71,7 @@ class Worker(current.Position):
 
     @property
     def position(self) -> current.Position:
-        """Where it is."""
+        """The worker itself, which is its position."""
         return self
 
     def is_in(self, frame: Frame, actor: NodeActor) -> bool:
@@ -77,13 +79,13 @@ class Worker(current.Position):
         return self.frame is frame and self.actor is actor
 
     def cancel_if_in(self, frame: Frame) -> None:
-        """Cancel the task, provided that it still runs a handler of `frame`."""
+        """Cancel the task if it still runs a handler of `frame`."""
         if self.frame is frame and self.task is not None and not self.cancels:
             self.cancels += 1
             self.task.cancel(_OWN_CANCEL)
 
     async def run(self) -> None:  # noqa: C901 - the hot path: every call out of it costs as much as a hop
-        """Work until the group is closed and nothing is left."""
+        """Run handlers until the group is closed and no frame is ready."""
         group = self.group
         traced = group.traced
         loop, deadline = group.loop, group.ends_at
@@ -100,14 +102,14 @@ class Worker(current.Position):
         pulled: tuple[NodeActor, Frame] | None = None
         value: Any = None
         failure: BaseException | None = None
-        stopped = False  # this worker has to end: somebody else than the engine cancelled its task
+        stopped = False  # this worker has to end: its task was cancelled, but not by the engine
         budget = self.budget
         try:
             if self.first is not None:
                 frame, entries, before = self.first
                 self.first = None
                 if before is None and len(entries) == 1 and frame.state == "running" and entries[0].limiter.free > 0:
-                    entries[0].limiter.free -= 1  # what `WorkerGroup.start` does, and no queue
+                    entries[0].limiter.free -= 1  # `WorkerGroup.start` written out, without the queue
                     pulled = entries[0], frame
                 else:
                     full = self._begin(frame, entries, before)
@@ -124,7 +126,7 @@ class Worker(current.Position):
                 elif group.feed is not None:
                     pulled = group.feed.pull(self)
                     if pulled is None:
-                        # It ran a burst of items, and there may be more: the pull may have taken the feed away.
+                        # The pull has run a burst of items, and there may be more. It may also have removed the feed.
                         if not group.ready and group.feed is not None:  # pyright: ignore[reportUnnecessaryComparison]
                             await self._let_others_run()
                         continue
@@ -170,21 +172,21 @@ class Worker(current.Position):
                                 budget = 0
                         else:
                             value = await actor.invoke(self, actor, frame)
-                    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its item's outcome
+                    except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
                         failure = error
                         if actor.line is not None and self.actor is not None:
                             actor = self.actor  # it may have come further
                             cut_line(error)
                     if failure is not None or self.cancels or frame.state != "running":  # a late result is discarded
                         stopped = self._is_stopped(undisturbed)
-                        self._leave(actor, frame, failure, stopped=stopped)
+                        self._end_without_result(actor, frame, failure, stopped=stopped)
                         break
                     actor.completed += 1
                     limiter = actor.limiter
                     following = actor.successor
                     full = ()
                     if following is not None:
-                        # A link of a chain: the value has one reader, which waits for nothing else.
+                        # The value has one reader, which waits for nothing else.
                         values[actor.out] = value
                         if following.limiter.free > 0:
                             following.limiter.free -= 1
@@ -223,7 +225,7 @@ class Worker(current.Position):
                         if frame.state != "running":
                             actor.limiter.release()
                             break
-                # An idle worker holds no item; and what was cancelled here must not cancel the next one.
+                # An idle worker holds no item. And a cancellation that is on its way must not hit the next item.
                 self.frame = self.actor = None
                 value = failure = following = None
                 frame, values = _NO_FRAME, NOTHING
@@ -242,7 +244,7 @@ class Worker(current.Position):
             group.left(self)
 
     def _finish(self, actor: NodeActor, frame: Frame) -> None:
-        """A step that nobody waits for is done; the last one ends the frame."""
+        """Count a step without readers as done; the last one finishes the frame."""
         for slot in actor.reads:
             frame.release(slot)
         frame.sinks_left -= 1
@@ -251,17 +253,18 @@ class Worker(current.Position):
             frame.finish()
 
     def _begin(self, frame: Frame, entries: tuple[NodeActor, ...], before: NodeActor | None) -> tuple[NodeActor, ...]:
-        """Let the first frame into the actors that it is complete for; returns those whose inbox is full.
+        """Let the first frame into actors; return the actors whose inbox is full.
 
         Args:
             frame: the frame.
-            entries: those actors.
-            before: the actor that it comes from, in which it holds a place until it has entered; None if it is new.
+            entries: the actors whose inputs are complete.
+            before: the actor that the frame comes from, in which it holds a place until it has entered the others; None
+                if the frame is new.
         """
         full: list[NodeActor] = []
         if frame.state == "running":
             group = self.group
-            armed, group.armed = group.armed, True  # this worker looks after what is ready
+            armed, group.armed = group.armed, True  # no callback is needed: this worker runs the frames that are ready
             full = group.start(frame, entries)
             group.armed = armed
         if full:
@@ -271,16 +274,17 @@ class Worker(current.Position):
         return tuple(full)
 
     async def _enter(self, full: tuple[NodeActor, ...], before: NodeActor | None, undisturbed: int) -> bool:
-        """Wait until the first frame has entered; returns False if this worker has to end."""
+        """Wait until the first frame has entered the full inboxes; return False if this worker has to end."""
         if before is None:
             return await self._queue(full, undisturbed, is_full=True)
         return await self._wait_for_room(full, before.limiter, undisturbed)
 
     def _distribute(self, actor: NodeActor, frame: Frame) -> tuple[NodeActor | None, tuple[NodeActor, ...]]:
-        """Count down the readers of a value that is ready.
+        """Tell the readers of a value that it is ready.
 
         Returns:
-            The complete one to carry the frame on into, and the complete ones whose inbox is full.
+            Of the actors whose inputs are complete now: one to carry the frame on into, or None; and those whose inbox
+            is full.
         """
         following: NodeActor | None = None
         full: tuple[NodeActor, ...] = ()
@@ -300,16 +304,16 @@ class Worker(current.Position):
             elif not consumer.offer(frame):
                 full = (*full, consumer)
         if full and following is not None:
-            # This worker is about to wait; what is ready must not wait with it.
+            # This worker is about to wait; another one has to carry the frame on.
             self.group.enqueue(following, frame)
             following = None
         return following, full
 
     async def _wait_for_room(self, full: tuple[NodeActor, ...], limiter: Limiter, undisturbed: int) -> bool:
-        """Wait before full inboxes, which is backpressure; returns False if this worker has to end.
+        """Wait until full inboxes have room, which is backpressure; return False if this worker has to end.
 
-        The worker keeps its place meanwhile, so that the node stands still. But places that other call sites share are
-        given back first: one of those may be the very step that has to run before there is room.
+        The worker keeps its place in the present node meanwhile, so that the node stands still. But a place that other
+        call sites share is given back first: one of these call sites may have to run before there is room.
         """
         sampler = None if self.actor is None else self.actor.sampler
         began = 0.0 if sampler is None else perf_counter()
@@ -324,12 +328,12 @@ class Worker(current.Position):
                 sampler.blocked_seconds += perf_counter() - began
 
     async def _queue(self, full: tuple[NodeActor, ...], undisturbed: int, *, is_full: bool) -> bool:
-        """Wait until the present frame is in the inbox of each of `full`; returns False if this worker has to end.
+        """Wait until the present frame is in the inbox of each actor; return False if this worker has to end.
 
         Args:
             full: the actors.
-            undisturbed: how many cancels of this task are not the engine's.
-            is_full: whether they have refused the frame just now.
+            undisturbed: the value of `cancelling()` of this task without the cancellations of the engine.
+            is_full: whether the actors have refused the frame just now.
         """
         frame = self.frame
         assert frame is not None
@@ -347,16 +351,18 @@ class Worker(current.Position):
                 else:
                     frame.fail(foreign_cancel(error), full[0])
                 return going_on
-        if frame.state == "failed" or frame.state == "cancelled":  # not "done": others may have carried it to its end
+        if frame.state == "failed" or frame.state == "cancelled":  # another worker may have carried it to "done"
             frame.leave()
         return going_on
 
-    def _leave(self, actor: NodeActor, frame: Frame, failure: BaseException | None, *, stopped: bool = False) -> None:
-        """A handler ended without a result that counts: record its failure, or unwind from a frame that has ended."""
+    def _end_without_result(
+        self, actor: NodeActor, frame: Frame, failure: BaseException | None, *, stopped: bool = False
+    ) -> None:
+        """Record the failure of a handler; or, if its frame has ended meanwhile, that the handler has unwound."""
         self.frame = None
         if frame.state != "running":
             if failure is not None and not isinstance(failure, asyncio.CancelledError):
-                frame.fail(failure, actor, self.attempt)  # too late to count: it is logged
+                frame.fail(failure, actor, self.attempt)  # too late to be the outcome: it is only logged
             frame.leave()
         elif stopped and self._nested:
             frame.cancel()
@@ -369,22 +375,22 @@ class Worker(current.Position):
         actor.limiter.release()
 
     def _is_stopped(self, undisturbed: int) -> bool:
-        """Undo exactly the cancels that the engine sent; whether others remain, which means that the worker ends."""
+        """Undo the cancellations that the engine sent; return whether others remain, so that the worker has to end."""
         task = self.task
         assert task is not None
         while self.cancels:
             self.cancels -= 1
-            if task.cancelling() > undisturbed:  # a handler may have undone it itself
+            if task.cancelling() > undisturbed:  # unless the handler has called uncancel() itself
                 task.uncancel()
         return task.cancelling() > undisturbed
 
     async def _expire(self, actor: NodeActor, frame: Frame, deadline: float) -> None:
-        """Let the timer of a deadline run that has passed while handlers kept the loop."""
+        """Yield to the loop, so that the timer of the deadline runs, which has passed while handlers held the loop."""
         while frame.state == "running" and self.group.loop.time() >= deadline:
             await self._let_others_run(actor, frame)
 
     async def _let_others_run(self, actor: NodeActor | None = None, frame: Frame | None = None) -> None:
-        """Yield to the loop; a frame on its way is safe meanwhile: nobody cancels a worker between two handlers."""
+        """Yield to the loop once. The engine does not cancel a worker meanwhile: it is between two handlers."""
         group = self.group
         self.frame = None
         group.runnable += 1
@@ -401,35 +407,36 @@ class Worker(current.Position):
 
 # WorkerGroup: a group of workers with one queue of work.
 #
-# All items of an unsampled stream have one group, every call of a deployment and every `run` has its own: workers share
-# a context, and an item has the context of its group.
+# All items of an unsampled stream have one group; each call of a deployment and each `run` has its own. The workers of
+# a group share a context, and an item runs in the context of its group.
 #
-# How many workers are there? As many as there are handlers suspended at the same time, plus one. Nobody counts that:
-# whoever leaves work in `ready` arms one callback. When it runs, the loop has control again, so every worker is
-# suspended, and if work is still there, more workers are needed. A node that never suspends keeps one.
+# How many workers are there? As many as there are handlers suspended at the same time, plus one. They are not counted:
+# a worker that leaves work in `ready` schedules one callback. When that runs, the loop has control again, so all
+# workers are suspended, and if there is still work, one more worker is needed. A node that never suspends keeps one.
 
-_NOBODY: list[NodeActor] = []
-NOTHING_READY: deque[tuple[NodeActor, Frame]] = deque()  # what is ready where nothing ever was; it stays empty
+_NONE_FULL: list[NodeActor] = []
+# The queue of a group before its first `enqueue`; it stays empty. It saves the 760 bytes of a deque for each call.
+NOTHING_READY: deque[tuple[NodeActor, Frame]] = deque()
 
 
 class Feed(Protocol):
-    """Gives items to workers that have nothing to do."""
+    """A source of items for workers that have nothing to do."""
 
     def pull(self, position: current.Position, /) -> tuple[NodeActor, Frame] | None:
-        """Return one more item, its place already taken.
+        """Return an item and the actor that runs it, with the place in the actor already taken.
 
         Returns:
-            None if there is none now, or if it was so short that it has been run, at the worker's position.
+            None if there is no item now, or if short items were run right here, at the position of the worker.
         """
         ...
 
     def wanted(self) -> int:
-        """Return how many workers would get an item now, as far as can be told."""
+        """Return an estimate of how many workers would get an item now."""
         ...
 
 
 class Member(Protocol):
-    """A task that works for frames: a worker, or the driver of a stream.
+    """A member of a group: a worker, or the task that drives a stream.
 
     Attributes:
         task: the task.
@@ -439,15 +446,15 @@ class Member(Protocol):
 
     @property
     def position(self) -> current.Position:
-        """Where it is."""
+        """The frame and the actor that it works for."""
         ...
 
     def is_in(self, frame: Frame, actor: NodeActor, /) -> bool:
-        """Whether it runs what `actor` does for `frame`, and holds its place."""
+        """Whether it runs the handler, or the stream, of `actor` for `frame`, and holds a place of the actor."""
         ...
 
     def cancel_if_in(self, frame: Frame, /) -> None:
-        """Cancel the task, provided that it still works for `frame`."""
+        """Cancel the task if it still works for `frame`."""
         ...
 
 
@@ -455,26 +462,27 @@ class WorkerGroup:
     """A group of workers with one queue of work.
 
     Args:
-        context: where handlers run; each worker gets a copy of it.
+        context: the context of the handlers; each worker after the first gets a copy of it.
         on_empty: called with the group when it is closed and its last worker has ended.
-        traced: the frames are sampled, so every node execution takes the general path, which opens spans.
-        ends_at: when a timer ends the frames, in the loop's time: it has to get its turn.
-        threads: those that they may have busy, together with others; None for as many as the Engine has.
+        traced: whether the frames are sampled, so that node executions take the general path, which opens spans.
+        ends_at: the time at which a timer ends the frames, in the loop's time; None without one. Workers look at it, to
+            yield to the loop so that the timer can run.
+        threads: the share of threads that the frames may keep busy; None for all threads of the Engine.
 
     Attributes:
-        ready: frames to run next, each with an actor whose place it already holds; `enqueue` adds one.
-        workers: its members, `joined` and `left` keep it.
-        runnable: workers that will run without anybody's help.
-        armed: whether `_man` is due.
-        feed: where workers that have nothing to do ask for more; None if there is nothing to ask for now.
-        closed: whether workers end when nothing is left to do.
-        is_exclusive: whether one frame has the group to itself, so that its workers never go on to another item.
-        detached: the first step of its only frame, while it is carried out elsewhere: no worker is needed until then.
-        caller: the actor whose handler started what runs here, for a run, stream or call inside of a handler.
+        ready: frames to run next, each with an actor in which it already holds a place; `enqueue` adds one.
+        workers: the members of the group; `joined` and `left` maintain it.
+        runnable: how many workers are scheduled on the loop and will run in a coming turn.
+        armed: whether a callback to `_find_workers` is scheduled.
+        feed: the source that idle workers ask for items; None if it has none now.
+        closed: whether workers end when they find no work.
+        is_exclusive: whether the group has a single frame, so that its workers never go on to another item.
+        detached: the first step of its only frame, while that runs outside of the loop and needs no worker.
+        caller: for a run, stream or call inside of a handler: the actor of that handler.
     """
 
-    # As of a frame, what few groups need has its default in the class, and what every worker reads is assigned. Most
-    # groups are those of one call, with one worker and nothing that waits: a deque alone would take 760 bytes.
+    # As in a frame, attributes that few groups need have their defaults in the class, and attributes that every worker
+    # reads are assigned. Most groups are for one call, with one worker and an empty queue.
     _idle: "list[asyncio.Future[None]] | None" = None
     caller: NodeActor | None = None
     detached: "DetachedStep | None" = None
@@ -504,13 +512,13 @@ class WorkerGroup:
         self._on_empty = on_empty
 
     def for_bodies(self, on_empty: Callable[["WorkerGroup"], None]) -> "WorkerGroup":
-        """Return a group, in the present context, for the bodies of a step of these frames: all else is as here."""
+        """Return a group for the bodies of a step of control flow: in the present context, otherwise as this one."""
         return WorkerGroup(
             self.loop, copy_context(), on_empty, traced=self.traced, ends_at=self.ends_at, threads=self.threads
         )
 
     def joined(self, member: Member) -> None:
-        """A worker has begun."""
+        """Add a member that has begun."""
         if not self.workers:
             self.workers = (member,)
         elif isinstance(self.workers, set):
@@ -519,7 +527,7 @@ class WorkerGroup:
             self.workers = {*self.workers, member}
 
     def left(self, member: Member) -> None:
-        """A worker has ended; what is ready is left to others, and the last one ends the group."""
+        """Remove a member that has ended; others run the frames that are ready, and the last one ends the group."""
         if isinstance(self.workers, set):
             self.workers.discard(member)
         else:
@@ -530,7 +538,7 @@ class WorkerGroup:
             self.ended()
 
     def enqueue(self, actor: NodeActor, frame: Frame) -> None:
-        """Have a frame run in an actor whose place it already holds."""
+        """Have a frame run in an actor in which it already holds a place."""
         if self.ready is NOTHING_READY:
             self.ready = deque()
         self.ready.append((actor, frame))
@@ -538,30 +546,30 @@ class WorkerGroup:
             self.arm()
 
     def enqueue_first(self, actor: NodeActor, frame: Frame) -> None:
-        """Have a frame go on before others; what ends a worker has others look after it."""
+        """Put a frame first in the queue; only for a worker that is about to end: `left` then arms the group."""
         self.enqueue(actor, frame)
         self.ready.rotate(1)
 
     def arm(self) -> None:
-        """Look after the work in `ready` as soon as every worker is suspended."""
+        """Schedule `_find_workers`, which runs when all workers are suspended."""
         self.armed = True
-        self.loop.call_soon(self._man)
+        self.loop.call_soon(self._find_workers)
 
     def start(self, frame: Frame, entries: tuple[NodeActor, ...]) -> list[NodeActor]:
-        """Let a new frame into the actors that wait for nothing; returns those whose inbox is full."""
+        """Let a new frame into the actors that wait for no other; return the actors whose inbox is full."""
         if len(entries) == 1:  # nearly always
             limiter = entries[0].limiter
             if limiter.free > 0:
                 limiter.free -= 1
                 self.enqueue(entries[0], frame)
-                return _NOBODY
+                return _NONE_FULL
         elif not entries:
             frame.finish()
-            return _NOBODY
+            return _NONE_FULL
         return [actor for actor in entries if not actor.enter(frame)]
 
     def cancel_workers(self, frame: Frame) -> int:
-        """Cancel every worker that is in `frame`; returns how many there are."""
+        """Cancel all workers that run a handler of `frame`; return how many there are."""
         if self.detached is not None:
             self.detached.leave()
         current_task = asyncio.current_task(self.loop) if self.workers else None
@@ -570,15 +578,15 @@ class WorkerGroup:
             if worker.position.frame is frame:
                 count += 1
                 if worker.task is current_task:
-                    # A handler cancels its own item. A cancel() from inside could hit the next one: wait for its
-                    # next suspension.
+                    # A handler cancels its own item. A cancel() from inside could hit the next item instead, so this
+                    # waits until the handler is suspended.
                     self.loop.call_soon(worker.cancel_if_in, frame)
                 else:
                     worker.cancel_if_in(frame)
         return count
 
     def close(self) -> None:
-        """No more work will come: workers end when they find nothing to do."""
+        """Note that no more work will come, so that workers end when they find none."""
         self.closed = True
         if self._idle:
             self._wake(len(self._idle))
@@ -586,12 +594,12 @@ class WorkerGroup:
             self.ended()
 
     def ended(self) -> None:
-        """The last worker has ended: say so, once, and let go of who is told, who may well hold this group."""
-        on_empty, self._on_empty = self._on_empty, _told
+        """Call `on_empty`, once; the function is forgotten then, because it may refer to this group."""
+        on_empty, self._on_empty = self._on_empty, _ignore
         on_empty(self)
 
     async def wait_for_work(self) -> None:
-        """Park the calling worker until there is something to do, or the group is closed."""
+        """Suspend the calling worker until there is work, or the group is closed."""
         future = self.loop.create_future()
         if self._idle is None:
             self._idle = []
@@ -606,25 +614,25 @@ class WorkerGroup:
             raise
         self.runnable -= 1
 
-    def _man(self) -> None:
-        """Find or make workers for what is ready."""
+    def _find_workers(self) -> None:
+        """Wake or start workers for the frames that are ready."""
         wanted = 0 if self.feed is None else self.feed.wanted()
         wanted += len(self.ready)
-        self.armed = False  # not before: what the feed has left in `ready` is looked after here
+        self.armed = False  # only now: while the feed puts frames into `ready`, it need not arm the group
         if not wanted:
             return
-        if self.runnable:  # somebody is about to run; look again after that
+        if self.runnable:  # a worker is about to run; look again after that
             self.arm()
             return
         if not self._wake(wanted):
-            # Doubling reaches any number in a few turns of the loop, and makes few too many where handlers suspend
-            # only at times.
+            # Doubling their number reaches any number of workers in a few turns of the loop, and makes few in vain if
+            # handlers suspend only now and then.
             for _ in range(min(wanted, max(1, len(self.workers)))):
                 self.hire()
         self.arm()
 
     def _wake(self, wanted: int) -> bool:
-        """Wake idle workers, as many as wanted; returns whether there was one, who may do it all."""
+        """Wake up to `wanted` idle workers; return whether there was any, since one may be enough for all the work."""
         before = self.runnable
         while self._idle and self.runnable - before < wanted:
             future = self._idle.pop()
@@ -644,14 +652,14 @@ class WorkerGroup:
         """Start one more worker.
 
         Args:
-            frame: it begins with this one, if any.
-            entries: the actors that the frame is complete for.
-            before: the actor that it comes from, in which it holds a place until it has entered those.
-            eagerly: whether it takes its first step now.
+            frame: the frame that it begins with, if any.
+            entries: the actors that the frame has to enter.
+            before: the actor that the frame comes from, in which it holds a place until it has entered the others.
+            eagerly: whether the worker takes its first step at once.
         """
         worker = Worker(self)
         worker.first = None if frame is None else (frame, entries, before)
-        # Two tasks may share a context, but not what `current()` finds in it.
+        # Tasks may share a context, but `current()` finds the worker in it, so each further worker needs a copy.
         context = self.context if len(self.workers) == 1 else self.context.copy()
         context.run(current.source.set, worker)
         self.runnable += 1
@@ -661,5 +669,5 @@ class WorkerGroup:
             worker.task = start_task(self.loop, worker.run(), context=context)
 
 
-def _told(group: WorkerGroup) -> None:
-    """Nobody has to be told any more."""
+def _ignore(group: WorkerGroup) -> None:
+    """Do nothing: `on_empty` was called before."""

@@ -320,8 +320,8 @@ def _refuse_method(fn: Callable[..., Any]) -> None:
     if around and not around.endswith("<locals>") and next(iter(signature_of(fn).parameters), "") in _RECEIVERS:
         raise GraphTraceError(
             f"{definition_location(fn)}: graph {name!r} is a method of {around}; a graph is traced once, not for each "
-            f"instance: write a function or method `build_{name}(...)` that takes what the graph needs, and define the "
-            "graph inside it. Nodes may be methods"
+            f"instance: write `def build_{name}(...)`, a function or method that takes what the graph needs, and "
+            "define the graph inside it. Nodes may be methods"
         )
 
 

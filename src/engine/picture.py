@@ -1,4 +1,4 @@
-"""What is drawn of a graph: its steps, and who reads what."""
+"""Make the drawing of a traced graph: its parameters, resources, steps and result, and who reads which value."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
         DrawnNode(str(source), name, "stream" if source in trace.streams else "", kind="input")
         for source, name in names.items()
     ]
-    # Not its arguments: what is drawn is shown around, and they may be credentials.
+    # Without the arguments of a resource: they may be credentials, and drawings are passed around.
     inputs += [DrawnNode(str(at), opening.name, "resource", kind="resource") for opening, at in trace.resources.items()]
     names.update({at: opening.name for opening, at in trace.resources.items()})
     names.update({step.source: step.callee.name for step in trace.steps})
@@ -38,10 +38,10 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
 
 
 def _inputs(step: Step, names: dict[int, str], streams: frozenset[int]) -> tuple[Edge, ...]:
-    """Return what a step reads; where that is more than one value, with the parameters that they go to."""
+    """Return the values that a step reads; if there are several, each is labelled with the parameter that takes it."""
     edges = [edge for name, template in _arguments(step) for edge in _edges(name, template, streams)]
     several = len({edge.source_id for edge in edges}) > 1
-    # A value that is called like its parameter says it already.
+    # A value with the name of its parameter needs no label.
     return tuple(
         edge if several and edge.label != names[int(edge.source_id)] else replace(edge, label=_path_only(edge.label))
         for edge in edges
@@ -50,7 +50,7 @@ def _inputs(step: Step, names: dict[int, str], streams: frozenset[int]) -> tuple
 
 def _arguments(step: Step) -> list[tuple[str, Template]]:
     names = step.callee._argument_names()
-    padded = (*names, *[""] * (len(step.args) - len(names)))  # what *args takes, or a body from outside
+    padded = (*names, *[""] * (len(step.args) - len(names)))  # arguments for *args, and captures of a body, have none
     return [*zip(padded, step.args, strict=False), *step.kwargs.items()]
 
 

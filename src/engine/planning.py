@@ -15,27 +15,26 @@ from .program import Draft, Pass, PassReport, Plan, PlannedStep
 from .tracing.template import Constant, Container, Read, Template, key, reads, with_reads
 from .tracing.tracer import Step, Trace
 
-# Streams that would wait for each other: a limited node that is needed again for a stream that it gives or reads.
+# Streams that would wait for each other for ever.
 #
-# A node whose places are limited holds one until the stream that it gives has ended, or until it has read the one that
-# it is given. If that stream needs another place of the same node, each frame needs two at a time, and frames that have
-# one each wait for ever. It may need one because it is read through another stream of the node, together with one, or
-# through a `map_each` whose body calls the node. And a stream that is open holds a place while its reader still waits
-# for another value, for which the node may be needed as well.
+# A node with limited places holds one until the stream that it gives has ended, or until it has read the stream that is
+# passed to it. If that stream needs a second place of the same node, each frame needs two places at a time, and frames
+# that have one each wait for ever. There are three ways in which a stream may need a second place: it is read through,
+# or together with, another stream of the node; it is read through a `map_each` whose body calls the node; or its reader
+# still waits for another argument, which the node has to compute, while the open stream holds a place.
 #
-# In the same way two nodes may hold places for each other: one for a stream that needs the other, and the other, in
-# another step or in a body, for one that needs the first. So all such waits of a graph are looked at together, and a
-# circle is refused.
+# Two nodes may hold places for each other in the same way. So all such waits of a graph are collected, and a circle of
+# waits is refused.
 
 
 @dataclass(frozen=True)
 class _Need:
-    """A limited node that is needed for a stream to go on.
+    """A node with limited places, one of which a stream needs in order to go on.
 
     Attributes:
         node: the node.
-        step: the step that needs it.
-        is_held: whether it holds its place until the stream has ended, and not only now and then, in a body.
+        step: the step that needs the place.
+        is_held: whether the place is held until the stream has ended. In a body, it is only held for one value.
     """
 
     node: Node[..., object]
@@ -48,9 +47,9 @@ class _Wait:
     """One node holds a place while another node, or itself, is needed.
 
     Attributes:
-        held: the node that holds one.
+        held: the node that holds a place.
         needed: the node that is needed meanwhile.
-        step: where that is known: the step that reads the stream.
+        step: the step that reads the stream; errors name its line.
     """
 
     held: Node[..., object]
@@ -59,17 +58,17 @@ class _Wait:
 
 
 def check_stream_limits(graph: str, steps: Iterable[Step], *, in_order: bool = False) -> None:
-    """Refuse streams that need a place of a node while the same node, or one that waits for it, holds one for them.
+    """Refuse streams that would wait for each other for ever.
 
     Args:
-        graph: name of the graph.
+        graph: the name of the graph.
         steps: its steps, in the order in which they were recorded.
-        in_order: whether each step waits for those before, and not only for its arguments.
+        in_order: whether each step waits for all steps before it, and not only for its arguments.
 
     Raises:
         PlanError: there are such streams; the message names the line at which they meet.
     """
-    found: dict[int, dict[int, _Wait]] = {}  # by the node that holds a place, and by the one that is needed
+    found: dict[int, dict[int, _Wait]] = {}  # by the node that holds a place, and by the node that is needed
     for wait in _waits(steps, in_order=in_order):
         held, needed = _key(wait.held), _key(wait.needed)
         if held == needed:
@@ -81,8 +80,8 @@ def check_stream_limits(graph: str, steps: Iterable[Step], *, in_order: bool = F
 
 
 def _waits(steps: Iterable[Step], *, in_order: bool) -> Iterator[_Wait]:
-    """Yield what waits for places while it holds one, in these steps and in their bodies."""
-    behind: dict[int, list[_Need]] = {}  # of each stream
+    """Yield all waits for a place while another place is held, in these steps and in their bodies."""
+    behind: dict[int, list[_Need]] = {}  # for each stream, what it needs to go on
     earlier: dict[int, Step] = {}
     for step in steps:
         sources = {read.source for read in step.reads()} & behind.keys()
@@ -102,9 +101,10 @@ def _waits(steps: Iterable[Step], *, in_order: bool) -> Iterator[_Wait]:
 def _needed_meanwhile(
     held: _Need, reader: Step, needs: list[_Need], earlier: dict[int, Step], *, in_order: bool
 ) -> Iterator[Node[..., object]]:
-    """Yield the nodes that are needed before the stream for which a node holds a place can be read to its end."""
+    """Yield the nodes that have to run before the stream for which `held` keeps its place is read to its end."""
     for other in needs:
-        # Two that hold places wait in one order, unless they are opened side by side: then nobody knows which one.
+        # Of two nodes that hold places, the later one waits for the earlier one, which is no circle; if the two are
+        # opened side by side, either may be the later one.
         if other is not held and (
             _key(other.node) == _key(held.node)
             or not other.is_held
@@ -123,7 +123,7 @@ def _before(step: Step, earlier: dict[int, Step], *, in_order: bool) -> set[int]
 
 
 def _way(found: dict[int, dict[int, _Wait]], start: int, end: int) -> list[_Wait]:
-    """Return waits that lead from one node to another, none if there is no way."""
+    """Return a chain of waits that leads from one node to another; empty if there is none."""
     ways: dict[int, list[_Wait]] = {start: []}
     open_ends = [start]
     while open_ends:
@@ -136,7 +136,7 @@ def _way(found: dict[int, dict[int, _Wait]], start: int, end: int) -> list[_Wait
 
 
 def _awaited(step: Step, earlier: dict[int, Step]) -> set[int]:
-    """Return the steps that have to be done before a step begins; of a stream, that it is open."""
+    """Return the steps that have to be done before a step begins; one that gives a stream is done once that is open."""
     found: set[int] = set()
     waiting = [step]
     while waiting:
@@ -151,7 +151,7 @@ def _own(step: Step) -> Iterator[_Need]:
         if step.callee._shared_places is not None:
             yield _Need(step.callee, step, is_held=True)
         return
-    # The frames of a body have one place after the other, or at least do not wait for each other's.
+    # The frames of a body hold these places one after the other, or at least do not wait for the places of each other.
     for node in {_key(node): node for body in step.bodies for node in _limited(body.steps)}.values():
         yield _Need(node, step, is_held=False)
 
@@ -194,13 +194,12 @@ def _remedy(node: Node[..., object]) -> str:
 
 
 def validate(draft: Draft) -> tuple[Draft, PassReport]:
-    """Check that annotated values fit the annotated parameters that they are passed to.
+    """Check that values fit the parameters that take them, as far as both are annotated; and that no streams deadlock.
 
-    Only what is certainly wrong is refused: two plain classes of which neither derives from the other. And streams
-    must not wait for each other.
+    Only certain errors are refused: two plain classes of which neither derives from the other.
 
     Raises:
-        PlanError: a value does not fit, or streams of one limited node are open together; the message names the line.
+        PlanError: a value does not fit, or streams would wait for each other; the message names the line.
     """
     check_stream_limits(draft.name, _all_steps(draft))
     types: dict[int, Any] = dict(zip(draft.parameter_sources, draft.annotations, strict=False))
@@ -208,7 +207,7 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
     checked = 0
     for step in _all_steps(draft):
         if is_node(step.callee) and step.callee.executor is not None:
-            continue  # it takes and gives what its executor converts: arrays of one kind where another is annotated
+            continue  # its executor converts arguments and results, such as a NumPy array where a JAX one is annotated
         if is_node(step.callee):
             node = step.callee
             if node not in classes:
@@ -219,10 +218,10 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
 
 
 def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:
-    """Drop the steps whose value nobody reads; effectful and stateful nodes stay.
+    """Drop the steps whose value no step reads and the graph does not return; effectful and stateful nodes stay.
 
     Raises:
-        PlanError: such a node gives a stream: it would do nothing, because nobody asks it for values.
+        PlanError: an effectful or stateful node gives a stream that is not read, so the node would do nothing.
     """
     live = {read.source for read in reads(draft.result)}
     kept: list[Step] = []
@@ -230,21 +229,21 @@ def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:
     for step in reversed(list(_all_steps(draft))):
         if step.source not in live and step.callee.gives_stream and _has_effect(step):
             raise PlanError(
-                f"{step.location}: nobody reads the stream that {step.callee.name!r} gives, so its effect would not "
+                f"{step.location}: the stream that {step.callee.name!r} gives is not read, so its effect would not "
                 "come about; read it in a node, or return it"
             )
         if step.source in live or _has_effect(step):
             kept.append(step)
             live.update(read.source for read in step.reads())
         else:
-            dropped.append(f"dropped {step.callee.name} ({step.location}): nobody reads its result")
+            dropped.append(f"dropped {step.callee.name} ({step.location}): its result is not read")
     return _unfused(draft, reversed(kept)), PassReport(
         "dead-node elimination", draft.nodes(), len(kept), tuple(reversed(dropped))
     )
 
 
 def merge_equal_calls(draft: Draft) -> tuple[Draft, PassReport]:
-    """Merge calls of pure nodes with equal arguments, in the same order."""
+    """Merge calls of pure nodes with equal arguments; the order of the steps stays."""
     first: dict[Hashable, Step] = {}
     merged: dict[int, int] = {}
     kept: list[Step] = []
@@ -265,7 +264,7 @@ def merge_equal_calls(draft: Draft) -> tuple[Draft, PassReport]:
 
 
 def fuse_inline_chains(draft: Draft) -> tuple[Draft, PassReport]:
-    """Let plain functions share one actor, where each takes just the value before it, and nobody else does."""
+    """Let plain functions share one actor, where each takes the value of the one before, and is its only reader."""
     readers = Counter(source for step in _all_steps(draft) for source in {read.source for read in step.reads()})
     readers.update(read.source for read in reads(draft.result))
     chains: dict[int, list[Step]] = {}  # by the source of the last step
@@ -292,7 +291,7 @@ ALL: tuple[Pass, ...] = (validate, eliminate_dead_nodes, merge_equal_calls, fuse
 
 
 def _first_of(first: dict[Hashable, Step], step: Step, node: Node[..., Any]) -> Step:
-    """Return the first step that calls the same node with equal arguments: this one, if there was none before."""
+    """Return the first step that calls the same node with equal arguments; that is `step` if there was none before."""
     keywords = sorted(step.kwargs.items())
     identity = (
         id(node.origin),
@@ -303,7 +302,7 @@ def _first_of(first: dict[Hashable, Step], step: Step, node: Node[..., Any]) -> 
     )
     try:
         return first.setdefault(identity, step)
-    except TypeError:  # unhashable, so nobody can say whether it is equal to another
+    except TypeError:  # an unhashable argument cannot be compared, so the call stays on its own
         return step
 
 
@@ -346,7 +345,7 @@ def _is_inline(step: Step) -> bool:
 
 
 def _only_argument(step: Step) -> int | None:
-    """Return the source of the only argument, if the whole value is passed and nothing else."""
+    """Return the source of the only argument, if that is a whole value; None otherwise."""
     if step.kwargs or len(step.args) != 1:
         return None
     argument = step.args[0]
@@ -354,7 +353,7 @@ def _only_argument(step: Step) -> int | None:
 
 
 def _annotated_classes(node: Node[..., Any]) -> dict[str, type]:
-    """Return the parameters that are annotated with a class, and that class."""
+    """Return the annotation of each parameter that is annotated with a plain class."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {
         name: hint
@@ -395,7 +394,7 @@ def _type_of(template: Template, types: Mapping[int, Any]) -> Any:
 
 
 def _is_plain_class(hint: Any) -> TypeGuard[type]:
-    # A class that is abstract, a protocol or a TypedDict accepts classes that do not derive from it.
+    # An abstract class, a protocol or a TypedDict also accepts objects whose classes do not derive from it.
     return (
         isinstance(hint, type)
         and hint not in (object, type(None), Any)
@@ -423,16 +422,16 @@ def make_plan(
     without: Collection[Pass] = (),
     resources: frozenset[int] = frozenset(),
 ) -> Plan:
-    """Run the passes over a trace.
+    """Run the passes over a trace, and over the traces of its bodies.
 
     Args:
-        trace: what was recorded.
-        run_passes: which; by default all of them, and those that the executors of its nodes bring.
-        without: passes that are left out.
-        resources: of a body, the numbers of the resources of the graph around it.
+        trace: the trace.
+        run_passes: the passes; by default `ALL`, and the passes of the executors of its nodes.
+        without: passes to leave out.
+        resources: for a body: the numbers of the resources of the graph around it.
 
     Raises:
-        PlanError: the graph cannot work, e.g. a value's type does not fit the parameter it is passed to.
+        PlanError: the graph cannot work, e.g. the type of a value does not fit the parameter that takes it.
     """
     shared = _resource_sources(trace, resources)
     draft = Draft(
@@ -488,7 +487,7 @@ def _all_passes(trace: Trace) -> tuple[Pass, ...]:
 
 
 def _resource_sources(trace: Trace, around: frozenset[int]) -> frozenset[int]:
-    """Return the numbers of the values that are resources, given those of the graph around a body."""
+    """Return the numbers of the values that are resources; `around` has those of the graph around a body."""
     taken = (source for source, template in trace.captured if {read.source for read in reads(template)} <= around)
     return frozenset([*trace.resources.values(), *taken])
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Pool(Protocol):
-    """What an Engine owns and closes."""
+    """A part of an Engine that has to be closed with it."""
 
     async def aclose(self) -> None:
-        """End it; waits until nothing of it is left."""
+        """End the pool, and wait until its threads and tasks have ended."""
         ...
 
 
@@ -25,12 +25,13 @@ PoolT = TypeVar("PoolT", bound=Pool)
 
 
 class Pools:
-    """What an Engine owns; each part is started when it is first used.
+    """The threads, the worker processes and the limits of an Engine; each part is started when it is first used.
 
     Args:
         max_threads: the most threads that run handlers.
         max_processes: the most worker processes; None for as many as there are cores that this process may use.
-        ends_with_loop: the threads end when the loop is shut down, because nobody closes this Engine.
+        ends_with_loop: whether the threads end when the loop is shut down; for a default Engine, which no `async with`
+            closes.
     """
 
     def __init__(self, max_threads: int, max_processes: int | None, *, ends_with_loop: bool) -> None:
@@ -43,7 +44,7 @@ class Pools:
         self._processes: ProcessPool | None = None
         self._others: dict[type[Pool], Pool] = {}
         self._guards: list[AsyncGenerator[None, None]] = []
-        # By the origins of nodes, weakly: those made by a factory for one request leave nothing behind.
+        # By the origin of a node. Weak, so that nodes that a factory has made for a single request leave nothing here.
         self._limiters: WeakKeyDictionary[object, Limiter] = WeakKeyDictionary()
 
     def threads(self) -> ThreadPool:
@@ -54,36 +55,40 @@ class Pools:
         return self._threads
 
     def share_of_threads(self, limit: int | None) -> ThreadShare | None:
-        """Return what bounds the threads that a run, stream or deployment has busy; None if it may have all of them."""
+        """Return the bound on the threads that a run, stream or deployment keeps busy; None if it may use all."""
         return None if limit is None or limit >= self.max_threads else ThreadShare(limit)
 
     def processes(self) -> "ProcessPool":
         """Return the pool of worker processes."""
         if self._processes is None:
-            from ..actors.processes import ProcessPool  # which few need
+            from ..actors.processes import ProcessPool  # few programs need it
 
             self._processes = ProcessPool(self.max_processes)
         return self._processes
 
     def other(self, kind: type[PoolT], make: Callable[[], PoolT]) -> PoolT:
-        """Return the Engine's pool of a kind that a floor above brings; the first time, make it.
+        """Return the Engine's pool of a kind that a floor above defines; the first call makes it.
+
+        Args:
+            kind: the class of the pool.
+            make: makes it.
 
         Raises:
             EngineClosedError: the Engine was closed.
         """
-        if self._closed:  # a task that a handler has started may outlive it
-            raise EngineClosedError("this Engine was closed, and what it owned is gone")
+        if self._closed:  # a task that a handler has started may outlive the Engine
+            raise EngineClosedError("this Engine was closed, and its threads, processes and devices were released")
         if kind not in self._others:
             self._others[kind] = make()
             self._guard(self._others[kind])
         return cast(PoolT, self._others[kind])
 
     def limiter(self, origin: object, places: int) -> Limiter:
-        """Return the places of a node with `concurrency=`: the same for all of its call sites in the Engine.
+        """Return the limiter of a node with `concurrency=`, which all of its call sites in the Engine share.
 
         Args:
-            origin: the node that it is a copy of, or itself; a method is one node, whatever instance it is called on.
-            places: how many there are.
+            origin: the node, or the node that it was copied from. A method is one node, for all instances.
+            places: how many places the node has.
         """
         return self._limiters.setdefault(origin, Limiter(places, shared=True))
 
@@ -93,20 +98,20 @@ class Pools:
         return self._processes is not None
 
     def statistics(self) -> "tuple[ThreadPoolStatistics | None, ProcessPoolStatistics | None]":
-        """Return snapshots of the pools; None for one that was not used yet."""
+        """Return snapshots of the thread pool and of the worker processes; None for a pool that was not used yet."""
         return (
             None if self._threads is None else self._threads.statistics(),
             None if self._processes is None else self._processes.statistics(),
         )
 
     async def close_processes(self) -> None:
-        """End the worker processes; they start again on demand."""
+        """End the worker processes; the next use starts new ones."""
         processes, self._processes = self._processes, None
         if processes is not None:
             await processes.aclose()
 
     async def close(self) -> None:
-        """End the worker processes and the threads; waits for what runs in them."""
+        """End the pools of other floors, the worker processes and the threads; wait until their handlers return."""
         self._closed = True
         others, self._others = self._others, {}
         for other in others.values():
@@ -117,13 +122,13 @@ class Pools:
             await threads.aclose()
 
     def _guard(self, pool: Pool) -> None:
-        """Have a pool end with the loop, if nobody closes this Engine."""
+        """Have a pool end with the loop, if this Engine is a default one."""
         if not self._ends_with_loop:
             return
         guard = _end_with_loop(pool)
         self._guards.append(guard)
-        # Its first step registers the generator with the loop, which closes it when it is shut down. It is the one
-        # documented hook that every loop and runner has.
+        # The first step of an async generator registers it with the loop, and the loop closes it at its shutdown. That
+        # is the only documented hook for the end of a loop that all loops and runners have.
         try:
             guard.__anext__().send(None)
         except StopIteration:

@@ -14,13 +14,13 @@ from .decorator import node
 class TokenBucket:
     """A rate with bursts: a state machine without a clock.
 
-    It holds up to `burst` tokens, gets `per_second` of them each second, and an item takes one. What is kept is not
-    their number but when the bucket would be full again, which is exact over any time (the "generic cell rate
-    algorithm", ITU-T I.371).
+    The bucket holds up to `burst` tokens, gets `per_second` of them each second, and an item takes one. It does not
+    store the number of tokens but the time at which it would be full again, which is exact over any time (the "generic
+    cell rate algorithm", ITU-T I.371).
 
     Args:
-        per_second: tokens per second.
-        burst: tokens that it holds, and begins with.
+        per_second: how many tokens it gets per second.
+        burst: how many tokens it holds at most, and at the beginning.
 
     Raises:
         OptionsError: a number is out of its range.
@@ -39,7 +39,7 @@ class TokenBucket:
         return self._full_at - self._slack
 
     def take(self, now: float) -> bool:
-        """Take a token; returns whether there was one."""
+        """Take a token at the time `now`; return whether there was one."""
         if now < self.ready_at:
             return False
         self._full_at = max(now, self._full_at) + self._seconds_per_token
@@ -53,12 +53,12 @@ T = TypeVar("T")
 class RateLimit(Actor[Any, Any]):
     """A node that passes its input on, at a limited rate: `limited = ps.RateLimit(per_second=10, burst=5)`.
 
-    Items of higher priority pass first. One that is cancelled or expires while it waits uses nothing up. The limit is
-    that of a scope: one for all calls of a deployment or a stream, and one for each `engine.run`.
+    Items of higher priority pass first. An item that is cancelled or expires while it waits does not count. All calls
+    of a deployment or of a stream share one limit; each `engine.run` has its own.
 
     Args:
-        per_second: items per second, in the long run.
-        burst: items that may pass at once after a pause.
+        per_second: how many items may pass per second, in the long run.
+        burst: how many items may pass at once after a pause.
 
     Raises:
         OptionsError: a number is out of its range.
@@ -70,11 +70,12 @@ class RateLimit(Actor[Any, Any]):
     if TYPE_CHECKING:
 
         async def __call__(self, value: T, /) -> T:
-            """Return the value, in its turn."""
+            """Return the value when the limit lets it pass."""
             ...
 
     async def loop(self, inbox: Inbox[Work[Any, Any]], /) -> None:
-        """Take everything in, and let it out at the rate; so the end of the scope is noticed while nothing may pass."""
+        """Take all work out of the inbox at once, and finish it at the limited rate."""
+        # The loop waits in `inbox.get` also while nothing may pass, so that it notices the end of its scope at once.
         clock = asyncio.get_running_loop().time
         bucket = self._bucket
         waiting: PriorityFifo[Work[Any, Any]] = PriorityFifo()
@@ -86,7 +87,7 @@ class RateLimit(Actor[Any, Any]):
                     work = await inbox.get()
                     waiting.push(work, work.priority)
             except TimeoutError:
-                now = bucket.ready_at  # a timer may run a clock's tick too early
+                now = bucket.ready_at  # not the clock: a timer may run up to one tick of the clock too early
             now = max(now, clock())
             while waiting and now >= bucket.ready_at:
                 work = waiting.pop()

@@ -1,4 +1,4 @@
-"""Resource: what is opened once and shared, such as an HTTP client, a pool or model weights."""
+"""Resource: something that is opened once and shared, such as an HTTP client, a pool or model weights."""
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -23,25 +23,29 @@ T = TypeVar("T")
 
 
 class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
-    """What is opened once per Engine and static arguments, and closed with it; made by `penstock.resource`.
+    """Something that an Engine opens once and that all calls share; made by `penstock.resource`.
 
-    A graph calls it like a node, `client = await http("https://...")`, and passes on what it gives.
+    A graph calls it like a node, `client = await http("https://...")`, and passes the value on to nodes. Calls with
+    equal arguments share one opening.
 
     Attributes:
         fn: the async generator function.
-        name: how it is drawn and named in errors.
+        name: the name of the resource in drawings and errors.
     """
 
     def __init__(self, fn: Callable[P, AsyncIterator[T]]) -> None:
         super().__init__(cast("Callable[P, Coroutine[Any, Any, T]]", fn), Policy())
-        self.is_async, self.gives_stream = True, False  # of its calls, not of its function
+        self.is_async, self.gives_stream = True, False  # a call is awaited, although the function is a generator
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        """In a graph, give what is opened; in a graph that is called without an engine, open it until that ends.
+        """Return the opened value, to be awaited in a graph.
+
+        While a graph is traced, this records that the graph needs the resource. In a graph that is called without an
+        engine, it opens the resource until that call ends.
 
         Raises:
             GraphTraceError: an argument is not known while the graph is traced, or is not hashable.
-            ResourceError: called anywhere else, where nobody would close it.
+            ResourceError: the call is outside of any graph, where nothing would close the resource.
         """
         tracer = active()
         opening = self._opening(args, kwargs, tracer)
@@ -50,19 +54,19 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
         value: Coroutine[Any, Any, T] | None = open_eagerly(opening)
         if value is None:
             raise ResourceError(
-                f"{call_location()}: resource {self.name!r} is called outside of a graph, where nobody would close it; "
+                f"{call_location()}: resource {self.name!r} is called outside of a graph, where nothing closes it; "
                 "call it in the graph and pass the value to the node, or, in a test of the resource itself, write "
                 f"`async with {self.name}.open(...) as value`"
             )
         return value
 
     def open(self, *args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T]:
-        """Return an async context manager that opens it for itself alone, without an engine, for tests of it."""
+        """Return an async context manager that opens the resource on its own, without an engine; for tests of it."""
         opened: AbstractAsyncContextManager[T] = self._opening(args, kwargs, None).manager()
         return opened
 
     def with_policy(self, **policy: Any) -> NoReturn:
-        """Refuse: a resource has no policy.
+        """Raise: a resource has no policy, because its callers share one opening.
 
         Raises:
             TypeError: always.
@@ -73,11 +77,11 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
         )
 
     def __get__(self, instance: Any, owner: type | None = None) -> Self:
-        """Return itself: it is not bound to the object that it is an attribute of."""
+        """Return the resource itself: as an attribute of a class, it is not bound to an instance."""
         return self
 
     def _result_annotation(self) -> Any:
-        """Return the annotation of what it yields, None if unknown."""
+        """Return the annotation of the value that the function yields; None if unknown."""
         return next(iter(get_args(self._hints.get("return"))), None)
 
     def _opening(self, args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Tracer | None) -> Opening:
@@ -101,8 +105,8 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
     def _check_static(self, name: str, value: Any, tracer: Tracer | None) -> None:
         if (hidden := hidden_ref(value)) is not None:
             raise GraphTraceError(
-                f"{call_location()}: argument {name!r} of resource {self.name!r} is {hidden!r}, which each call of the "
-                "graph has its own of; a resource is opened once, with arguments that are known before: make the graph "
+                f"{call_location()}: argument {name!r} of resource {self.name!r} is {hidden!r}, which differs for each "
+                "call of the graph; a resource is opened once, with arguments that are known before: make the graph "
                 "in a function that takes them (`def build(base_url): ...`), or pass the value to the node that uses "
                 "the resource"
             )
@@ -110,11 +114,11 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
             hash(value)
         except TypeError as error:
             raise GraphTraceError(
-                f"{call_location()}: argument {name!r} of resource {self.name!r} cannot be hashed ({error}), so nobody "
-                "could say which calls share it; pass a string, a number, a tuple or a frozen dataclass"
+                f"{call_location()}: argument {name!r} of resource {self.name!r} cannot be hashed ({error}), but calls "
+                "with equal arguments share the resource; pass a string, a number, a tuple or a frozen dataclass"
             ) from None
         if tracer is not None and not isinstance(tracer.template(value, call_location(), self.name), Constant):
-            raise AssertionError(f"{value!r} is hashable, without a symbolic value, and yet no constant")
+            raise AssertionError(f"{value!r} is hashable and has no symbolic value in it, but is no constant")
 
     def __repr__(self) -> str:
         return f"<Resource {self.name}>"
@@ -123,33 +127,33 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
 def resource(fn: Callable[P, AsyncIterator[T]], /) -> Resource[P, T]:
     """Make a resource of an async generator function that opens something, yields it once, and closes it.
 
-    In an Engine it is opened when the first graph that uses it is about to run, once for each distinct static
-    arguments, and shared by all. It is closed with the Engine, in reverse order of opening; in the default Engine
-    when the last run, stream or deployment that uses it ends. Opening and closing happen in one task of its own, in
-    an empty context, so it may hold task groups and belongs to no caller.
+    An Engine opens it before the first graph that uses it runs, once for each tuple of arguments, and all calls share
+    the value. It is closed with the Engine, in reverse order of opening; in the default Engine, when the last run,
+    stream or deployment that uses it ends. Opening and closing happen in one task, so the function may hold task groups
+    and cancel scopes open at its `yield`. That task has an empty context: it sees no variables of any caller.
 
     Args:
         fn: an `async def` with one `yield`. Its arguments must be hashable and known while the graph is traced.
 
     Returns:
-        A `Resource`; in a graph, `await` of its call gives what it yields.
+        A `Resource`; in a graph, `await` of a call gives the value that `fn` yields.
 
     Raises:
-        TypeError: `fn` is something else, or a method.
+        TypeError: `fn` is no async generator function, or a method.
     """
-    made: Any = fn  # whatever it is, whoever has no type checker is told
+    made: Any = fn  # the checks below are for programs without a type checker
     if isinstance(made, Node):
         raise TypeError(
-            f"@resource needs an `async def` with one `yield`, and {made!r} is a node or a resource already"
+            f"@resource needs an `async def` with one `yield`, but {made!r} is a node or a resource already"
         )
     if not inspect.isasyncgenfunction(made):
-        remedy = "write `async def` with one `yield`: what is before it opens, what follows it closes"
+        remedy = "write `async def` with one `yield`: the code before it opens, the code after it closes"
         raise TypeError(f"@resource needs an async generator function, got {made!r}; {remedy}")
     around, _, name = made.__qualname__.rpartition(".")
     first = next(iter(signature_of(made).parameters), "")
     if around and not around.endswith("<locals>") and first in ("self", "cls"):
         raise TypeError(
-            f"resource {name!r} is a method of {around}; it is shared by all who open it with equal arguments: make it "
+            f"resource {name!r} is a method of {around}, but all calls with equal arguments share a resource: make it "
             "a function that takes what it needs"
         )
     return Resource(fn)

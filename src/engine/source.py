@@ -1,4 +1,4 @@
-"""Sources: where a stream's calls come from, and the window of those that are in flight."""
+"""The source of a stream of calls, how it is asked for calls, and the window of items in flight."""
 
 import asyncio
 from collections import deque
@@ -14,36 +14,35 @@ from ..actors.worker import WorkerGroup
 from .graph import Call, Graph
 from .program import Wired
 
-# ReorderWindow: the places of a stream of calls, or of a `map_each` over a stream, and the order in which items are
-# taken out.
-#
-# The reorder window is enforced at admission: an item counts from before it is asked for until it is taken out in its
-# turn. So a slow first item fills the window and no node ever waits for it.
+# A `ReorderWindow` holds the places of a stream of calls, or of a `map_each` over a stream, and the order in which
+# items are taken out. An item counts in the window from before the source is asked for it until the reader takes it, in
+# its turn. So a slow first item fills the window, and the source waits; the results of later items wait here, and no
+# node waits with them.
 
 
 class ReorderWindow:
-    """Listens to the frames of a stream, and hands them out when they have ended.
+    """The items in flight of a stream: it listens to their frames, and hands them to the reader when they have ended.
 
     Args:
         size: the most items that count at a time.
-        ordered: whether they are taken out in input order, or as they end.
-        on_fatal: called with an error that ends the whole stream: KeyboardInterrupt, SystemExit.
-        on_settled: called when nothing runs for an item any more; None if nobody has to know.
+        ordered: whether the reader gets items in input order, or as they end.
+        on_fatal: called with an error that ends the whole stream, such as KeyboardInterrupt.
+        on_settled: called with a frame when its last handler has ended; may be None.
 
     Attributes:
-        submitted: items that were started; the next one's index.
+        submitted: how many items were started; also the index of the next item.
         limit: the index of the first item for which there is no place yet.
-        reserved: the source is being asked for an item, whose place is taken: 1, else 0.
-        position: in input order, the index of the next item to be taken out; else how many were.
-        frames: the items that were started and not yet taken out.
+        reserved: 1 while the source is being asked for an item, whose place is taken already; else 0.
+        position: how many items the reader has taken; in input order, also the index of the next item to be taken.
+        frames: the items that were started and not yet taken, by index.
         on_room: called once when there is room again.
-        collected: takes the results as they end, in their turn; None where a reader takes each item out.
+        collected: the list that takes results as they end, in their turn; None where a reader takes each item.
         service: the deployment that the stream belongs to.
-        asking: the task of the source waits for room, or for the source.
-        closed: nothing is asked of the source any more.
-        failed: items that ended without a result.
-        cancelled: those of them that the end of the stream has cancelled.
-        expired: those of them that had no time left.
+        asking: whether the task of the source waits for room, or for the source.
+        closed: whether the source is asked for no more items.
+        failed: how many items ended without a result.
+        cancelled: how many of these were cancelled by the end of the stream.
+        expired: how many of these had no time left.
     """
 
     __slots__ = (
@@ -66,7 +65,7 @@ class ReorderWindow:
         self._on_settled = on_settled
         self._completion_order: deque[int] | None = None if ordered else deque()
         self._reader: asyncio.Future[None] | None = None
-        self._unwinding: set[int] = set()  # taken out, but still running: they count until they have unwound
+        self._unwinding: set[int] = set()  # items that were taken, but whose handlers still unwind: they count as well
         self.size = size
         self.submitted = 0
         self.limit = size
@@ -84,40 +83,41 @@ class ReorderWindow:
 
     @property
     def in_flight(self) -> int:
-        """Items that count now: from before the source is asked for them until they are taken out."""
+        """How many items count now: from before the source is asked for an item until the reader has taken it."""
         return self.submitted + self.reserved + self.size - self.limit
 
     def new_frame(self, wired: Wired, arguments: tuple[Any, ...], group: WorkerGroup, parent: Frame | None) -> Frame:
-        """Start the next item, for which a place was reserved."""
+        """Make the frame of the next item, for which a place was reserved."""
         frame = Frame(wired.program, arguments, group, self, self.submitted, parent)
         self.started(frame)
         return frame
 
     def started(self, frame: Frame) -> None:
-        """The next item is this one."""
+        """Note the frame of the next item."""
         self.frames[self.submitted] = frame
         self.submitted += 1
         self.reserved = 0
 
     @property
     def running(self) -> int:
-        """Items that have not ended yet."""
-        return sum(frame.state == "running" for frame in list(self.frames.values()))  # metrics: in another thread
+        """How many items have not ended yet."""
+        # Of a copy: metrics read this in another thread.
+        return sum(frame.state == "running" for frame in list(self.frames.values()))
 
     @property
     def completed(self) -> int:
-        """Items that ended with a result; worked out when it is asked for, so that an item does not pay for it."""
+        """How many items ended with a result; computed only here, so that items need not count it."""
         return self.submitted - self.failed - self.running
 
     def peek(self) -> Frame | None:
-        """Return the next item in its turn, if it has ended, and leave it there."""
+        """Return the item whose turn it is, if it has ended, without taking it."""
         if self._completion_order is None:
             frame = self.frames.get(self.position)
             return None if frame is None or frame.state == "running" else frame
         return self.frames[self._completion_order[0]] if self._completion_order else None
 
     def take(self) -> Frame | None:
-        """Take out the next item in its turn, if it has ended."""
+        """Take the item whose turn it is, if it has ended."""
         if self._completion_order is None:
             frames, position = self.frames, self.position
             frame = frames.get(position)
@@ -139,26 +139,26 @@ class ReorderWindow:
         return frame
 
     def clear(self) -> None:
-        """Forget the items that nobody will take out."""
+        """Forget the items that were not taken; the stream is closed."""
         self.frames.clear()
         if self._completion_order is not None:
             self._completion_order.clear()
 
     @property
     def ordered(self) -> bool:
-        """Whether items are taken out in input order."""
+        """Whether the reader gets items in input order."""
         return self._completion_order is None
 
     @property
     def has_reader(self) -> bool:
-        """Whether somebody waits for an item."""
+        """Whether a reader waits for an item."""
         return self._reader is not None
 
     async def wait(self, values: StreamBuffer[Any] | None = None) -> None:
-        """Wait until something has happened that the reader may want to see.
+        """Wait for `wake_reader`; the caller has to look again what has changed.
 
         Args:
-            values: a stream of which the reader may want to see the next value, or the end, as well.
+            values: a stream; the wait also ends when it has another value, or has ended.
         """
         self._reader = self._loop.create_future()
         if values is not None:
@@ -171,12 +171,12 @@ class ReorderWindow:
                 values.waiter = None
 
     def wake_reader(self) -> None:
-        """Have the reader look again."""
+        """Wake the reader, if it waits."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     def frame_done(self, frame: Frame) -> None:
-        """An item has ended."""
+        """Count an item that has ended, and wake the reader if it is the turn of this item."""
         if frame.state != "done":
             self.failed += 1
             self.expired += frame.has_expired
@@ -184,7 +184,7 @@ class ReorderWindow:
                 self._on_fatal(frame.error)
         has_turn = frame.item == self.position
         if frame.state == "cancelled":
-            self.cancelled += not frame.has_expired  # only a stream that ends cancels its items
+            self.cancelled += not frame.has_expired  # only the end of the stream cancels its items
             has_turn = False
         elif self._completion_order is not None:
             self._completion_order.append(frame.item)
@@ -195,20 +195,23 @@ class ReorderWindow:
             self._on_settled(frame)
 
     def frame_settled(self, frame: Frame) -> None:
-        """Nothing runs for an item any more."""
+        """Report that the last handler of an item has ended; if the item was taken before, its place is free now."""
         if self._on_settled is not None:
             self._on_settled(frame)
         if frame.item in self._unwinding:
             self._unwinding.discard(frame.item)
             self.limit += 1
             self._make_room()
-            self.wake_reader()  # it may wait for the last item
+            self.wake_reader()  # it may wait for the last item to leave the window
 
     def _collect(self, collected: list[Any]) -> bool:
-        """Take out what has ended with a result; returns whether items are left, none of which can be taken out."""
+        """Take the items that have ended with a result; return False if the reader has to be woken.
+
+        It has to be for an error, and when no items are left.
+        """
         while (frame := self.peek()) is not None:
             if frame.state != "done":
-                return False  # the reader knows what to do with an error
+                return False
             self.take()
             collected.append(frame.result)
         return self.position < self.submitted
@@ -222,7 +225,7 @@ class ReorderWindow:
 Calls: TypeAlias = Iterable[Call[Any]] | AsyncIterable[Call[Any]]
 Prepare: TypeAlias = Callable[[Graph[..., Any]], Awaitable[Wired]]
 
-# Items that are taken from a source that never waits before the loop gets its turn.
+# How many items are taken from a source that never waits, before the event loop gets its turn.
 _BURST = 64
 
 
@@ -231,10 +234,10 @@ class _Ended(Exception):
 
 
 class PulledSource:
-    """A plain iterable whose calls are asked for by the workers themselves: no hop between the source and its item.
+    """A plain iterable as a source: the workers themselves ask it for calls, so that no item needs a hop from there.
 
-    What a worker cannot do, because it has to wait, is left to the task of the source: entering a stateful node, and
-    an inbox that is full.
+    A worker does not wait here. If something has to be awaited, such as the start of a stateful node or a full inbox,
+    the task of the source does that (`run`).
     """
 
     def __init__(
@@ -246,7 +249,7 @@ class PulledSource:
         parent: Frame | None,
         deadline: float | None,
     ) -> None:
-        # A generator is stepped by whichever worker is free, but always in one context: it may set variables in it.
+        # Different workers step a generator, but always in this one context, in which it may set variables.
         self._context = group.context.copy()
         self._iterator: Iterator[Any] = self._context.run(iter, calls)
         self._window = window
@@ -254,19 +257,19 @@ class PulledSource:
         self._prepare = prepare
         self._parent = parent
         self._deadline = deadline
-        # Spans and deadlines are looked after between two steps, which takes a worker.
+        # Items with spans or a deadline cannot run inside of `pull`: a worker has to look after these between steps.
         self._may_run = deadline is None and not group.traced and window.ordered
         self._wired: dict[Graph[..., Any], Wired] = {}
-        self._entry: NodeActor | None = None  # where the last item began
-        self._asked_for: Call[Any] | None = None  # the source gave it, and it waits for its graph's actors
-        self._blocked: tuple[Frame, list[NodeActor]] | None = None
+        self._entry: NodeActor | None = None  # the actor in which the last item began
+        self._asked_for: Call[Any] | None = None  # a call from the source that could not be started yet
+        self._blocked: tuple[Frame, list[NodeActor]] | None = None  # an item, and the full inboxes that it has to enter
         self._stopped: asyncio.Future[None] = group.loop.create_future()
 
     async def run(self) -> None:
-        """Let the workers pull until there are no more calls.
+        """Let the workers pull calls until there are no more.
 
         Raises:
-            Exception: what the source raised, or a stateful node that did not start.
+            Exception: the error of the source, or of a stateful node that did not start.
         """
         try:
             while True:
@@ -287,16 +290,17 @@ class PulledSource:
             self._context.run(close_nowait, self._iterator)
 
     def pull(self, position: Position | None) -> tuple[NodeActor, Frame] | None:
-        """Return an item to run, its place already taken.
+        """Take a call from the source, and return its item and the actor that runs it, with the place already taken.
 
-        Items of a graph that is one chain of plain functions are run here: they cannot wait, so there is nothing to
-        carry on.
+        If the graph is one chain of plain functions, its items are run right here: they cannot wait, so there is
+        nothing for a worker to carry on.
 
         Args:
-            position: of the worker that asks; None if it is none, so that nothing may run here.
+            position: the position of the worker that asks; None if the caller is no worker, so that no handler may run
+                here.
 
         Returns:
-            None if there is no item now, or what there was has been run, or was given to others.
+            None if there is no item now, or if the items were run here or put into an inbox.
         """
         window, group, wired_for = self._window, self._group, self._wired
         run_in_context, iterator = self._context.run, self._iterator
@@ -317,7 +321,7 @@ class PulledSource:
                 return None
             if self._may_run and position is not None:
                 chain = wired.chain
-                # The first item goes the longer way, on which every function of the chain is looked at.
+                # The first item goes the longer way, through a worker, which looks at each function of the chain.
                 if chain is not None and chain.completed and chain.limiter.free > 0:
                     self._burst(call, wired, chain, position)
                     return None
@@ -349,14 +353,14 @@ class PulledSource:
         return None
 
     def wanted(self) -> int:
-        """Return how many workers would get an item now, if the next ones begin where the last one did."""
+        """Return how many workers would get an item now, supposing that items begin in the same actor as the last."""
         room = self._window.limit - self._window.submitted
         if room <= 0:
             self._wait_for_room()
             return 0
         free = 1 if self._entry is None else self._entry.limiter.free
         if free <= 0:
-            # What would only wait in an inbox is put there now, which takes no worker, and none has to be woken.
+            # The items would only wait in an inbox, so they are put there now, without waking a worker for that.
             item = self.pull(None)
             if item is not None:
                 self._group.enqueue(*item)
@@ -409,7 +413,7 @@ class PulledSource:
             window.wake_reader()
 
     def _fill(self, call: Call[Any], wired: Wired, entry: NodeActor) -> None:
-        """Put items where they would only wait, all at once, as long as there is room for more."""
+        """Put items into the inbox of their first actor, all at once, as many as it has room for."""
         window, group, parent, deadline = self._window, self._group, self._parent, self._deadline
         graph, program, waiting = call.graph, wired.program, window.frames
         run_in_context, iterator = self._context.run, self._iterator
@@ -438,7 +442,7 @@ class PulledSource:
             entry.offer_new(frames)
 
     async def _prepare_graph(self, call: Any) -> None:
-        """Enter the stateful nodes of a graph that comes for the first time; `pull` takes the call from there."""
+        """Make the actors of a graph that comes for the first time; `pull` then starts the call."""
         self._window.reserved = 1
         try:
             self._wired[call.graph] = await self._prepare(
@@ -457,7 +461,7 @@ class PulledSource:
             self._group.arm()
 
     def _stop(self, error: BaseException | None) -> None:
-        """Hand over to the task of the source."""
+        """Stop the workers from pulling, and wake the task of the source; with an error, that ends it."""
         self._group.feed = None
         if self._stopped.done():
             return
@@ -472,14 +476,14 @@ async def feed(calls: Calls, window: ReorderWindow, start: Callable[[Any, int], 
 
     Args:
         calls: the calls.
-        window: reserves a place before each call is asked for.
+        window: the window; a place is reserved in it before the source is asked for a call.
         start: starts one call, given its index.
 
     Returns:
         Whether the source has no more calls; False if the window was closed before.
 
     Raises:
-        Exception: what the source raised, or `start`.
+        Exception: the error of the source, or of `start`.
     """
     source = calls.__aiter__() if isinstance(calls, AsyncIterable) else _stepwise(iter(calls))
     try:
@@ -489,7 +493,7 @@ async def feed(calls: Calls, window: ReorderWindow, start: Callable[[Any, int], 
                 room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 window.on_room = lambda room=room: None if room.done() else room.set_result(None)
                 await room
-            if window.closed:  # a source may swallow the cancellation that told it to stop
+            if window.closed:  # checked as well, because a source may swallow the cancellation that tells it to stop
                 return False
             window.reserved = 1
             try:
@@ -501,7 +505,7 @@ async def feed(calls: Calls, window: ReorderWindow, start: Callable[[Any, int], 
                 await start(call, window.submitted)
             finally:
                 window.reserved = 0
-            del call  # it would keep the last item alive while the source is waited for
+            del call  # or it would keep the arguments of the last item alive while this waits for the source
             if window.submitted % _BURST == 0:
                 await asyncio.sleep(0)
     finally:
@@ -517,7 +521,7 @@ async def enter(frame: Frame, full: Iterable[NodeActor], window: ReorderWindow) 
         for actor in full:
             await actor.queue(frame)
     except asyncio.CancelledError as error:
-        if not window.closed:  # not by the engine, which cancels its items itself: nobody else would end this one
+        if not window.closed:  # not cancelled by the engine, which would cancel this item as well
             cancelled = NodeCancelledError("the source of this stream was cancelled while this item waited to enter")
             cancelled.__cause__ = error
             frame.fail(cancelled)
@@ -526,7 +530,7 @@ async def enter(frame: Frame, full: Iterable[NodeActor], window: ReorderWindow) 
 
 def _fail(frame: Frame, actor: NodeActor, error: BaseException) -> None:
     ended = frame.state != "running"
-    frame.fail(error, actor)  # one that has ended already only logs it
+    frame.fail(error, actor)  # a frame that has ended already only logs the error
     if ended:
         frame.leave()
     else:
@@ -534,16 +538,16 @@ def _fail(frame: Frame, actor: NodeActor, error: BaseException) -> None:
 
 
 def checked_call(call: Any, index: int, *, trace_items: bool) -> Call[Any]:
-    """Return what a source gave, if it is a call that may come from there.
+    """Check an object that a source has given, and return it as a call.
 
     Args:
-        call: what it gave.
-        index: of the item.
+        call: the object.
+        index: the index of the item.
         trace_items: the option of the stream.
 
     Raises:
-        TypeError: it is no call.
-        OptionsError: it goes on from headers, in a stream whose items are all in one trace.
+        TypeError: the object is no call.
+        OptionsError: the call continues the trace of its headers, in a stream whose items are all in one trace.
     """
     if isinstance(call, Call):
         found: Call[Any] = call  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
@@ -557,7 +561,7 @@ def checked_call(call: Any, index: int, *, trace_items: bool) -> Call[Any]:
 
 
 def close_nowait(iterator: Iterator[Any]) -> None:
-    """Close a generator, so that its `finally` runs now."""
+    """Close the iterator if it is a generator, so that its `finally` blocks run now."""
     close = getattr(iterator, "close", None)
     if close is not None:
         close()

@@ -1,4 +1,4 @@
-"""Stateful nodes: classes whose instances are called, each scope with an instance of its own."""
+"""Stateful nodes: classes whose instances are called; each scope has an instance of its own."""
 
 import functools
 import inspect
@@ -25,9 +25,9 @@ _RECIPE = "_penstock_recipe"
 
 
 class _Recipe:
-    """How an instance was made, so that every scope can make one like it; kept by the instance.
+    """The class and the arguments of an instance, so that each scope can make one like it; the instance keeps this.
 
-    A pickle or a deep copy of the instance gets an empty one: the arguments may be of no use elsewhere.
+    A pickle or a deep copy of the instance gets an empty recipe: the arguments may be of no use elsewhere.
     """
 
     __slots__ = ("args", "cls", "kwargs", "node")
@@ -43,23 +43,26 @@ class _Recipe:
 
 
 def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
-    """Make calls of the instances of a class into steps, in place, so that the class stays what it was."""
-    # getattr would find that of the metaclass, which makes instances.
+    """Change `__init__` and `__call__` of a class, so that calls of its instances in a graph become steps.
+
+    The class is changed in place, so that it keeps its identity.
+    """
+    # Not getattr(cls, "__call__"): that finds the method of the metaclass, which makes instances.
     call = next((vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)), None)
     if call is None:
         raise TypeError(f"@node on class {cls.__name__!r} needs a method __call__, which handles one item")
     if cls.__dictoffset__ == 0:
         raise TypeError(
-            f"@node on class {cls.__name__!r}: add '__dict__' to its __slots__, where its arguments are kept"
+            f"@node on class {cls.__name__!r}: add '__dict__' to its __slots__, so that it can keep its arguments"
         )
-    call = getattr(call, "_penstock_call", call)  # a subclass of a stateful node with a policy of its own
+    call = getattr(call, "_penstock_call", call)  # if the class derives from a stateful node, whose method is wrapped
     if owns_loop(cls):
         call = inspect.unwrap(call)
         check_loop(cls, call)
         if policy.restart_on:
             raise TypeError(
-                f"@node on class {cls.__name__!r}, which owns its loop: it crashes when that raises or returns, and "
-                "work.fail(error) is the error of an item; leave out restart_on="
+                f"@node on class {cls.__name__!r}, which owns its loop: it crashes when its loop raises or returns, "
+                "and work.fail(error) is the error of an item; leave out restart_on="
             )
         call = _alone(call)
     check_policy(name or cls.__name__, call, policy, is_stateful=True)
@@ -67,7 +70,7 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
 
     @functools.wraps(init)
     def remember(self: Any, *args: Any, **kwargs: Any) -> None:
-        # Every scope makes an instance of its own out of the same arguments. A subclass's recipe is the outermost.
+        # The __init__ of a subclass comes first, and its recipe counts: each scope makes an instance of the subclass.
         if _RECIPE not in self.__dict__:
             object.__setattr__(self, _RECIPE, _Recipe(type(cast("object", self)), args, kwargs))
         init(self, *args, **kwargs)
@@ -99,26 +102,26 @@ def is_stateful(value: object) -> bool:
 
 
 def node_of(instance: Any) -> Node[..., Any]:
-    """Return the node of an instance that the user made; always the same one.
+    """Return the node of an instance that the user made; the same node at each call.
 
     Raises:
-        GraphTraceError: no scope could make an instance like it.
+        GraphTraceError: a scope could not make an instance like this one.
     """
     recipe: _Recipe | None = instance.__dict__.get(_RECIPE)
     cls: type[Any] = type(cast("object", instance))
     wrapper: Any = cls.__call__
     if not hasattr(wrapper, "_penstock_call") or not hasattr(cls.__init__, "_penstock_remembers"):
         raise GraphTraceError(
-            f"{call_location()}: class {cls.__qualname__!r} has an __init__ or __call__ of its own, beside that of the "
-            "node that it derives from; decorate it with @ps.node as well"
+            f"{call_location()}: class {cls.__qualname__!r} derives from a node, but has an __init__ or __call__ of "
+            "its own; decorate it with @ps.node as well"
         )
     if recipe is None or recipe.cls is not cls:
         raise GraphTraceError(
             f"{call_location()}: an instance of {cls.__qualname__!r} was made by pickle or copy, not by calling the "
-            "class, so no scope can make one like it; make it by calling the class"
+            "class, so a scope cannot make another one like it; make it by calling the class"
         )
     if recipe.node is None or recipe.node.template is not instance:
-        recipe = _Recipe(cls, recipe.args, recipe.kwargs)  # a shallow copy shares that of the original
+        recipe = _Recipe(cls, recipe.args, recipe.kwargs)  # its own: a shallow copy has the recipe of the original
         recipe.node = Node(
             types.MethodType(wrapper._penstock_call, instance),
             wrapper._penstock_policy,
@@ -132,7 +135,7 @@ def node_of(instance: Any) -> Node[..., Any]:
 
 
 def fresh_instance(template: Any) -> tuple[Any, Callable[..., Any]]:
-    """Make an instance like `template` for one scope; returns it, and what handles an item."""
+    """Make an instance like `template` for one scope; return the instance, and its method that handles an item."""
     recipe: _Recipe = template.__dict__[_RECIPE]
     assert recipe.cls is not None
     instance = recipe.cls(*recipe.args, **recipe.kwargs)
@@ -146,7 +149,7 @@ def _make_loop(node: Node[..., Any], pools: "Pools", threads: "ThreadShare | Non
 
 
 def _alone(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what handles one item outside of a graph: by an instance of its own, as every scope has one."""
+    """Return a function that handles one item outside of a graph, with a new instance, as if it were a scope."""
 
     @functools.wraps(call)
     async def handle(self: Any, value: Any, /) -> Any:

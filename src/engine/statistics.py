@@ -1,4 +1,4 @@
-"""What statistics say: differences of two looks, the node that limits, and how long something has run."""
+"""Statistics of streams, the node that limits them, differences of two snapshots, and how long something has run."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 class Uptime:
-    """A watch that stands still once what it measures has ended.
+    """A stopwatch, which runs from its making until `stop`.
 
-    It uses the clock of `busy_seconds` and `put_wait_seconds`, which are compared with it, and not that of the loop.
+    It uses `perf_counter` and not the clock of the loop, because `busy_seconds` and `put_wait_seconds`, which are
+    compared with it, use `perf_counter`, too.
     """
 
     __slots__ = ("_began", "_ended")
@@ -27,25 +28,25 @@ class Uptime:
         self._ended: float | None = None
 
     def restart(self) -> None:
-        """Count from now on."""
+        """Count from now on instead."""
         self._began = perf_counter()
 
     def stop(self) -> None:
-        """Stand still; the first call counts."""
+        """Stop the watch; further calls change nothing."""
         if self._ended is None:
             self._ended = perf_counter()
 
     @property
     def seconds(self) -> float:
-        """Seconds since the beginning, until the end."""
+        """The time from the beginning until `stop`, or until now, in seconds."""
         return (perf_counter() if self._ended is None else self._ended) - self._began
 
 
 def since(later: Record, earlier: Record, *counters: str) -> Record:
-    """Return a record with those of its fields that count reduced by what they were.
+    """Return the later record, with the named counters reduced by their values in the earlier record.
 
     Raises:
-        ValueError: a counter has become smaller, so the records are not two of the same.
+        ValueError: a counter has become smaller, so the two records are not of the same object.
     """
     changed = less(later, earlier, *counters)
     for name in counters:
@@ -58,13 +59,13 @@ def since(later: Record, earlier: Record, *counters: str) -> Record:
 
 
 def actors_less(later: Iterable[ActorStatistics], earlier: Iterable[ActorStatistics]) -> tuple[ActorStatistics, ...]:
-    """Return what each node did between two looks; one that is new did all of it."""
+    """Return the counters of each node less those of an earlier snapshot, if the node was in that snapshot."""
     before = dict(_numbered(earlier))
     return tuple(counted(now, before.get(key), since) for key, now in _numbered(later))
 
 
 def _numbered(actors: Iterable[ActorStatistics]) -> Iterable[tuple[tuple[str, str, int], ActorStatistics]]:
-    """Yield actors with what tells each from the others, also from one of the same name."""
+    """Yield actors with a key for each: graph, node, and a number among those of the same name."""
     seen: Counter[tuple[str, str]] = Counter()
     for actor in actors:
         seen[actor.graph, actor.node] += 1
@@ -73,14 +74,15 @@ def _numbered(actors: Iterable[ActorStatistics]) -> Iterable[tuple[tuple[str, st
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The node that limits a stream or a deployment. `str()` says it in a sentence.
+    """The node that limits a stream or a deployment. `str()` gives a sentence that says so.
 
     Attributes:
-        graph: name of its graph.
-        node: name of the node, as drawn.
+        graph: the name of its graph.
+        node: the name of the node, as drawn.
         waiting: how many items waited for room in its inbox, on average.
-        busy_share: how much of the time its places were busy, from 0 to 1, on average; None if that is not measured.
-        concurrency: the most items in flight in it; None if unlimited.
+        busy_share: the share of the time for which its places were busy, from 0 to 1, on average; None if that is not
+            measured.
+        concurrency: how many items the node handles at a time; None if unlimited.
     """
 
     graph: str
@@ -101,13 +103,13 @@ class Bottleneck:
 
 
 def find_bottleneck(actors: Iterable[ActorStatistics], elapsed_seconds: float | None) -> Bottleneck | None:
-    """Return the node that limits, on average over the time that the counters cover; None if they do not say.
+    """Return the node that limits, on average over the time that the counters cover; None if no inbox was full.
 
-    A verdict uses the same rule, and others that need the times of a profile.
+    The verdict of a profile uses the same rule, and further rules that need the times of a profile.
 
     Args:
         actors: the nodes; those of one graph in topological order.
-        elapsed_seconds: the time that the counters cover; None if unknown, and then nothing can be said.
+        elapsed_seconds: the time that the counters cover, in seconds; None if unknown: then the result is None, too.
     """
     from ..telemetry.profiling.limits import full_inboxes
 
@@ -126,18 +128,19 @@ class StreamStatistics(Rendered):
     """A snapshot of a stream. It shows itself as a table: printed, with rich, and in a notebook.
 
     Attributes:
-        submitted: items taken from the source.
-        completed: items that ended with a result.
-        failed: items that ended with an error.
-        skipped: failed items that were skipped (`on_error="skip"`).
-        yielded: items handed to the reader, as a result or as an error.
-        in_flight: items that count in `max_in_flight` now.
-        actors: the nodes; of a deployment's stream, those of the deployment, with all that they have done in it.
-        elapsed_seconds: the time that the counters cover: since it is open, until it ended; None before.
-        actors_elapsed_seconds: the time that those of `actors` cover; None before there are any.
-        expired: those of the failed items that ended with `DeadlineExceeded`, or had not ended when the time of the
+        submitted: how many items were taken from the source.
+        completed: how many items ended with a result.
+        failed: how many items ended with an error.
+        skipped: how many of the failed items were skipped (`on_error="skip"`).
+        yielded: how many items the reader got, as a result or as an error.
+        in_flight: how many items count in `max_in_flight` now.
+        actors: the nodes and their counters. For a stream of a deployment, the nodes of the deployment: their counters
+            cover all of its calls.
+        elapsed_seconds: for how long the stream has been open, or was open until it ended, in seconds; None before.
+        actors_elapsed_seconds: the time that the counters of `actors` cover, in seconds; None before there are any.
+        expired: how many of the failed items ended with `DeadlineExceeded`, or were in flight when the time of the
             stream was over.
-        bottleneck: the node that limits, on average over that time; None if the counters do not say.
+        bottleneck: the node that limits, on average over `actors_elapsed_seconds`; None if no inbox was full.
     """
 
     submitted: int
@@ -153,14 +156,20 @@ class StreamStatistics(Rendered):
 
     @property
     def bottleneck(self) -> Bottleneck | None:
-        """The node that limits it, on average; None if the counters do not say."""
+        """The node that limits the stream, on average over `actors_elapsed_seconds`; None if no inbox was full."""
         return find_bottleneck(self.actors, self.actors_elapsed_seconds)
 
     def since(self, earlier: "StreamStatistics") -> "StreamStatistics":
-        """Return what happened after an earlier look: counters less what they were then, all else as it is now.
+        """Return what happened between an earlier snapshot and this one.
+
+        Args:
+            earlier: an earlier snapshot of the same stream.
+
+        Returns:
+            The counters less those of `earlier`; all values that are no counters are as in this snapshot.
 
         Raises:
-            ValueError: `earlier` is not an earlier look at the same stream.
+            ValueError: `earlier` is no earlier snapshot of the same stream.
         """
         return replace(
             since(

@@ -1,4 +1,4 @@
-"""The table of nodes in statistics of streams, services and Engines: which numbers are shown, in which words."""
+"""The table of nodes in the statistics of streams, services and Engines: its columns, and how numbers are written."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ _COLUMNS = (
 
 
 def table_of(facts: _Facts, actors: Sequence[ActorStatistics]) -> Table:
-    """Return a table of nodes, those that tell most where there are many, below what is said of the whole."""
+    """Return a table: `facts` about the whole above, and below a row for each node, or for the 60 in most trouble."""
     shown = actors if len(actors) <= MAX_ROWS else _most_telling(actors)
     ordered = [shown[at] for at in by_graph([actor.graph for actor in shown])]
     headings = tuple(actor.graph for actor in ordered)
@@ -56,7 +56,11 @@ def _row(actor: ActorStatistics) -> tuple[str, ...]:
 
 
 def _most_telling(actors: Sequence[ActorStatistics]) -> list[ActorStatistics]:
-    """Return those that do not run, for which most waited, which failed most, or were busiest, in the common order."""
+    """Return the nodes in most trouble, in their common order.
+
+    These are the nodes that do not run; then those that items waited for longest; then those with most failures; then
+    the busiest.
+    """
 
     def trouble(index: int) -> tuple[bool, float, int, float, int]:
         actor = actors[index]
@@ -76,17 +80,17 @@ def _rest(actors: Sequence[ActorStatistics], shown: Sequence[ActorStatistics]) -
         for name in ("completed", "failed")
     )
     return (
-        f"and {count(len(actors) - len(shown))} nodes that were waited for less: {count(completed)} completed, "
+        f"and {count(len(actors) - len(shown))} nodes that items waited for less: {count(completed)} completed, "
         f"{count(failed)} failed; `actors` has all of them"
     )
 
 
 def mean_rate(completed: int, elapsed_seconds: float | None) -> str:
-    """Return how many items ended per second, and over how long."""
+    """Return how many items were completed per second, and over what time, as text."""
     per_second = completed / elapsed_seconds if elapsed_seconds else None
     return f"{rate(per_second)} over {duration(elapsed_seconds)}"
 
 
 def or_unknown(value: object) -> str:
-    """Return a value as text; a mark where there is none."""
+    """Return a value as text; for None, the mark of an unknown value."""
     return UNKNOWN if value is None else str(value)

@@ -70,9 +70,9 @@ async def test_nodes_whose_value_nobody_reads_are_dropped_with_a_warning() -> No
         before, after, dropped = changes(graph, "dead-node elimination")
     assert (before, after) == (7, 4)
     assert dropped == (
-        f"dropped spy ({line_of(graph, 2)}): nobody reads its result",
-        f"dropped add ({line_of(graph, 3)}): nobody reads its result",
-        f"dropped cond ({line_of(graph, 6)}): nobody reads its result",
+        f"dropped spy ({line_of(graph, 2)}): its result is not read",
+        f"dropped add ({line_of(graph, 3)}): its result is not read",
+        f"dropped cond ({line_of(graph, 6)}): its result is not read",
     )
     assert [step.label for step in engine.plan(graph).steps] == ["save", "Store", "cond", "double"]
     assert [(log["event"], log["graph"]) for log in logs] == [("plan.dead_nodes", "graph")]

@@ -186,7 +186,7 @@ async def late() -> AsyncIterator[int]:
     ("wrong", "error", "message"),
     [
         (twice, ps.ResourceError, "a @resource function must yield exactly once; 'twice' yielded twice"),
-        (never, ps.ResourceError, "resource 'never' ended without a `yield`"),
+        (never, ps.ResourceError, "a @resource function must yield exactly once; 'never' ended without a `yield`"),
         (late, RuntimeError, "raised StopAsyncIteration"),
     ],
 )

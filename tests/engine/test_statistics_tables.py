@@ -205,7 +205,7 @@ def test_of_a_thousand_nodes_the_most_telling_are_shown_and_the_others_are_count
     assert rows[:3] == ["bad", "slow", "n942"]  # in the order of all
     rest = sum(range(942)) - 500 - 2
     assert (
-        f"and 940 nodes that were waited for less: {rest:,} completed, 0 failed; `actors` has all of them"
+        f"and 940 nodes that items waited for less: {rest:,} completed, 0 failed; `actors` has all of them"
     ) in " ".join(shown.split())
     assert len(with_rich(service_of(*many), 120).splitlines()) < 80
 

@@ -87,7 +87,7 @@ def test_a_node_that_takes_a_value_along_is_refused() -> None:
     message = refusal(
         lambda: body("v = await double(x)", "late = ps.node(lambda a: a + v)", "return late(y)"),
     )
-    assert_names_line_and_remedy(message, 5, "takes <Ref double> along", ["pass it as an argument"])
+    assert_names_line_and_remedy(message, 5, "has <Ref double> in its closure", ["pass it as an argument"])
 
     class Client:
         state: object = None
@@ -97,7 +97,7 @@ def test_a_node_that_takes_a_value_along_is_refused() -> None:
             return value
 
     message = refusal(lambda: body("client.state = x", "return client.fetch(y)", client=Client()))
-    assert_names_line_and_remedy(message, 4, "takes <Ref x> along", ["pass it as an argument"])
+    assert_names_line_and_remedy(message, 4, "has <Ref x> in its closure", ["pass it as an argument"])
 
 
 @pytest.mark.parametrize("where", ["global", "attribute", "list"])

@@ -129,8 +129,8 @@ MUTANTS = [
     ),
     Mutant(
         "a graph whose names mean something else is traced again",
-        "engine/tracing/references.py", "    def changed(self) -> bool:\n        \"\"\"Whether any name",
-        "    def changed(self) -> bool:\n        return False\n        \"\"\"Whether any name",
+        "engine/tracing/references.py", "    def changed(self) -> bool:\n        \"\"\"Whether a name now",
+        "    def changed(self) -> bool:\n        return False\n        \"\"\"Whether a name now",
         "tests/engine/test_staleness.py",
     ),
     Mutant(

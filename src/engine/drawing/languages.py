@@ -12,9 +12,15 @@ from .model import Drawing, DrawnNode
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A graph or a body, with names (`n0`, `n1`, ...) for its nodes that are unique in the whole outline.
+    """A graph or a body in an outline.
 
-    `number` and `depth` are 0 for the graph itself; `driver` is the name of the node that drives a body.
+    Attributes:
+        number: its number in the outline; 0 for the graph itself.
+        depth: how many graphs are around it; 0 for the graph itself.
+        drawing: what is drawn of it.
+        nodes: its nodes, in topological order.
+        names: the names of its nodes by id (`n0`, `n1`, ...), unique in the whole outline.
+        driver: for a body, the name of the control-flow node that drives it; else empty.
     """
 
     number: int
@@ -26,7 +32,7 @@ class Block:
 
     @property
     def indent(self) -> str:
-        """Blanks before its lines; no more for bodies nested deeper than anyone reads."""
+        """The blanks before its lines; bodies nested deeper than seven are not indented further."""
         return "    " * min(self.depth + 1, 8)
 
 
@@ -34,7 +40,7 @@ def outline(drawing: Drawing) -> Iterator[tuple[Literal["open", "close"], Block]
     """Yield where each block opens and, after all of its bodies, closes.
 
     Raises:
-        ValueError: As `topological` says.
+        ValueError: An edge or a body names an unknown node, two nodes share an id, or the edges form a cycle.
     """
     blocks = named = 0
     stack: list[tuple[Drawing, str, int] | Block] = [(drawing, "", 0)]
@@ -101,7 +107,7 @@ def _mermaid_statements(block: Block) -> Iterator[str]:
 
 
 def _escape_for_mermaid(text: str) -> str:
-    """Return `text` with all that Mermaid, its Markdown or HTML could take for syntax as `#code;`."""
+    """Return `text` with each character that Mermaid, Markdown or HTML could take for syntax written as `#code;`."""
     return "".join(c if c.isalnum() or c in _SAFE else f"#{ord(c)};" for c in printable(text)) or " "
 
 
@@ -141,9 +147,8 @@ def to_dot(drawing: Drawing) -> str:
             lines.extend(block.indent + line for line in _dot_statements(block))
         elif block.driver:
             lines.append(around + "}")
-            for first in block.nodes[
-                :1
-            ]:  # Graphviz draws an edge to a cluster as one to a node in it, cut at its border
+            # Graphviz draws an edge to a cluster as an edge to a node in it that is cut at the border of the cluster.
+            for first in block.nodes[:1]:
                 entry = f"[lhead=cluster_{block.number}, style=dotted]"
                 lines.append(f"{around}{block.driver} -> {block.names[first.id]} {entry};")
     return "\n".join([*lines, "}"])

@@ -13,7 +13,7 @@ _INDEX = re.compile(r"\[\d+\]")
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What one row reads from another: `count` of its nodes, through edges labelled `labels`."""
+    """The edges from one row to another: it reads from `count` nodes of the row `source`; `labels` are on the edges."""
 
     source: int
     count: int
@@ -22,9 +22,16 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A node, or `count` nodes alike that were folded into one, with what all of them are doing in words.
+    """A node, or several equal nodes that were folded into one.
 
-    `name` is unique among the rows of a drawing.
+    Attributes:
+        node: the node, or the first of several.
+        name: its name, unique among the rows of a drawing.
+        count: how many nodes the row stands for.
+        level: the length of the longest path from a row without sources.
+        reads: the rows that it reads.
+        readers: the numbers of the rows that read it.
+        load: words that say what its nodes are doing; see `load_words`.
     """
 
     node: DrawnNode
@@ -37,7 +44,7 @@ class Row:
 
 
 def topological(drawing: Drawing) -> list[DrawnNode]:
-    """Return the nodes with every source before its readers, in the program's order where that is one.
+    """Return the nodes with each source before its readers; nodes that need not move keep the order of the program.
 
     Raises:
         ValueError: Two nodes share an id, an edge or a body names an unknown node, or the edges form a cycle.
@@ -76,10 +83,10 @@ def topological(drawing: Drawing) -> list[DrawnNode]:
 def rows(drawing: Drawing) -> list[Row]:
     """Return the rows of a drawing: its nodes in topological order, with repeated siblings folded.
 
-    Folded are lanes, i.e. chains in which every value has one reader and every later node one source, that look
-    alike, start from the same sources and end in the same readers: `fetch -> parse` thirty-two times is two rows.
-    They may read different items of a list, which a folded row shows as `[…]`. Nothing else is folded, so a row
-    always stands for nodes whose places in the graph may be exchanged.
+    Lanes are folded into one if they look alike, start from the same sources and end in the same readers: `fetch ->
+    parse` thirty-two times is two rows. A lane is a chain in which each value has one reader and each later node one
+    source. Lanes may read different items of a list, which a folded row shows as `[…]`. Nothing else is folded, so all
+    nodes of a row could be exchanged for each other in the graph.
     """
     order = topological(drawing)
     position = {node.id: index for index, node in enumerate(order)}

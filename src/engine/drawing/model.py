@@ -1,4 +1,4 @@
-"""What is drawn: a graph reduced to names and edges, so that drawing knows nothing of tracing or running."""
+"""Drawing: a graph reduced to names and edges, so that code that draws knows nothing of tracing or running."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from ...telemetry.tables import count, of, rate
 
 
 def load_words(actors: Sequence[ActorStatistics], elapsed_seconds: float | None) -> tuple[str, ...]:
-    """Return what is shown of actors that are drawn as one, a word or two for each number; empty where there is none.
+    """Return the load of actors that are drawn as one node: a word or two for each number, empty without one.
 
     Args:
-        actors: their counters.
-        elapsed_seconds: the time that these cover; None if nothing is to be said of rates.
+        actors: the counters of the actors.
+        elapsed_seconds: the time that the counters cover; None to show no rate.
     """
     if not actors:
         return ()
@@ -39,8 +39,8 @@ class Edge:
 
     Args:
         source_id: The `id` of the node that produces the value.
-        label: What is read or where it goes, e.g. a parameter name, or a path such as `.text` or `[0]`.
-        is_stream: It is a stream of values.
+        label: The name of the parameter that takes the value, or the part that is read, such as `.text` or `[0]`.
+        is_stream: Whether the value is a stream.
     """
 
     source_id: str
@@ -54,11 +54,11 @@ class DrawnNode:
 
     Args:
         id: Unique within its `Drawing`; never shown.
-        label: What a person calls it; need not be unique.
+        label: The name that is shown; need not be unique.
         detail: Policy and placement in a few words, e.g. `thread, 3 attempts`.
-        kind: Parameter of the graph, what is open while it runs, ordinary node, control flow (with bodies), or result
-            of the graph.
-        inputs: The values it reads, in the order of its parameters.
+        kind: A parameter of the graph ("input"), a resource, an ordinary node, control flow with bodies ("control"), or
+            the result of the graph ("output").
+        inputs: The values that it reads, in the order of its parameters.
         actors: The counters of its actor, in a graph that runs.
     """
 
@@ -78,7 +78,7 @@ class Drawing:
         title: Name of the graph, or the role of a body (`then`, `otherwise`, `body`, `while`).
         nodes: In the order of the program; any topological or other order is accepted.
         bodies: The sub-graphs of control-flow nodes as `(id of the node that drives it, sub-graph)`.
-        elapsed_seconds: The time that the counters of its actors cover; None if nothing is to be said of rates.
+        elapsed_seconds: The time that the counters of its actors cover; None to show no rates.
     """
 
     title: str
@@ -87,20 +87,20 @@ class Drawing:
     elapsed_seconds: float | None = None
 
     def bodies_of(self) -> dict[str, list["Drawing"]]:
-        """Return the bodies under the `id` of the node that drives them, in the order given."""
+        """Return the bodies by the `id` of the node that drives them, in the order given."""
         found: dict[str, list[Drawing]] = {}
         for owner_id, body in self.bodies:
             found.setdefault(owner_id, []).append(body)
         return found
 
     def size(self) -> str:
-        """Return in words how much a reader does not see where this drawing is left out."""
+        """Return a note to show in place of this drawing: how many nodes and bodies it has."""
         inside = f", bodies: {len(self.bodies):,}" if self.bodies else ""
         return f"not shown (nodes: {len(self.nodes):,}{inside})"
 
 
 def innermost_first(drawing: Drawing) -> Iterator[Drawing]:
-    """Yield every distinct drawing within `drawing`, each after all of its bodies, and `drawing` itself last.
+    """Yield each distinct body after all bodies inside it, and `drawing` itself last.
 
     Bodies nested deeper than `MAX_DEPTH` are left out.
     """

@@ -13,10 +13,10 @@ from .text import summary
 MAX_ROWS = 150  # larger drawings are summarised: their edges cannot be followed by eye
 _MAX_SEGMENTS = 3_000
 _MAX_ELEMENTS = 5_000
-_LABEL_WIDTH, _DETAIL_WIDTH = 7.9, 6.3  # pixels a character takes at most in the fonts below
+_LABEL_WIDTH, _DETAIL_WIDTH = 7.9, 6.3  # the width of the widest character in the fonts below, in pixels
 _PADDING = 16.0
 _MAX_LABEL_COLUMNS, _MAX_DETAIL_COLUMNS, _MAX_LOAD_COLUMNS = 36, 44, 64
-_LINE_HEIGHT = 16.0  # of what stands under a label
+_LINE_HEIGHT = 16.0  # of the lines under a label, in pixels
 
 # Colours are solid, so that the picture is legible on any page; they follow the reader's colour scheme.
 _STYLE = """

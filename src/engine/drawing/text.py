@@ -11,17 +11,17 @@ _GLYPHS = {"input": "○", "resource": "□", "node": "●", "control": "◆", "
 
 
 def rails(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """Return, for every row, the rails on its line, and the rails that run on below it.
+    """Return, for each row, the rails on its line, and the rails that run on below it.
 
-    A rail starts under the node that makes a value and ends at its last reader. On a node's line, `├`, `┤` and `┼`
-    mark a value that it reads and others will read, `╰`, `╯` and `┴` one that it reads last, and a `│` in the
-    middle of its line is a value that only passes by.
+    A rail starts under the node that makes a value and ends at the last reader of the value. On the line of a node,
+    `├`, `┤` and `┼` mark a value that it reads and that later nodes read as well; `╰`, `╯` and `┴` mark a value whose
+    last reader it is; `│` is a value that only passes by.
     """
     columns: list[int | None] = []
     unread = [len(row.readers) for row in rows]
     lines: list[str] = []
     below: list[str] = []
-    dead_end: int | None = None  # a column whose node on the line above has no reader: nothing may seem to follow it
+    dead_end: int | None = None  # the column of a node without readers on the line above; a node below would seem one
     for index, row in enumerate(rows):
         held = {source: at for at, source in enumerate(columns) if source is not None}
         read = sorted(held[each.source] for each in row.reads)
@@ -80,9 +80,9 @@ _MAX_NAMES_A_LEVEL = 4
 
 
 def summary(drawing: Drawing, found: Sequence[Row]) -> list[str]:
-    """Return lines that say how many nodes a graph has of each name, how deep and wide it is, how it begins and ends.
+    """Return lines with the number of nodes by name, the depth and width of the graph, and its first and last levels.
 
-    The counts add up to the number of nodes; what is left out is counted.
+    The counts add up to the number of all nodes: nodes that are left out are counted as well.
     """
     names: Counter[str] = Counter()
     levels: list[Counter[str]] = []
@@ -128,8 +128,8 @@ def _level(names: Counter[str]) -> str:
 
 
 MAX_COLUMNS = 100
-MAX_ROWS = 60  # about what fits on one screen; of more, a summary says more than a picture
-_MAX_LINES = 2 * MAX_ROWS  # with the bodies of control flow; above it they are counted instead of drawn
+MAX_ROWS = 60  # about one screen; a summary of a larger graph says more than a picture
+_MAX_LINES = 2 * MAX_ROWS  # including the bodies of control flow; if there are more lines, bodies are not drawn
 _MAX_RAIL_COLUMNS = 40
 _MAX_READS_COLUMNS = 60
 
@@ -173,7 +173,7 @@ def to_text(drawing: Drawing) -> str:
 
 
 def _in_one_line(found: Sequence[Row]) -> list[str]:
-    """Return `a → b → c` for a body that is a plain chain without details, nothing for any other."""
+    """Return the line `a → b → c` for a body that is a plain chain without details; an empty list for any other."""
     for index, row in enumerate(found):
         sources = [read.source for read in row.reads]
         if row.node.detail or row.load or row.count > 1 or sources != ([index - 1] if index else []) or _paths(row):
@@ -203,7 +203,7 @@ def _picture(found: Sequence[Row], bodies: _Bodies) -> list[str]:
 
 
 def _loads(found: Sequence[Row]) -> list[str]:
-    """Return the loads, with each number in a column of its own; nothing for a graph that does not run."""
+    """Return the load of each row, with each number in a column of its own; empty texts if the graph does not run."""
     words = [row.load for row in found]
     columns = [max(map(width, column)) for column in zip(*filter(None, words), strict=True)]
     room = sum(columns) + 2 * max(0, sum(1 for column in columns if column) - 1)

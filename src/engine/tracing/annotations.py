@@ -1,4 +1,4 @@
-"""Annotations: what the types of a function say about values that are not known yet."""
+"""Annotations of functions: the types of parameters and results, as far as they can be resolved."""
 
 import inspect
 import re
@@ -10,7 +10,7 @@ from typing import Any, cast
 from .template import Access
 
 if sys.version_info >= (3, 14):
-    # Annotations are evaluated when somebody reads them, and may name what exists for type checkers alone.
+    # Annotations are evaluated when they are read, and may use names that exist only for type checkers.
     from annotationlib import Format, get_annotations
 
     def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
@@ -27,20 +27,20 @@ else:
         return getattr(fn, "__annotations__", {}).get(name)
 
 
-Hint = Callable[[], Any]  # annotations are resolved when they are asked for: few of them ever are
+Hint = Callable[[], Any]  # returns an annotation; it is resolved only when it is needed, and few ever are
 
 _STREAMS = (AsyncIterator, AsyncIterable, AsyncGenerator)
 _STREAM_TEXT = re.compile(r"[\w.]*\bAsync(Iterator|Iterable|Generator)\b")
 
 
 def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
-    """Return the resolved annotations of a function; none where they cannot be resolved."""
+    """Return the resolved annotations of a function, by name; empty if one of them cannot be resolved."""
     return _resolved(fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn).__call__)
 
 
 def parameter_of_body(fn: Callable[..., Any]) -> tuple[str, Hint]:
-    """Return the name of the only parameter that the body of a control-flow construct has to have, and its hint."""
-    inner = inspect.unwrap(fn)  # of a node or a graph, the function
+    """Return the name and the hint of the parameter of a body of control flow, which takes one value."""
+    inner = inspect.unwrap(fn)  # if it is a node or a graph, its function
     try:
         name = next(iter(signature_of(fn).parameters), "value")
     except (TypeError, ValueError):  # some builtins have no signature
@@ -54,7 +54,7 @@ def result_hint(fn: Callable[..., Any]) -> Any:
 
 
 def is_stream_parameter(fn: Callable[..., Any], name: str) -> bool:
-    """Whether a parameter of a function is annotated as an async iterator, also where that cannot be resolved."""
+    """Whether a parameter is annotated as an async iterator; decided by the text if it cannot be resolved."""
     hints = hints_of(fn)
     if name in hints:
         return (typing.get_origin(hints[name]) or hints[name]) in _STREAMS

@@ -1,4 +1,4 @@
-"""Ref: what stands for a value while a graph is traced, where it was made, and where it may hide."""
+"""Ref: a symbolic value, which stands for an unknown value while a graph is traced; how it is located and found."""
 
 import functools
 import os
@@ -23,7 +23,7 @@ _PACKAGE = os.path.realpath(__file__).rsplit(os.sep, 3)[0] + os.sep
 
 
 def call_location() -> str:
-    """Return "file:line" of the line of a graph that led here, e.g. through functions of installed libraries."""
+    """Return "file:line" of the line of user code that led here, perhaps through functions of installed libraries."""
     found: types.FrameType | None = None
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -31,7 +31,7 @@ def call_location() -> str:
         if owner == "user" and not is_generated(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if owner == "installed":
-            found = frame  # perhaps the graph itself: then it is the outermost of the frames inside the tracer's
+            found = frame  # the graph itself may be installed: then it is the outermost frame inside of the tracer
         elif owner == "penstock" and found is not None:
             break
         frame = frame.f_back
@@ -39,24 +39,24 @@ def call_location() -> str:
 
 
 def definition_location(fn: object) -> str:
-    """Return "file:line" of a function's definition; its name where it has none, e.g. a builtin."""
+    """Return "file:line" of the definition of a function; its repr if it has none, as a builtin."""
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(fn)
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is neither of this package nor of the standard library; what has no file may be a notebook."""
+    """Whether a file is neither part of this package nor of the standard library; a cell of a notebook counts, too."""
     return _owner(filename) in ("user", "installed")
 
 
 def is_generated(frame: types.FrameType) -> bool:
-    """Whether nobody wrote the code of a frame, such as the `__init__` of a dataclass: its line means nothing."""
+    """Whether the code of a frame was generated, such as the `__init__` of a dataclass: its line number is useless."""
     return frame.f_code.co_filename.startswith(("<string>", "<attrs")) and "__file__" in frame.f_globals
 
 
 @cache
 def _paths(*names: str) -> tuple[str, ...]:
-    import sysconfig  # which takes a while to load
+    import sysconfig  # here, because it takes a while to load
 
     return tuple([os.path.realpath(sysconfig.get_path(name)) + os.sep for name in names])
 
@@ -76,24 +76,24 @@ def _owner(filename: str) -> Literal["user", "installed", "library", "penstock"]
 class Ref:
     """A symbolic value: the result of a node, or a parameter, while a graph is traced.
 
-    It can be passed on, put into lists, tuples, dicts and dataclasses, and its attributes and items can be taken.
-    Whatever would need the value itself raises `GraphTraceError` with the remedy.
+    A graph can pass it on, put it into lists, tuples, dicts and dataclasses, and take its attributes and items. Any
+    operation that would need the value itself raises `GraphTraceError` with the remedy.
     """
 
-    # Every attribute of a Ref that is not listed here is one of the value that it stands for.
+    # All other attributes of a Ref are attributes of the value that it stands for.
     __slots__ = ("_penstock_annotation", "_penstock_label", "_penstock_path", "_penstock_source", "_penstock_tracer")
     _penstock_annotation: Hint | None
     _penstock_label: str
     _penstock_path: tuple[Access, ...]
     _penstock_source: int
     _penstock_tracer: "Tracer"
-    # An array beside it in an expression leaves the operation to it, and it refuses.
+    # NumPy then leaves `array + ref` to the Ref, which refuses it.
     __array_ufunc__ = None
 
     def __init__(
         self, tracer: "Tracer", source: int, label: str, path: tuple[Access, ...] = (), annotation: Hint | None = None
     ) -> None:
-        assign = object.__setattr__  # the class's own refuses, and costs more
+        assign = object.__setattr__  # `__setattr__` of this class refuses
         assign(self, "_penstock_tracer", tracer)
         assign(self, "_penstock_source", source)
         assign(self, "_penstock_label", label)
@@ -102,7 +102,7 @@ class Ref:
 
     def __getattr__(self, name: str) -> "Ref":
         if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)  # protocols are asked for by name; a Ref has none but those below
+            raise AttributeError(name)  # Python and libraries look up protocols so; a Ref has only those defined below
         return self._penstock_inside(f"{self._penstock_label}.{name}", ("attribute", name))
 
     def __getitem__(self, key: Any) -> "Ref":
@@ -123,7 +123,7 @@ class Ref:
         return iter([self[index] for index in range(count)])
 
     def __await__(self) -> Generator[Any, Any, "Ref"]:
-        refuse(self, "awaiting it", "it is the value of a plain `def` or was awaited already: remove the await")
+        refuse(self, "awaiting it", "it is the result of a plain `def`, or was awaited already: remove the await")
 
     def __repr__(self) -> str:
         return self._penstock_tracer.shown(f"<Ref {printable(self._penstock_label)}>")
@@ -144,13 +144,13 @@ class Ref:
 
 
 class Unawaited:
-    """What has to be awaited before its value can be used: a call of an `async def` node or of a graph."""
+    """A call whose value can be used only after it was awaited: a call of an `async def` node or of a graph."""
 
     __slots__ = ()
 
 
 class PendingRef(Unawaited):
-    """The result of an `async def` node that is not awaited yet, as a coroutine in plain Python is."""
+    """A call of an `async def` node that is not awaited yet; it stands for the coroutine of plain Python."""
 
     __slots__ = ("_penstock_key", "_penstock_pending", "_penstock_ref")
     _penstock_key: object
@@ -161,7 +161,7 @@ class PendingRef(Unawaited):
     def __init__(self, ref: Ref, location: str, pending: dict[object, str]) -> None:
         object.__setattr__(self, "_penstock_ref", ref)
         object.__setattr__(self, "_penstock_pending", pending)
-        # Not the number of the value: several calls of a resource give one, and it may be that of another trace.
+        # Not the number of the value: several calls of a resource have the same, and it may belong to another trace.
         object.__setattr__(self, "_penstock_key", object())
         pending[self._penstock_key] = location
 
@@ -193,12 +193,12 @@ def _parts_of_key(key: object) -> Iterator[object]:
 
 
 def read_of(ref: Ref) -> Read:
-    """Return what a Ref stands for in its own trace."""
+    """Return the read that a Ref stands for in its own trace."""
     return Read(ref._penstock_source, ref._penstock_path)
 
 
 def refuse(ref: Ref, what: str, remedy: str) -> NoReturn:
-    """Raise the error for an operation that needs the value."""
+    """Raise the error for an operation that needs the value itself."""
     raise GraphTraceError(
         f"{call_location()}: {what} is not possible in a graph: {ref!r} stands for a value that is not known while "
         f"graph {ref._penstock_tracer.name!r} is traced; {remedy}"
@@ -280,17 +280,18 @@ for _name, _what in (("len", "taking its len()"), ("iter", "iterating over it"),
     setattr(PendingRef, f"__{_name}__", _forbid(_what, ""))
 
 
-# A Ref that a graph put somewhere is near the surface; beyond, large constants must not make tracing slow.
+# How many objects the search looks at. A Ref that a graph has put somewhere is found early, since the search is breadth
+# first; the limit keeps large constants from making tracing slow.
 _MAX_OBJECTS = 1000
 _PLAIN = (type, types.ModuleType, types.CodeType, int, float, complex, str, bytes, range, type(None))
 
 
 def hidden_ref(value: object, max_objects: int = _MAX_OBJECTS) -> Ref | PendingRef | None:
-    """Return a symbolic value inside `value`, the one nearest to the surface; None if there is none.
+    """Return a symbolic value inside of `value`, the one at the smallest depth; None if there is none.
 
     Args:
         value: any object.
-        max_objects: how many objects to look at.
+        max_objects: how many objects to look at before the search gives up.
     """
     queue: deque[object] = deque([value])
     seen: set[int] = set()
@@ -330,7 +331,7 @@ def _behind(value: object) -> Iterable[object]:
 
 
 def _attributes(value: object) -> Iterator[object]:
-    """Yield what the attributes hold, without running properties."""
+    """Yield the values of the attributes, without running properties."""
     yield from list(getattr(value, "__dict__", {}).values())
     for cls in type(value).__mro__:
         slots = vars(cls).get("__slots__", ())
@@ -344,7 +345,7 @@ def _attributes(value: object) -> Iterator[object]:
 
 
 def closure_values(function: types.FunctionType) -> Iterator[Any]:
-    """Yield what the closure of a function holds."""
+    """Yield the values in the closure of a function."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents

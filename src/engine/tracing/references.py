@@ -1,12 +1,12 @@
-"""What a trace depends on: what the names in the body of a graph meant when it was traced.
+"""The objects that the names in the body of a graph referred to when it was traced, and whether they have changed.
 
-A graph is traced once, so a name that means something else afterwards (a notebook cell, `monkeypatch`, `self.k = 4`)
-must lead to a new trace. `References` remembers what the names meant and answers `changed()` before every call, hence
-its shape: one identity comparison per name.
+A graph is traced once, so a name that is rebound afterwards (a notebook cell, `monkeypatch`, `self.k = 4`) must lead
+to a new trace. `References` remembers the objects, and `changed()` is asked before each call; so it is built for speed:
+one identity comparison per name.
 
-Compared is every global, closure and attribute name in the bytecode, also one that meant nothing (it may come to).
-The plain functions of the same module that a graph reaches are read as well: their bodies run while tracing. What a
-container holds is not compared, nor is an object that an attribute makes anew each time it is asked for.
+It compares all global, closure and attribute names in the bytecode, also names that were undefined, since they may be
+defined later. It reads the plain functions of the same module that the graph calls as well, because their bodies run
+while tracing. It does not compare the contents of containers, nor objects that an attribute makes anew at each access.
 """
 
 import sys
@@ -44,7 +44,7 @@ class _Path(NamedTuple):
 
 
 class _Lookup(NamedTuple):
-    """What a name means in one namespace: the globals, a module, an instance or a class."""
+    """The object that a name refers to in one namespace: the globals, a module, an instance or a class."""
 
     namespace: Mapping[str, object]
     name: str
@@ -52,7 +52,7 @@ class _Lookup(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """What a path means that no namespace tells: an empty cell, a property, `__slots__`, a module's `__getattr__`."""
+    """The object that a path refers to, where it is in no namespace: an empty cell, a property, `__slots__`."""
 
     root: Callable[[], object]
     names: tuple[str, ...]
@@ -63,16 +63,16 @@ class _Chain(NamedTuple):
         try:
             for name in self.names:
                 value = getattr(value, name, _MISSING)
-        except Exception:  # noqa: BLE001 - a property of the user's may raise anything; then it is not what it was
+        except Exception:  # noqa: BLE001 - a user's property may raise anything; in that case it has changed
             return True
         return not _is_same(value, self.expected)
 
 
 class References:
-    """What the names of a graph function meant when they were resolved.
+    """The objects that the names of a graph function referred to when they were resolved.
 
     Attributes:
-        tracked: the nodes, graphs and resources among them, each once, in order of first use.
+        tracked: the nodes, graphs and resources among these objects, each once, in order of first use.
     """
 
     __slots__ = ("_cells", "_chains", "_lookups", "tracked")
@@ -90,7 +90,7 @@ class References:
         self._chains = tuple(chains)
 
     def __or__(self, other: "References") -> "References":
-        """The references of both, e.g. of a graph and of one that it inlines."""
+        """Return the references of both, e.g. of a graph and of another one that it inlines."""
         return References(
             (*self.tracked, *other.tracked),
             (*self._lookups, *other._lookups),
@@ -99,7 +99,7 @@ class References:
         )
 
     def changed(self) -> bool:
-        """Whether any name now means another object than when it was resolved, or nothing any more."""
+        """Whether a name now refers to another object than when it was resolved, or to none."""
         missing = _MISSING
         for namespace, name, expected in self._lookups:
             value = namespace.get(name, missing)
@@ -115,11 +115,11 @@ class References:
 
 
 def resolve_references(fn: Callable[..., object], *, is_tracked: Callable[[object], bool]) -> References:
-    """Find what the names in the body of `fn` mean now.
+    """Find the objects that the names in the body of `fn` refer to now.
 
     Args:
-        fn: a graph function, a branch body, or a bound method; anything without bytecode has no references.
-        is_tracked: tells nodes, graphs and resources from other objects.
+        fn: a graph function, a body of control flow, or a bound method; an object without bytecode has no references.
+        is_tracked: whether an object is a node, a graph or a resource.
 
     Returns:
         The references of `fn`, of the functions defined inside it, and of the plain functions of the same module
@@ -185,7 +185,7 @@ class _Resolver:
         attributes: list[str],
         function: FunctionType,
     ) -> None:
-        """Remember what a path means; `lookups` tell what its first name does."""
+        """Remember the object that a path refers to; `lookups` are those of its first name."""
         chain: _Chain | None = None
         is_made_anew = False
         for count, name in enumerate(attributes, 1):
@@ -202,7 +202,7 @@ class _Resolver:
             is_computed = stored is not value and (stored is _MISSING or hasattr(stored, "__set__"))
             if _is_plain(value):
                 is_computed = stored is not value or is_made_anew
-            # A bound method is another object at each access: where it is stored tells more.
+            # A bound method is a new object at each access, so the place where its function is stored is compared.
             if is_computed and _is_same(value, again):
                 chain, lookups = _Chain(root, tuple(attributes[:count]), value), []
             else:
@@ -218,7 +218,7 @@ class _Resolver:
 
 
 def _paths(code: CodeType, closure: frozenset[str], receiver: str | None) -> Iterator[_Path]:
-    """The names that a body and the functions inside it load, read from the bytecode (`dis` is ten times slower)."""
+    """Yield the names that a body and the functions inside it load, from the bytecode (`dis` is ten times slower)."""
     local = (*code.co_varnames, *(name for name in code.co_cellvars if name not in code.co_varnames), *code.co_freevars)
     scope, names, extended = "", [""], 0
     raw = code.co_code
@@ -242,7 +242,7 @@ def _paths(code: CodeType, closure: frozenset[str], receiver: str | None) -> Ite
             scope = "local" if names[0] == receiver else "closure" if names[0] in closure else ""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            inner = frozenset(constant.co_freevars)  # a name that a function in between binds is not among its own
+            inner = frozenset(constant.co_freevars)  # without names that this function binds itself
             passed_on = receiver if receiver in inner else None
             yield from _paths(constant, closure & inner & frozenset(code.co_freevars), passed_on)
 
@@ -255,7 +255,7 @@ def _cell_contents(cell: CellType) -> object:
 
 
 def _lookups(owner: object, name: str) -> list[_Lookup]:
-    """Where `owner.name` is stored, and the namespaces before it that could come to hide it."""
+    """Return where `owner.name` is stored, and the namespaces before that, in which the name could be defined later."""
     classes: tuple[type, ...] = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
     namespaces: list[Mapping[str, object]] = [vars(cls) for cls in classes]
     if not isinstance(owner, type) and hasattr(owner, "__dict__"):
@@ -273,11 +273,11 @@ def _is_plain(value: object) -> bool:
 
 
 def _is_same(value: object, other: object) -> bool:
-    """Whether two values mean the same to a trace: one object, or equal numbers, texts and tuples of these."""
+    """Whether two values are the same for a trace: one object, or equal numbers, strings, or tuples of these."""
     return value is other or exact(value) == exact(other)
 
 
 def _is_at_home(value: object, function: FunctionType) -> bool:
-    """Whether a plain function or method is of the same module, so that its body belongs to the graph."""
+    """Whether a value is a plain function or method of the same module, so that its body runs while tracing."""
     body = value.__func__ if isinstance(value, MethodType) else value
     return isinstance(body, FunctionType) and body.__globals__ is function.__globals__

@@ -1,4 +1,4 @@
-"""Templates: argument and result structures with symbolic values in them, and how they are built for each frame."""
+"""Templates: arguments and results with symbolic values in them, and how their values are built for each frame."""
 
 import dataclasses
 import sys
@@ -23,12 +23,12 @@ class Constant:
 
 @dataclass(frozen=True)
 class Read:
-    """The value of a parameter or of a step, or something inside it.
+    """The value of a parameter or of a step, or an attribute or item of such a value.
 
     Attributes:
-        source: number of the value: parameters first, then steps.
+        source: the number of the value; parameters come first, then steps.
         path: attribute and item accesses, outermost first.
-        written: the path in the graph as text, where a planning pass has given the value another structure.
+        written: the path as it is written in the graph, if a planning pass has given the value another structure.
     """
 
     source: int
@@ -36,7 +36,7 @@ class Read:
     written: str | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        """Return what is read of the value, as it is written in the graph: "[0].T"."""
+        """Return the path as it is written in the graph: "[0].T"."""
         if self.written is not None:
             return self.written
         return "".join([f".{what}" if how == "attribute" else f"[{what!r}]" for how, what in self.path])
@@ -49,7 +49,7 @@ class Container:
     kind: type[Any]
     rebuild: Callable[[list[Any]], Any]
     children: "tuple[Template, ...]"
-    shape: Hashable  # tells containers of one type with other keys or fields apart
+    shape: Hashable  # the keys or fields, in which containers of one type may differ
 
 
 Template: TypeAlias = Constant | Read | Container
@@ -59,10 +59,10 @@ def capture(value: Any, leaf: Callable[[Any], Template], outside: Collection[Any
     """Return the template of a value that may have symbolic values in it.
 
     Args:
-        value: what was passed or returned.
-        leaf: returns the template of what is not taken apart.
-        outside: has the objects that exist outside of the graph: these are passed as they are, while a list written in
-            the graph's body is a new one for each frame, as in plain Python.
+        value: an argument or a result.
+        leaf: returns the template of an object that is not taken apart.
+        outside: the objects that exist outside of the graph. These are passed as they are, while a list written in the
+            body of the graph is a new one for each frame, as in plain Python.
     """
     kind: type[Any] = type(cast("object", value))
     if kind in SCALARS:
@@ -84,7 +84,7 @@ _MUTABLE: frozenset[type[Any]] = frozenset([list, set, *_DICTS])
 
 
 def _take_apart(value: Any, kind: type[Any]) -> _Parts | None:
-    """Return the children of a container, how to build one like it, and what tells it from others; None for a leaf."""
+    """Return the children of a container, a function that builds one like it, and its shape; None for a leaf."""
     if kind is list or kind is set:
         return list(value), kind, None
     if kind is tuple:
@@ -103,11 +103,11 @@ def _take_apart(value: Any, kind: type[Any]) -> _Parts | None:
 
 def _dataclass_parts(value: Any, kind: type[Any]) -> _Parts:
     names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-    # __post_init__ may have set more than the fields.
+    # __post_init__ may have set attributes that are no fields.
     names += [name for name in getattr(value, "__dict__", ()) if name not in names]
 
     def rebuild(children: list[Any]) -> Any:
-        # Not through __init__: it may have side effects, and already ran when the graph built the original.
+        # Without __init__, which has run when the graph made the original, and may have side effects.
         made: Any = object.__new__(kind)
         for name, child in zip(names, children, strict=True):
             object.__setattr__(made, name, child)
@@ -117,7 +117,7 @@ def _dataclass_parts(value: Any, kind: type[Any]) -> _Parts:
 
 
 def _pytree_parts(value: Any) -> _Parts | None:
-    """Take a container apart that is registered with JAX, one level deep; JAX is used only if somebody loaded it."""
+    """Take a container apart that is registered with JAX, one level deep; None if JAX was not imported."""
     jax: Any = sys.modules.get("jax")
     if jax is None or isinstance(value, Iterator):
         return None
@@ -143,7 +143,7 @@ def reads(*templates: Template) -> Iterator[Read]:
 
 
 def with_reads(template: Template, replaced: Callable[[Read], Read]) -> Template:
-    """Return the template with other reads in the place of its own."""
+    """Return the template with each read replaced by the result of `replaced`."""
     if isinstance(template, Read):
         return replaced(template)
     if isinstance(template, Container):
@@ -153,9 +153,9 @@ def with_reads(template: Template, replaced: Callable[[Read], Read]) -> Template
 
 
 def key(template: Template) -> Hashable:
-    """Return what two templates have in common exactly if they build equal values out of equal slots.
+    """Return a key that two templates share exactly if they build equal values from the same slots.
 
-    It may turn out unhashable, as a pytree's structure can be: such templates have nothing in common with others.
+    The key may be unhashable, as the structure of a pytree can be: then the template is equal to no other.
     """
     if isinstance(template, Constant):
         return ("constant", exact(template.value))
@@ -165,7 +165,7 @@ def key(template: Template) -> Hashable:
 
 
 def exact(value: Any) -> Hashable:
-    """Return what tells values apart that are equal and yet not the same: 1, 1.0 and True, or 0.0 and -0.0."""
+    """Return a key that tells values apart that are equal but different: 1, 1.0 and True, or 0.0 and -0.0."""
     kind: type[Any] = type(cast("object", value))
     if kind in SCALARS:
         return kind, repr(value)
@@ -173,7 +173,7 @@ def exact(value: Any) -> Hashable:
         return kind, tuple([exact(member) for member in value])
     if kind is slice:
         return kind, exact((value.start, value.stop, value.step))
-    return kind, id(value)  # the trace keeps it, so nothing else takes its id
+    return kind, id(value)  # the trace keeps the value alive, so its id stays unique
 
 
 def builder(template: Template, slots: Mapping[int, int]) -> Callable[[Values], Any]:
@@ -200,10 +200,10 @@ def _path_reader(slot: int, path: tuple[Access, ...]) -> Callable[[Values], Any]
 
 
 def arguments_builder(templates: tuple[Template, ...], slots: Mapping[int, int]) -> Callable[[Values], tuple[Any, ...]]:
-    """Return a function that builds positional arguments; two or more plain values are fetched in one C call."""
+    """Return a function that builds the positional arguments of a step."""
     if not templates:
         return lambda values: ()
-    if len(templates) > 1 and all(isinstance(t, Read) and not t.path for t in templates):
+    if len(templates) > 1 and all(isinstance(t, Read) and not t.path for t in templates):  # one C call for all
         return itemgetter(*(slots[read.source] for read in reads(*templates)))
     builders = [builder(template, slots) for template in templates]
     return lambda values: tuple([build(values) for build in builders])
@@ -212,7 +212,7 @@ def arguments_builder(templates: tuple[Template, ...], slots: Mapping[int, int])
 def keywords_builder(
     templates: Mapping[str, Template], slots: Mapping[int, int]
 ) -> Callable[[Values], dict[str, Any]] | None:
-    """Return a function that builds keyword arguments; None if there are none."""
+    """Return a function that builds the keyword arguments of a step; None if there are none."""
     if not templates:
         return None
     builders = [(name, builder(template, slots)) for name, template in templates.items()]
@@ -220,12 +220,12 @@ def keywords_builder(
 
 
 def is_known(template: Template, sources: Set[int]) -> bool:
-    """Return whether a template reads values of these numbers, and nothing else."""
+    """Whether a template reads at least one value, and only values with these numbers."""
     read = {read.source for read in reads(template)}
     return bool(read) and read <= sources
 
 
 def value_of(template: Template, known: Mapping[int, Any]) -> Any:
-    """Return the value of a template that reads only values that are known."""
+    """Return the value of a template; `known` has all values that it reads, by their numbers."""
     slots = {source: slot for slot, source in enumerate(known)}
     return builder(template, slots)([*known.values()])

@@ -1,4 +1,4 @@
-"""Tracer: runs a graph function once with symbolic values and records what it calls, and who reads which stream."""
+"""Tracer: runs a graph function once with symbolic values, and records its calls and the reader of each stream."""
 
 import asyncio
 import types
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class StreamValues:
-    """The streams of one trace.
+    """The streams of one trace, and the reader of each.
 
     Attributes:
-        sources: the numbers of the values that are streams.
+        sources: the names of the streams, by the numbers of their values.
     """
 
     def __init__(self) -> None:
-        self.sources: dict[int, str] = {}  # with a name for each
+        self.sources: dict[int, str] = {}
         self._readers: dict[int, str] = {}
 
     def add(self, source: int, name: str) -> None:
@@ -48,12 +48,12 @@ class StreamValues:
     def read_by_step(
         self, callee: "Callee", args: tuple[Template, ...], captured: tuple[Template, ...], location: str
     ) -> None:
-        """Note what a step reads.
+        """Note the streams that a step reads.
 
         Args:
-            callee: what the step calls.
-            args: its arguments.
-            captured: what the bodies of a control-flow step take from outside.
+            callee: the node or the construct that the step calls.
+            args: the arguments of the call.
+            captured: the values that the bodies of a control-flow step capture.
             location: "file:line" of the call.
 
         Raises:
@@ -79,10 +79,10 @@ class StreamValues:
             self._read(read, location, repr(callee.name))
 
     def result(self, template: Template, location: str) -> bool:
-        """Note what the graph returns; whether that is a stream.
+        """Note the result of the graph; return whether it is a stream.
 
         Raises:
-            GraphTraceError: a stream is returned together with something else, or was read already.
+            GraphTraceError: a stream is returned inside of another value, or was read already.
         """
         found = [read for read in reads(template) if read.source in self.sources]
         for read in found:
@@ -113,23 +113,27 @@ class StreamValues:
 
 
 def template_kind(template: Template) -> str:
-    """Return the name of the container that a template builds."""
+    """Return the name of the type of container that a template builds; "value" if it builds none."""
     kind: type[object] | None = getattr(template, "kind", None)
     return "value" if kind is None else kind.__name__
 
 
-# What exists outside of a graph, told from what its body makes anew for each call.
+# Objects outside of a graph, as against objects that its body makes for each call.
 #
 # A list written in the body of a graph is a new one for each item, as in plain Python. A list that a global or a
-# closure names is the same for all, and a node that appends to it must append to that one.
+# closure names is the same for all items, and a node that appends to it must append to that one.
 
-# Configuration is small; beyond, what a very large global holds in its depth would be copied.
+# How many objects the search looks at: configuration is smaller. Objects deep inside of a very large global may be
+# missed; lists among them would be copied for each item.
 _MAX_OBJECTS = 100_000
 _PLAIN = (type, int, float, complex, str, bytes, range, type(None))
 
 
 class Outside:
-    """The objects that the names of traced functions lead to; looked up at the first question, as few graphs ask."""
+    """The set of objects that the names of traced functions lead to.
+
+    It is searched at the first `in`, since most graphs never need it.
+    """
 
     def __init__(self) -> None:
         self._functions: list[Callable[..., object]] = []
@@ -137,7 +141,7 @@ class Outside:
         self._found: set[int] | None = None
 
     def add(self, fn: Callable[..., object]) -> None:
-        """Add what the names of a function mean."""
+        """Add the objects that the names in a function lead to."""
         if fn not in self._functions:
             self._functions.append(fn)
             self._found = None
@@ -155,7 +159,7 @@ class Outside:
         for fn in self._functions:
             queue.extend([fn.__self__] if isinstance(fn, types.MethodType) else [])
         for function in roots:
-            # A function made by the body of a graph closes over what that body made.
+            # The closure of a function that the body of a graph defines holds objects of that body, so it is left out.
             queue.extend(_named(function, with_closure=function.__code__ not in codes))
         seen: set[int] = set()
         while queue and len(seen) < _MAX_OBJECTS:
@@ -201,7 +205,7 @@ def _inside(value: object, names: set[str]) -> Iterable[object]:
         return list(cast("Iterable[object]", value))
     if isinstance(value, types.FunctionType):
         return _named(value, with_closure=True)
-    # Of an object or a module, what the functions ask for by name.
+    # Of an object or a module, only the attributes whose names the functions use.
     found: list[Mapping[str, object]] = [vars(cls) for cls in type(value).__mro__]
     if hasattr(value, "__dict__"):
         found.append(vars(value))
@@ -211,14 +215,14 @@ def _inside(value: object, names: set[str]) -> Iterable[object]:
 
 
 def drive(value: Any, fn: Callable[..., Any]) -> Any:
-    """Run what a graph function or a body returned to its end.
+    """Run the coroutine of a graph function or of a body to its end; return its result.
 
     Args:
-        value: a coroutine, a call that is not awaited yet, or the value of a plain function.
+        value: what the function returned: a coroutine, a call that is not awaited yet, or a value.
         fn: the function, for errors.
 
     Raises:
-        GraphTraceError: it waits for something that is neither a node nor a graph.
+        GraphTraceError: it awaits something that is neither a node nor a graph.
     """
     running: Any = value
     if not isinstance(value, types.CoroutineType):
@@ -237,23 +241,25 @@ def drive(value: Any, fn: Callable[..., Any]) -> Any:
     location, awaited = _suspended_at(running)
     running.close()
     if asyncio.isfuture(foreign):
-        foreign._asyncio_future_blocking = False  # an event loop would have, and others may await it
+        foreign._asyncio_future_blocking = False  # as an event loop does, so that other tasks can await the future
     raise _foreign(location, fn, awaited)
 
 
 @contextmanager
 def located_errors(fn: Callable[..., Any]) -> Generator[None, None, None]:
-    """Have what is raised inside say where in a graph that was, and why: a library that got a `Ref` does not know.
+    """Turn exceptions that are raised inside into a `GraphTraceError` that names the line of the graph and the remedy.
+
+    A library that gets a `Ref` raises an error that says neither.
 
     Args:
         fn: the function that is traced.
 
     Raises:
-        GraphTraceError: anything else was raised, which is its cause.
+        GraphTraceError: another exception was raised, which is the `__cause__`.
     """
     try:
         yield
-    except (GraphTraceError, RecursionError):  # a graph that calls itself without end is told where it begins
+    except (GraphTraceError, RecursionError):  # the graph makes the error of an endless recursion; see `_traced`
         raise
     except Exception as error:
         location, _ = _raised_at(error, definition_location(fn))
@@ -277,7 +283,7 @@ def _foreign(location: str, fn: Callable[..., Any], awaited: str) -> GraphTraceE
 
 
 def _suspended_at(running: object) -> tuple[str, str]:
-    """Return the innermost line of the user's that waits, and the name of what it waits for."""
+    """Return the innermost line of user code that waits, and the name of the object that it waits for."""
     location, awaited = call_location(), "something"
     while running is not None:
         frame, awaits = _frame_of(running)
@@ -303,7 +309,7 @@ def _name_of(running: object) -> str:
 
 
 def _raised_at(error: BaseException, location: str) -> tuple[str, str]:
-    """Return the user's line that led to an exception, or else `location`, and the module that raised it."""
+    """Return the line of user code that led to an exception, or else `location`; and the module that raised it."""
     module, traceback = "", error.__traceback__
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
@@ -315,11 +321,11 @@ def _raised_at(error: BaseException, location: str) -> tuple[str, str]:
 
 
 class Callee(Protocol):
-    """What a step calls: a node, or a construct of control flow."""
+    """The object that a step calls: a node, or a construct of control flow."""
 
     @property
     def name(self) -> str:
-        """Name of the step."""
+        """The name of the step."""
         ...
 
     @property
@@ -339,7 +345,7 @@ class Callee(Protocol):
 
     @property
     def _drawn_detail(self) -> str:
-        """What a drawing says of it."""
+        """A line for drawings of the graph."""
         ...
 
     def _argument_names(self) -> tuple[str, ...]:
@@ -347,13 +353,13 @@ class Callee(Protocol):
         ...
 
     def _result_annotation(self) -> Any:
-        """Return the annotation of the result, None if unknown."""
+        """Return the annotation of the result; None if unknown."""
         ...
 
 
-# Deeper than this, a graph that calls itself will not come to an end; Python's own limit comes at about 200.
+# A graph that calls itself deeper than this will not end; Python's own limit comes at a depth of about 200.
 _MAX_INLINE_DEPTH = 100
-# A method's instance is looked at for each of its calls, so not deeply.
+# The instance of a method is searched for symbolic values at each call, so the search is short.
 _MAX_OBJECTS_OF_CALLEE = 50
 
 
@@ -388,20 +394,20 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a graph does, as recorded.
+    """The recorded calls of a graph, or of a body of control flow.
 
     Attributes:
-        name: name of the graph.
-        parameters: names of its parameters; those of a body are followed by the values that it takes from outside.
-        parameter_sources: the number of the value of each.
+        name: the name of the graph.
+        parameters: the names of its parameters; in a body, followed by the names of the values that it captures.
+        parameter_sources: the numbers of the values of these.
         steps: the calls in the order in which they were made, which is a topological order.
-        result: template of the result.
-        captures: for a body, templates in the enclosing graph of the values that it takes from outside.
-        functions: every function whose body was traced: what its names mean must not change.
-        annotations: annotations of the parameters, None where unknown.
+        result: the template of the result.
+        captures: for a body: templates, in the enclosing graph, of the values that it captures.
+        functions: all functions whose bodies were traced; if a name in one is rebound, the trace is outdated.
+        annotations: the annotations of the parameters; None where unknown.
         streams: the numbers of the values that are streams.
-        gives_stream: whether the result is one.
-        resources: what has to be open while it runs, bodies included, with the number of the value of each.
+        gives_stream: whether the result is a stream.
+        resources: the resources that the graph and its bodies use, with the numbers of their values.
     """
 
     name: str
@@ -418,7 +424,7 @@ class Trace:
 
     @property
     def captured(self) -> "Iterable[tuple[int, Template]]":
-        """For a body, the number of each value that it takes from outside, with its template there."""
+        """For a body: the number of each value that it captures, with its template in the enclosing graph."""
         first = len(self.parameter_sources) - len(self.captures)
         return zip(self.parameter_sources[first:], self.captures, strict=True)
 
@@ -426,14 +432,14 @@ class Trace:
 _active: ContextVar["Tracer | None"] = ContextVar("penstock_tracer", default=None)
 
 
-# Not None wherever `active()` may be: for who asks so often that a function call counts.
+# For hot paths: if this returns None, so does `active()`; it costs less, being no Python function.
 is_tracing = _active.get
 
 
 def active() -> "Tracer | None":
-    """Return the tracer of the graph that is traced here; None outside of graphs."""
+    """Return the tracer of the graph that is being traced here; None if none is."""
     tracer = _active.get()
-    # A task that was started while tracing has a copy of that context, and may live on.
+    # A task that was started while tracing has a copy of the context, and may outlive the trace.
     return None if tracer is None or tracer.closed else tracer
 
 
@@ -441,12 +447,12 @@ class Tracer:
     """Records the calls of one graph, or of one body of a control-flow construct.
 
     Attributes:
-        name: name of the graph or body.
+        name: the name of the graph or body.
         parent: for a body, the tracer of the graph around it.
-        functions: every function whose body was traced.
-        pending: what was called and is not awaited yet, with the place of the call.
-        streams: which of the values are streams.
-        resources: what has to be open while the graph runs, with the number of the value of each.
+        functions: all functions whose bodies were traced.
+        pending: the calls that are not awaited yet, each with "file:line" of the call.
+        streams: the streams among the values, and their readers.
+        resources: the resources that the graph and its bodies use, with the numbers of their values.
         closed: whether the trace is finished.
     """
 
@@ -470,7 +476,7 @@ class Tracer:
         self._checked_callees: set[int] = set()
 
     def parameter(self, name: str, annotation: Hint | None = None, *, is_stream: bool = False) -> Ref:
-        """Add a parameter."""
+        """Add a parameter; return the symbolic value that stands for it."""
         source = self._new_parameter(name)
         if is_stream:
             self.streams.add(source, name)
@@ -483,11 +489,11 @@ class Tracer:
         kwargs: Mapping[str, Any],
         bodies: "tuple[Trace, ...]" = (),
     ) -> Ref | PendingRef:
-        """Record a call; returns what stands for its result."""
+        """Record a call; return the symbolic value that stands for its result."""
         location = call_location()
         templates = [self.template(arg, location, callee.name) for arg in args]
         named = {name: self.template(arg, location, callee.name) for name, arg in kwargs.items()} if kwargs else {}
-        # What a body takes from outside is read by the step that drives it.
+        # The step reads the values that its bodies capture, and passes them on.
         captured = tuple([template for body in bodies for template in body.captures])
         self.streams.read_by_step(callee, (*templates, *named.values()), captured, location)
         templates += captured
@@ -499,9 +505,10 @@ class Tracer:
         return PendingRef(ref, location, self.pending) if callee.is_async else ref
 
     def open(self, opening: "Opening") -> PendingRef:
-        """Note that a resource has to be open while the outermost graph runs; returns what stands for it.
+        """Note that the outermost graph uses a resource; return the symbolic value that stands for it.
 
-        It is no step: a frame has it from the beginning. So all of its call sites, those in bodies included, see one.
+        A resource is no step: a frame has it from the beginning. So all of its call sites, those in bodies included,
+        see the same value.
         """
         outermost = self
         while outermost.parent is not None:
@@ -513,14 +520,14 @@ class Tracer:
         return PendingRef(ref, call_location(), self.pending)
 
     def check_callee(self, fn: object, name: str) -> None:
-        """Refuse a function that takes a symbolic value along in its closure or its instance."""
+        """Refuse a function with a symbolic value in its closure or its instance."""
         if id(fn) in self._checked_callees:
             return
-        self._checked_callees.add(id(fn))  # a step keeps it, so nothing else takes its id
+        self._checked_callees.add(id(fn))  # the step keeps the function alive, so its id stays unique
         if (hidden := hidden_ref(fn, _MAX_OBJECTS_OF_CALLEE)) is not None:
             raise GraphTraceError(
-                f"{call_location()}: node {name!r} takes {hidden!r} along in its closure or its instance, where the "
-                "tracer cannot see it; pass it as an argument"
+                f"{call_location()}: node {name!r} has {hidden!r} in its closure or its instance, where the tracer "
+                "cannot see it; pass it as an argument"
             )
 
     def template(self, value: Any, location: str, reader: str) -> Template:
@@ -536,7 +543,7 @@ class Tracer:
         return not value._penstock_path and value._penstock_source in value._penstock_tracer.streams.sources
 
     def adopt(self, ref: Ref) -> Read:
-        """Return what a Ref reads, in this trace; a body takes values of the graphs around it from outside."""
+        """Return the read that a Ref stands for in this trace; a body captures the values of graphs around it."""
         owner = ref._penstock_tracer
         if owner is self:
             return read_of(ref)
@@ -560,12 +567,12 @@ class Tracer:
         """Run a graph function, or the body of a control-flow construct, inside this trace.
 
         Args:
-            fn: the function, for what its names mean.
-            start: calls it with a tuple of arguments.
+            fn: the function, whose global names are looked up.
+            start: calls the function with a tuple of arguments.
             args: the arguments.
 
         Returns:
-            What it returned.
+            The result of the function.
         """
         self.functions.append(fn)
         self._outside.add(fn)
@@ -608,7 +615,7 @@ class Tracer:
     def body(self, name: str, fn: Callable[..., Any]) -> "Trace":
         """Trace the body of a control-flow construct, which takes one value.
 
-        Its name says in which graph it is, and is unique there: "search/quote", "search/quote#2".
+        The trace is named after the graph and the body, and its name is unique: "search/quote", "search/quote#2".
         """
         self._body_names[name] += 1
         number = self._body_names[name]
@@ -618,8 +625,8 @@ class Tracer:
             trace = inner.finish(result, fn)
             if trace.gives_stream:
                 raise GraphTraceError(
-                    f"{call_location()}: the body {getattr(fn, '__name__', name)!r} gives a stream, and a body gives "
-                    "one value for one operand; read the stream inside the body, in an `async def` node"
+                    f"{call_location()}: the body {getattr(fn, '__name__', name)!r} gives a stream, but a body must "
+                    "give one value for one operand; read the stream inside the body, in an `async def` node"
                 )
             return trace
         finally:
@@ -627,14 +634,14 @@ class Tracer:
             self.functions.extend(inner.functions)
 
     def awaited(self, call: Unawaited) -> None:
-        """Note that a call is awaited, here or in a body."""
+        """Note that a call is awaited; it may have been made in a graph around this body."""
         tracer: Tracer | None = self
         while tracer is not None:
             tracer.pending.pop(call, None)
             tracer = tracer.parent
 
     def shown(self, text: str) -> str:
-        """Note the text that somebody was shown of a symbolic value; returns it."""
+        """Note the `repr()` of a symbolic value, so that text made from it is refused later; return it."""
         self._shown.add(text)
         return text
 
@@ -663,7 +670,7 @@ class Tracer:
         return Constant(value)
 
     def _refuse_no_stream(self, result: PendingRef, location: str) -> NoReturn:
-        """Refuse a result that is annotated as a stream, and is to be awaited: a `map_each` over what is no stream."""
+        """Refuse a result that is annotated as a stream but has to be awaited, such as a `map_each` over a list."""
         ref = result._penstock_ref
         step = next((step for step in self._steps if step.source == ref._penstock_source), None)
         remedy = "return the call of an `async def` with `yield`, which gives a stream, or correct the annotation"
@@ -675,7 +682,7 @@ class Tracer:
                 remedy = f"annotate the parameter, `{name}: AsyncIterator[...]`, and ps.map_each over it gives a stream"
         where = self.pending.get(result._penstock_key, location)
         raise GraphTraceError(
-            f"{where}: the result of graph {self.name!r} is annotated as a stream, and {result!r} is none; {remedy}"
+            f"{where}: the result of graph {self.name!r} is annotated as a stream, but {result!r} is none; {remedy}"
         )
 
     def _refuse_shown(self, value: str, location: str, reader: str) -> None:
@@ -697,7 +704,7 @@ class Tracer:
 
 
 def endless_recursion(location: str, name: str) -> GraphTraceError:
-    """Return the error of a graph that calls itself while it is traced, and comes to no end."""
+    """Return the error of a graph that calls itself without end while it is traced."""
     return GraphTraceError(
         f"{location}: graph {name!r} calls itself without end while it is traced; use ps.while_loop for a loop whose "
         "length is not known before, and recurse only on constants"

@@ -1,9 +1,9 @@
-"""Find in a graph's source what a symbolic value cannot see when the graph is traced.
+"""Check the source of a graph for statements that would make its trace silently wrong.
 
-A Ref raises when it is compared, iterated over or asked for its truth. It does not notice that it stands in a `try`,
-that `is` compares its identity, or that `isinstance` looks at its class: the trace would be silently wrong. So the
-body is interpreted abstractly when the graph is decorated (`SourceInterpreter`), with what is known of each variable.
-What may or may not be symbolic is never reported.
+A Ref raises when it is compared, iterated over or tested for truth. It cannot notice that it is used in a `try`, that
+`is` compares its identity, or that `isinstance` looks at its class: the trace would be silently wrong. So the body is
+interpreted when the graph is decorated, with an abstract value for each variable (`SourceInterpreter`). A use is only
+reported if the value is certainly symbolic.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from .interpreter import SourceInterpreter
 from .rules import Problem, SourceRules
 from .values import Kind, Value, locate
 
-_warned: set[tuple[str, int, str]] = set()  # places, so that a factory of graphs is warned of once
+_warned: set[tuple[str, int, str]] = set()  # by place in the source, so that a factory of graphs causes one warning
 
 
 def check_source(
@@ -24,22 +24,21 @@ def check_source(
     is_node: Callable[[object], bool],
     is_graph: Callable[[object], bool] = lambda _: False,
 ) -> None:
-    """Check the body of a graph, or of a branch of one, for what a trace cannot represent.
+    """Check the body of a graph, or of a body of control flow, for statements that a trace cannot represent.
 
-    The functions inside it are checked as well, and the plain functions of the same module that it calls: their
-    bodies run while tracing. Names are looked up as they are now; one that is not bound yet is taken for unknown, so
-    that checking once more before the first trace sees more.
+    The functions inside it are checked as well, and the plain functions of the same module that it calls, because
+    their bodies run while tracing. Names are looked up now. A name that is not bound yet counts as unknown; the check
+    before the first trace finds more.
 
     Args:
-        fn: a function, lambda or bound method; of anything else there is no source to check. The first parameter of
-            a method is configuration, every other parameter is symbolic.
-        is_node: tells the objects whose call gives a Ref, e.g. nodes, and the classes whose instances are such.
-        is_graph: tells graphs, whose call gives whatever structure of Refs they return; they may be among the
-            former as well.
+        fn: a function, lambda or bound method; other objects have no source and are not checked. The first parameter
+            of a method is configuration, all other parameters are symbolic.
+        is_node: whether a call of an object gives a Ref, as of a node; true also for the class of a stateful node.
+        is_graph: whether an object is a graph, whose call gives a structure of Refs; `is_node` may be true for it, too.
 
     Raises:
-        GraphTraceError: the body does something of the kind; the message has one line for each place, with file,
-            line, source and remedy.
+        GraphTraceError: the body has such statements; the message has a line for each, with file, line, source and
+            remedy.
     """
     receiver = Value(Kind.PLAIN, target=fn.__self__) if isinstance(fn, MethodType) else None
     function = _innermost(fn)
@@ -73,7 +72,7 @@ def _listed(problems: dict[tuple[str, int, str], Problem]) -> list[str]:
 
 
 def _innermost(fn: object) -> FunctionType | None:
-    """The function whose body it is, behind methods and decorators that name what they wrap."""
+    """Return the function behind methods and decorators (`__wrapped__`); None if there is none."""
     seen: set[int] = set()
     while id(fn) not in seen:
         seen.add(id(fn))

@@ -1,4 +1,9 @@
-"""Interpret the body of a graph with abstract values, to know what in it is symbolic."""
+"""The interpreter of the source check: it runs the body of a graph with abstract values, to find misuse of Refs.
+
+It makes one forward pass: assignments move values between variables, branches are joined, and a loop runs twice, where
+the second round starts with the variables that the first one has left. The traced function could take each of these
+passes, so each problem that is reported does occur.
+"""
 
 import ast
 import inspect
@@ -40,19 +45,19 @@ _COPIES: Final = (list, tuple, set, frozenset, sorted, reversed, iter)
 
 
 class ExpressionInterpreter(ast.NodeVisitor):
-    """Interprets the expressions of one function, and what assignments of their values do.
+    """Interprets the expressions of one function, and the assignments of their values.
 
     Attributes:
-        rules: what is known of objects, and where problems are noted.
-        function: the function, for what its names mean.
-        location: where its source is.
-        is_graph: whether it is a graph or branch, and not a plain function that one calls.
-        variables: what is known of each variable at this point.
-        nodes: the whole syntax tree of the function.
-        assigned: all variables, also of functions inside.
+        rules: gives the abstract values of objects, and collects problems.
+        function: the function, in whose namespaces names are looked up.
+        location: the source of the function.
+        is_graph: whether the function is a graph or a body of control flow, and not a plain function that one calls.
+        variables: the abstract value of each variable at this point.
+        nodes: all nodes of the syntax tree of the function.
+        assigned: all variables, including those of inner functions.
         declared_outer: the names under `global` or `nonlocal`.
-        touches: how often something symbolic was used so far.
-        callees: what was called in each call so far.
+        touches: how often a symbolic value was used so far.
+        callees: the abstract value of the callee of each call so far.
     """
 
     def __init__(self, rules: SourceRules, function: FunctionType, location: SourceLocation, is_graph: bool) -> None:
@@ -69,15 +74,15 @@ class ExpressionInterpreter(ast.NodeVisitor):
         self.callees: dict[ast.expr, Value] = {}
 
     def interpret_nested(self, node: FunctionNode) -> None:
-        """Interpret a function inside."""
+        """Interpret an inner function."""
         raise NotImplementedError
 
     def interpret_helper(self, function: FunctionType, given: Environment) -> Value | None:
-        """Interpret a plain function that is called with this; None if it has no source."""
+        """Interpret a call of a plain function with these arguments; None if the function has no source."""
         raise NotImplementedError
 
     def value(self, node: ast.expr) -> Value:
-        """What is known of an expression; whatever is wrong in it is reported."""
+        """Return the abstract value of an expression, and report the problems in it."""
         value = cast("Value", self.visit(node))
         self.touches += value.unseen
         return value
@@ -86,7 +91,7 @@ class ExpressionInterpreter(ast.NodeVisitor):
         values = [self.value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         return UNKNOWN if any(value.symbolic for value in values) else PLAIN
 
-    def visit_Constant(self, node: ast.Constant) -> Value:  # the base class looks for old names
+    def visit_Constant(self, node: ast.Constant) -> Value:  # overridden: the base class looks for deprecated visitors
         return PLAIN
 
     def visit_Name(self, node: ast.Name) -> Value:
@@ -242,7 +247,7 @@ class ExpressionInterpreter(ast.NodeVisitor):
             self.report(node, wrong, rule.COND)
 
     def _method(self, function: ast.Attribute, base: Value, arguments: list[Value]) -> Value | None:
-        """The result of a method of a built-in container, or of `with_policy` of a node."""
+        """Return the result of a method of a built-in container, or of `with_policy` of a node; None if unknown."""
         name = function.attr
         if base.kind in (Kind.NODE, Kind.GRAPH):
             return base if name == "with_policy" else None
@@ -279,12 +284,12 @@ class ExpressionInterpreter(ast.NodeVisitor):
     def _helper(
         self, node: ast.Call, target: object, arguments: list[Value], keywords: dict[str | None, Value]
     ) -> Value | None:
-        """The result of a plain function of the same module: its body runs while tracing as well."""
+        """Return the result of a plain function of the same module, whose body runs while tracing; None if unknown."""
         if not isinstance(target, FunctionType) or target.__globals__ is not self.rules.namespace:
             return None
         names = target.__code__.co_varnames[: target.__code__.co_argcount]
         if None in keywords or any(isinstance(one, ast.Starred) for one in node.args) or len(arguments) > len(names):
-            return None  # which parameter gets what is not known
+            return None  # it is unknown which parameter gets which argument
         given = dict(zip(names, arguments, strict=False)) | {name: value for name, value in keywords.items() if name}
         return self.interpret_helper(target, given)
 
@@ -311,7 +316,7 @@ class ExpressionInterpreter(ast.NodeVisitor):
                 pass
 
     def store(self, place: ast.expr, value: Value) -> None:
-        """Put a value into an object: a variable then holds it; what outlives the trace must not."""
+        """Put a value into an object: a variable then holds it; an object that outlives the trace must not."""
         if self.value(place).unseen:
             self.report(place, f"changes the symbolic value {named(place)}, once and while tracing", rule.INSIDE)
             return
@@ -328,14 +333,14 @@ class ExpressionInterpreter(ast.NodeVisitor):
             self.report(place, wrong, "return the value, or store it inside a node")
 
     def truth(self, node: ast.expr, construct: str, remedy: str = rule.COND) -> Value:
-        """What is known of an expression that is asked for its truth."""
+        """Return the abstract value of an expression whose truth is tested, and report it if it is symbolic."""
         value = self.value(node)
         if value.kind is Kind.REF:
             self.report(node, f"{construct} on the symbolic value {named(node)}", remedy)
         return value
 
     def iterated(self, node: ast.AST, iterable: ast.expr, construct: str) -> Value:
-        """What is known of the items of an iterable."""
+        """Return the abstract value of the items of an iterable, and report it if it is symbolic."""
         value = self.value(iterable)
         if value.kind is Kind.REF:
             remedy = "write a node that takes the AsyncIterator" if "async" in construct else rule.MAP_EACH
@@ -347,30 +352,20 @@ class ExpressionInterpreter(ast.NodeVisitor):
 
 
 def named(node: ast.expr) -> str:
-    """An expression as the user wrote it, cut to what fits into a message."""
+    """Return an expression as the user wrote it, shortened to fit into a message."""
     text = ast.unparse(node)
     return f"`{text if len(text) <= 40 else text[:37] + '...'}`"
-
-
-# Interpret the body of a graph with abstract values, to know what in it is symbolic.
-#
-# A forward pass: assignments move values between variables, branches are joined, a loop is run twice (its second round
-# starts from whatever the first one left). Each pass is one that the traced function could take, so whatever is
-# reported does happen.
-
-# ast.NodeVisitor chooses the names of these methods, and the syntax is their documentation.
-# ruff: noqa: N815, D102
 
 
 _OUTSIDE: Final = Value(Kind.PLAIN, target=object())  # `self` of a method that is not bound yet
 
 
 class SourceInterpreter(ExpressionInterpreter):
-    """Interprets one function, and the functions inside it."""
+    """Interprets the statements of one function, and its inner functions."""
 
     def __init__(self, rules: SourceRules, function: FunctionType, location: SourceLocation, is_graph: bool) -> None:
         super().__init__(rules, function, location, is_graph)
-        self.depth = 0  # of functions inside the function
+        self.depth = 0  # how deep in inner functions the interpreter is
         self.returned: list[Value] = []
         self.bodies = set(self._bodies())
 
@@ -378,7 +373,7 @@ class SourceInterpreter(ExpressionInterpreter):
         """Interpret the function as a graph: its parameters are symbolic, the receiver of a method is not."""
         arguments = self.location.node.args
         self.variables = parameters(arguments, REF)
-        if isinstance(self.location.node, ast.Lambda):  # the body of a branch: nobody gives what has a default
+        if isinstance(self.location.node, ast.Lambda):  # a body: control flow passes no argument that has a default
             self.variables |= dict.fromkeys(defaults(arguments), PLAIN)
         positional = [*arguments.posonlyargs, *arguments.args]
         if positional and (receiver is not None or self._is_method()):
@@ -386,13 +381,13 @@ class SourceInterpreter(ExpressionInterpreter):
         self._run(self.location.node)
 
     def interpret_call(self, given: Environment) -> Value:
-        """Interpret the function as a plain one that is called while tracing.
+        """Interpret the function as a plain function that is called while tracing.
 
         Args:
-            given: what is known of its arguments.
+            given: the abstract values of its arguments.
 
         Returns:
-            What is known of its result.
+            The abstract value of its result.
         """
         node = self.location.node
         self.variables = parameters(node.args, UNKNOWN) | dict.fromkeys(defaults(node.args), PLAIN) | given
@@ -403,7 +398,7 @@ class SourceInterpreter(ExpressionInterpreter):
         return join(*self.returned, *([PLAIN] if falls_through else []))
 
     def interpret_nested(self, node: FunctionNode) -> None:
-        """Interpret a function inside: the body of a branch, or a helper whose arguments are not known."""
+        """Interpret an inner function: a body of control flow, or a helper whose arguments are unknown."""
         is_body = (node if isinstance(node, ast.Lambda) else node.name) in self.bodies
         given = {name: self.value(default) for name, default in defaults(node.args).items()}
         before = self.variables, self.declared_outer, self.returned
@@ -415,13 +410,13 @@ class SourceInterpreter(ExpressionInterpreter):
         self.variables, self.declared_outer, self.returned = before
 
     def interpret_helper(self, function: FunctionType, given: Environment) -> Value | None:
-        """Interpret a plain function of the same module, once for the same knowledge of its arguments."""
+        """Interpret a plain function of the same module, once for the same abstract values of its arguments."""
         call = (function, tuple(sorted(given.items(), key=lambda argument: argument[0])))
         if call not in self.rules.helpers:
             location = locate(function)
             if location is None:
                 return None
-            self.rules.helpers[call] = UNKNOWN, 0  # for a call of itself inside
+            self.rules.helpers[call] = UNKNOWN, 0  # for a recursive call
             helper = SourceInterpreter(self.rules, function, location, is_graph=False)
             self.rules.helpers[call] = helper.interpret_call(given), helper.touches
         value, touches = self.rules.helpers[call]
@@ -442,7 +437,7 @@ class SourceInterpreter(ExpressionInterpreter):
         return bool(scope) and not scope.endswith("<locals>") and not static
 
     def _bodies(self) -> Iterator[str | ast.expr]:
-        """The lambdas, and the names of functions, that are given to a control-flow function."""
+        """Yield the lambdas, and the names of functions, that are passed to control flow as bodies."""
         for call in self.nodes:
             if isinstance(call, ast.Call) and self._takes_bodies(call.func):
                 waiting = [*call.args, *(keyword.value for keyword in call.keywords)]
@@ -458,7 +453,7 @@ class SourceInterpreter(ExpressionInterpreter):
                             pass
 
     def _takes_bodies(self, callee: ast.expr) -> bool:
-        """Whether functions given to it are traced as branches; a node may take a function for a plain argument."""
+        """Whether `callee` is control flow, which traces functions passed to it; for a node they are plain values."""
         names: list[str] = []
         while isinstance(callee, ast.Attribute):
             names.append(callee.attr)
@@ -472,7 +467,7 @@ class SourceInterpreter(ExpressionInterpreter):
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.variables[node.name] = UNKNOWN
-        if not node.decorator_list:  # else it is a node or graph of its own
+        if not node.decorator_list:  # with a decorator, it is a node or a graph of its own, or unknown
             self.interpret_nested(node)
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -482,7 +477,7 @@ class SourceInterpreter(ExpressionInterpreter):
             self.visit(statement)
 
     def branches(self, *blocks: Sequence[ast.stmt]) -> None:
-        """Interpret blocks of which one runs, and join what they leave."""
+        """Interpret blocks of which one runs, and join the variables that they leave."""
         before, after = self.variables, list[Environment]()
         for statements in blocks:
             self.variables = dict(before)
@@ -603,7 +598,7 @@ class SourceInterpreter(ExpressionInterpreter):
 
 
 def parameters(arguments: ast.arguments, value: Value) -> Environment:
-    """Every parameter with this value; `*args` and `**kwargs` hold such values."""
+    """Return this value for each parameter; for `*args` and `**kwargs`, containers of such values."""
     named_ones = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
     result = {argument.arg: value for argument in named_ones}
     if arguments.vararg:
@@ -614,7 +609,7 @@ def parameters(arguments: ast.arguments, value: Value) -> Environment:
 
 
 def defaults(arguments: ast.arguments) -> dict[str, ast.expr]:
-    """The default of each parameter that has one."""
+    """Return the default of each parameter that has one."""
     positional = [*arguments.posonlyargs, *arguments.args]
     with_default = positional[len(positional) - len(arguments.defaults) :]
     result = {argument.arg: default for argument, default in zip(with_default, arguments.defaults, strict=True)}
@@ -623,6 +618,6 @@ def defaults(arguments: ast.arguments) -> dict[str, ast.expr]:
 
 
 def merged(environments: Sequence[Environment]) -> Environment:
-    """What is known of each variable after one of several paths."""
+    """Return the abstract value of each variable after one of several paths was taken."""
     names = dict.fromkeys(name for environment in environments for name in environment)
     return {name: join(*[one[name] for one in environments if name in one]) for name in names}

@@ -1,4 +1,4 @@
-"""The rules of the source check: what may not stand in a graph, and what to write instead."""
+"""The rules of the source check: which objects must not be used in a graph, and the remedy for each."""
 
 import ast
 import builtins
@@ -40,7 +40,7 @@ _BLIND_BUILTINS: Final = (isinstance, issubclass, type, callable, hasattr, id)
 
 
 class Problem(NamedTuple):
-    """One place of a body that cannot be traced."""
+    """A place in a body that cannot be traced, with the remedy."""
 
     filename: str
     line: int
@@ -53,14 +53,15 @@ class Problem(NamedTuple):
 
 
 class SourceRules:
-    """What is known of the objects that a body names, and what was found in it.
+    """Turns the objects that a body names into abstract values, and collects the problems that are found.
 
     Attributes:
-        is_node: tells objects whose call gives a Ref.
-        is_graph: tells objects whose call gives a structure of Refs.
-        namespace: the globals of the graph; the plain functions in it are interpreted as well.
-        problems: by file, line and remedy, so that each is reported once.
-        helpers: result and touches of each plain function interpreted so far, for what was known of its arguments.
+        is_node: whether a call of an object gives a Ref.
+        is_graph: whether a call of an object gives a structure of Refs.
+        namespace: the globals of the graph; plain functions in it are interpreted as well.
+        problems: the problems, by file, line and remedy, so that each is reported once.
+        helpers: for each plain function interpreted so far, and the abstract values of its arguments: its result, and
+            how often it used a symbolic value.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class SourceRules:
         self.problems.setdefault((location.filename, line, remedy), problem)
 
     def meaning(self, target: object) -> Value:
-        """What is known of an object that a global or closure name gave."""
+        """Return the abstract value of an object that a global or closure name refers to."""
         if isinstance(target, _WRAPPERS):
             target = cast("staticmethod[..., object]", target).__func__
         if self.is_graph(target):
@@ -91,7 +92,7 @@ class SourceRules:
         return Value(Kind.PLAIN, target=target)
 
     def look_up(self, function: FunctionType, name: str) -> Value:
-        """What a name that a function does not assign means to it."""
+        """Return the abstract value of a name that a function uses but does not assign."""
         free = function.__code__.co_freevars
         if name in free and function.__closure__ is not None:
             try:
@@ -101,7 +102,7 @@ class SourceRules:
         return self.meaning(function.__globals__.get(name, getattr(builtins, name, MISSING)))
 
     def imported(self, node: ast.Import | ast.ImportFrom, alias: ast.alias, function: FunctionType) -> Value:
-        """What a name that the function itself imports means, if that module is loaded."""
+        """Return the abstract value of a name that the function itself imports, if the module is loaded already."""
         if isinstance(node, ast.Import):
             module = alias.name if alias.asname else alias.name.partition(".")[0]
             return self.meaning(sys.modules.get(module, MISSING))
@@ -111,7 +112,7 @@ class SourceRules:
         return self.attribute(self.meaning(sys.modules.get(module, MISSING)), alias.name)
 
     def item(self, base: Value, key: object) -> Value:
-        """What a configured container has under a constant, e.g. a table of nodes."""
+        """Return the abstract value of an item of a plain container, e.g. of a table of nodes."""
         if not isinstance(base.target, (*_LISTS, dict)):
             return PLAIN
         held = cast("Mapping[object, object]", base.target)
@@ -121,7 +122,7 @@ class SourceRules:
             return PLAIN
 
     def attribute(self, base: Value, name: str) -> Value:
-        """What an attribute of it is, without running a property."""
+        """Return the abstract value of an attribute, without running a property."""
         if base.kind is not Kind.PLAIN:
             return {Kind.REF: base, Kind.RESULT: base, Kind.UNKNOWN: base}.get(base.kind, PLAIN)
         if base.target is MISSING:
@@ -131,7 +132,7 @@ class SourceRules:
         return self.meaning(inspect.getattr_static(base.target, name, MISSING))
 
     def receiver(self, base: Value, name: str) -> list[Value]:
-        """What a method gets before its arguments."""
+        """Return the receiver of a method in a list, to be put before its arguments; empty for a function."""
         stored = inspect.getattr_static(base.target, name, MISSING)
         is_bound = isinstance(stored, classmethod) or (
             isinstance(stored, FunctionType) and not isinstance(base.target, type | ModuleType)
@@ -139,20 +140,20 @@ class SourceRules:
         return [base] if is_bound else []
 
     def element(self, base: Value) -> Value:
-        """What iterating over it gives; a configured list of nodes gives nodes."""
+        """Return the abstract value of the items of `base`; a plain list of nodes has nodes as items."""
         if base.kind is Kind.PLAIN and isinstance(base.target, _LISTS):
             return join(*map(self.meaning, cast("Sequence[object]", base.target)))
         return base.element()
 
 
 def is_control_flow(target: object) -> bool:
-    """Whether it is `penstock.cond` or one of its like, from wherever in the package."""
+    """Whether it is `penstock.cond`, `switch`, `while_loop` or `map_each`, from any module of the package."""
     package = str(getattr(target, "__module__", "")).partition(".")[0]
     return package == _PACKAGE and isinstance(target, FunctionType) and target.__name__ in _CONTROL_FLOW
 
 
 def foreign_name(value: Value) -> str | None:
-    """The name of something of another async library, e.g. `asyncio.gather`; None for anything else."""
+    """Return the name of an object of another async library, e.g. `asyncio.gather`; None for any other object."""
     module = getattr(value.target, "__module__", None)
     if not isinstance(module, str) or module.partition(".")[0] not in _FOREIGN:
         return None
@@ -161,10 +162,10 @@ def foreign_name(value: Value) -> str | None:
 
 
 def foreign_remedy(name: str) -> str | None:
-    """What replaces this function, where merely calling it in a graph is wrong already."""
+    """Return the remedy for a function that must not be called in a graph; None if calling it is no error by itself."""
     return _FOREIGN_REMEDIES.get(name.partition(".")[2])
 
 
 def looks_at_identity(value: Value, arguments: int) -> bool:
-    """Whether it is one of the built-in functions that would look at the Ref itself."""
+    """Whether it is a built-in function that would look at the Ref instead of the value, e.g. `isinstance`."""
     return any(value.target is one for one in _BLIND_BUILTINS) and (value.target is not type or arguments == 1)

@@ -1,4 +1,4 @@
-"""What the source check knows before anything runs: where the source is, and what is symbolic in it."""
+"""The abstract values of the source check, and how the source of a function is found."""
 
 import ast
 import linecache
@@ -12,12 +12,12 @@ MISSING: Final = object()
 
 
 class Kind(Enum):
-    """What a value will be while the graph is traced."""
+    """The kinds of abstract values: what a variable will hold while the graph is traced."""
 
     PLAIN = auto()  # configuration: an ordinary object without a Ref in it
-    UNKNOWN = auto()  # a Ref, or an object that may hold Refs, or neither: never reported
-    REF = auto()  # surely a Ref: a parameter, or what a node returned
-    RESULT = auto()  # what an inlined graph returned: a Ref, or the structure of Refs that it built
+    UNKNOWN = auto()  # perhaps a Ref, or an object with Refs in it: never reported
+    REF = auto()  # certainly a Ref: a parameter, or the result of a node
+    RESULT = auto()  # the result of an inlined graph: a Ref, or a structure of Refs
     NODE = auto()  # calling it gives a REF
     GRAPH = auto()  # calling it gives a RESULT
     EMPTY = auto()  # an empty list, set or dict
@@ -31,9 +31,9 @@ class Value:
     """An abstract value.
 
     Attributes:
-        kind: what it will be.
-        items: what is in it, for the three kinds of containers.
-        target: the object itself, where the name that gave it is a global or in the closure; else `MISSING`.
+        kind: the kind of the value.
+        items: the abstract values of its items, for the three kinds of containers.
+        target: the object itself, if the name is a global or in the closure; else `MISSING`.
     """
 
     kind: Kind
@@ -47,16 +47,16 @@ class Value:
 
     @property
     def unseen(self) -> bool:
-        """Whether `is` or `isinstance` on it would silently ask about a Ref instead of the value."""
+        """Whether it is certainly symbolic, so that `is` or `isinstance` would look at a Ref instead of the value."""
         return self.kind in (Kind.REF, Kind.RESULT)
 
     @property
     def holds_unseen(self) -> bool:
-        """Whether it is one of those, or surely holds one."""
+        """Whether it is certainly symbolic, or certainly holds such a value."""
         return self.unseen or any(item.holds_unseen for item in self.items)
 
     def element(self) -> "Value":
-        """What iterating over it gives."""
+        """Return the abstract value of its items."""
         match self.kind:
             case Kind.REF:
                 return REF
@@ -70,7 +70,7 @@ class Value:
                 return UNKNOWN
 
     def unpack(self, length: int) -> list["Value"]:
-        """What assigning it to `length` targets gives each of them."""
+        """Return the abstract value for each of the `length` targets that it is assigned to."""
         if self.kind is Kind.TUPLE and len(self.items) == length:
             return list(self.items)
         return [self.element()] * length
@@ -88,17 +88,17 @@ _FILLED = (Kind.SEQUENCE, Kind.MAPPING)
 
 
 def sequence(item: Value) -> Value:
-    """A list of such items."""
+    """Return the abstract value of a list of such items."""
     return Value(Kind.SEQUENCE, (item,))
 
 
 def mapping(item: Value) -> Value:
-    """A dict with such values."""
+    """Return the abstract value of a dict with such values."""
     return Value(Kind.MAPPING, (item,))
 
 
 def join(*values: Value) -> Value:
-    """What is known of something that may be any of these; nothing at all gives PLAIN."""
+    """Return the abstract value of a variable that may hold any of these; PLAIN if there are none."""
     if not values:
         return PLAIN
     result = values[0]
@@ -121,7 +121,7 @@ def _join_two(one: Value, other: Value) -> Value:
 
 
 def combined(left: Value, right: Value) -> Value:
-    """The result of an operator."""
+    """Return the abstract value of the result of a binary operator."""
     kinds = (left.kind, right.kind)
     if Kind.REF in kinds or Kind.RESULT in kinds:
         return REF
@@ -140,8 +140,8 @@ class SourceLocation(NamedTuple):
 
     Attributes:
         node: the function in the tree of the whole file.
-        filename: as in the code object.
-        lines: of the whole file; `lines[0]` is line 1.
+        filename: the name of the file, as in the code object.
+        lines: the lines of the whole file; `lines[0]` is line 1.
     """
 
     node: FunctionNode
@@ -157,7 +157,7 @@ def locate(fn: FunctionType) -> SourceLocation | None:
             doctest, a zip file).
 
     Returns:
-        The location, or None if there is no source or it is not that of this function any more.
+        The location; None if there is no source, or if the file has changed so that it has no such function there.
     """
     code = fn.__code__
     linecache.checkcache(code.co_filename)
@@ -176,7 +176,7 @@ def locate(fn: FunctionType) -> SourceLocation | None:
 # Graphs are decorated module by module, so the tree of the last file is the one that is needed again.
 @lru_cache(maxsize=2)
 def _functions_by_line(source: str) -> dict[int, list[FunctionNode]]:
-    """Every function, by the line that its code object names as its first: that of its first decorator."""
+    """Return all functions by the first line of their code objects, which is that of the first decorator."""
     functions: dict[int, list[FunctionNode]] = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
