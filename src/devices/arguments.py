@@ -181,12 +181,8 @@ def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any
 
 def size_on_host(values: tuple[Any, ...]) -> int:
     """Return the bytes of the arrays in pytrees that lie on no device yet, and have to be transferred."""
-    size = 0
-    for value in values:
-        if is_device_array(value):  # to look for leaves in it takes a microsecond
-            continue
-        size += sum([getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(value) if not is_device_array(leaf)])
-    return size
+    leaves: list[Any] = jax.tree.leaves(values)
+    return sum([getattr(leaf, "nbytes", 0) for leaf in leaves if not is_device_array(leaf)])
 
 
 def _check_shared(name: str, shared: frozenset[str], static: tuple[str, ...], batch: DeviceBatch | None) -> None:

@@ -192,6 +192,29 @@ def signature_of(
     return tuple(parts)
 
 
+def alike_key(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return what is equal for two calls only if their signatures are, to compare and not to hash; None if unknown.
+
+    It is cheap to make, and to compare where arrays have the very same types, as those that one program gives.
+
+    Args:
+        args: of a function without static arguments.
+    """
+    leaves, structure = jax.tree.flatten(args)
+    types: list[Any] = []
+    for leaf in leaves:
+        kind = _kinds.get(leaf.__class__)
+        if kind is _DEVICE or kind is _KEY:
+            types.append(leaf.aval)
+        elif kind is _HOST:
+            types.append((leaf.shape, leaf.dtype))
+        elif kind is _SCALAR:
+            types.append(leaf.__class__)
+        else:
+            return None
+    return structure, types
+
+
 def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
     """Return the signature of a static value: with its type, as 1, 1.0 and True are equal, but not the same.
 
@@ -210,8 +233,10 @@ def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
 
 def is_device_array(leaf: object) -> bool:
     """Tell whether a leaf is a `jax.Array` (its metaclass would take a microsecond)."""
-    kind = _kinds.get(type(leaf))
-    return (_kind(type(leaf)) if kind is None else kind) in (_DEVICE, _KEY)
+    kind = _kinds.get(leaf.__class__)
+    if kind is None:
+        kind = _kind(leaf.__class__)
+    return kind is _DEVICE or kind is _KEY
 
 
 def is_random_key(leaf: object) -> bool:

@@ -118,6 +118,7 @@ class Executable:
 
     Attributes:
         hits: how often it was found in the cache.
+        is_held: whether it is there.
         transfers: how often an argument lay elsewhere and was moved for a call, by its name and the shardings that it
             had and got.
         used: when it was found last, as a number that grows.
@@ -125,7 +126,7 @@ class Executable:
 
     __slots__ = (
         "__weakref__", "_compiled", "_is_flat", "_locks", "_names", "_shardings", "_static_argnums", "_usual", "hits",
-        "transfers", "used",
+        "is_held", "transfers", "used",
     )  # fmt: skip
 
     def __init__(
@@ -153,7 +154,8 @@ class Executable:
         self._names = names
         self._shardings = shardings
         self._static_argnums = static_argnums
-        self._usual: list[Any] = list(shardings)  # as the arrays of the last call spelled them
+        self._usual: list[Any] = list(shardings)  # as the arrays of the last call spelled them; None for one of NumPy
+        self.is_held = False
         self.hits = 0
         self.transfers: Counter[tuple[str, Any, Any]] = Counter()
         self.used = 0
@@ -172,10 +174,12 @@ class Executable:
         if self._static_argnums:
             args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
         leaves = args if self._is_flat else jax.tree.leaves(args)
-        for index, leaf in enumerate(leaves):
-            if is_device_array(leaf) and not self._lies(index, leaf):
-                args = self._moved(args)
-                break
+        where = [getattr(leaf, "sharding", None) for leaf in leaves]
+        if where != self._usual:  # nearly always they are the same objects
+            moved = self._moved(args)
+            if moved is args:
+                self._usual = where
+            args = moved
         if not self._locks:
             return self._compiled(*args)
         with holding(self._locks):
@@ -216,21 +220,19 @@ class Executable:
     def _moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments with every array where it belongs."""
         leaves, tree = jax.tree.flatten(args)
-        for index, leaf in enumerate(leaves):
-            if is_device_array(leaf) and not self._lies(index, leaf):
-                leaves[index] = self._transferred(index, leaf)
+        away = [index for index, leaf in enumerate(leaves) if is_device_array(leaf) and not self._lies(index, leaf)]
+        if not away:
+            return args
+        for index in away:
+            leaves[index] = self._transferred(index, leaves[index])
         moved: tuple[Any, ...] = jax.tree.unflatten(tree, leaves)
         return moved
 
     def _lies(self, index: int, leaf: Any) -> bool:
         """Tell whether an array lies as the program expects it; equal shardings may be spelled differently."""
         where, sharding = leaf.sharding, self._shardings[index]
-        if where is self._usual[index]:  # comparing two takes microseconds
-            return True
-        if where == sharding or where.is_equivalent_to(sharding, leaf.ndim):
-            self._usual[index] = where
-            return True
-        return False
+        # Comparing two takes microseconds.
+        return where is self._usual[index] or where == sharding or where.is_equivalent_to(sharding, leaf.ndim)
 
     @property
     def cost(self) -> dict[str, float]:
