@@ -2,7 +2,7 @@
 
 import contextlib
 import importlib
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -192,15 +192,14 @@ def signature_of(
     return tuple(parts)
 
 
-def alike_key(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return what is equal for two calls only if their signatures are, to compare and not to hash; None if unknown.
+def types_of(leaves: list[Any]) -> list[Any] | None:
+    """Return what is equal for leaves of two calls only if their signatures are, to compare; None if that is not known.
 
     It is cheap to make, and to compare where arrays have the very same types, as those that one program gives.
 
     Args:
-        args: of a function without static arguments.
+        leaves: of the arguments of a function without static ones.
     """
-    leaves, structure = jax.tree.flatten(args)
     types: list[Any] = []
     for leaf in leaves:
         kind = _kinds.get(leaf.__class__)
@@ -212,7 +211,7 @@ def alike_key(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             types.append(leaf.__class__)
         else:
             return None
-    return structure, types
+    return types
 
 
 def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
@@ -237,6 +236,11 @@ def is_device_array(leaf: object) -> bool:
     if kind is None:
         kind = _kind(leaf.__class__)
     return kind is _DEVICE or kind is _KEY
+
+
+def not_on_device(leaves: Iterable[Any]) -> list[Any]:
+    """Return those of some leaves that are no `jax.Array`s."""
+    return [leaf for leaf in leaves if _kinds.get(leaf.__class__) is not _DEVICE and not is_device_array(leaf)]
 
 
 def is_random_key(leaf: object) -> bool:

@@ -280,6 +280,7 @@ class DispatchThread:
         self._busy_seconds = 0.0
         self._busy_until = 0.0
         self._usual_seconds = LEAD_SECONDS / MIN_DEPTH  # of a computation, recently
+        self._came_alone = 0  # jobs in a row: nothing was in flight, and nothing came while they were
         self._timed_seconds = 0.0  # of those whose end was seen
         self._untimed = _TIMED_EVERY  # computations since, whose end was not
         self._on_ended: list[Callable[[], object]] = []
@@ -340,9 +341,14 @@ class DispatchThread:
         jobs, in_flight = self._jobs, self._in_flight
         while True:
             depth, is_idle = self._depth(), jobs.empty()
-            # Where computations are short, as a rule, a job that comes late may as well wait for one.
-            waits_itself = is_idle and len(in_flight) > 1 and depth > MIN_DEPTH and in_flight[0][0].is_awaited
-            if waits_itself or len(in_flight) + self._lent_out >= depth:
+            # Where computations are short, as a rule, a job that comes late may as well wait for one; and none comes late
+            # where all callers wait for the one that is computed.
+            waits_itself = is_idle and depth > MIN_DEPTH and len(in_flight) > (self._came_alone < _RECENT)
+            if waits_itself and in_flight[0][0].is_awaited:
+                self._wait_for_oldest()
+                self._came_alone *= jobs.empty()
+                continue
+            if len(in_flight) + self._lent_out >= depth:
                 self._wait_for_oldest()
                 continue
             job = self._next_when_idle() if is_idle else jobs.get()
@@ -350,6 +356,7 @@ class DispatchThread:
                 return
             while self._lent_out and not self._returned.empty():
                 self._take_back()
+            self._came_alone = 0 if in_flight or self._lent_out else self._came_alone + 1
             try:
                 begin(job)
             except BaseException as error:

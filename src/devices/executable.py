@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache
+from operator import is_
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -175,7 +176,7 @@ class Executable:
             args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
         leaves = args if self._is_flat else jax.tree.leaves(args)
         where = [getattr(leaf, "sharding", None) for leaf in leaves]
-        if where != self._usual:  # nearly always they are the same objects
+        if not all(map(is_, where, self._usual)):  # comparing two takes microseconds, and nearly always they are the same
             moved = self._moved(args)
             if moved is args:
                 self._usual = where
@@ -231,7 +232,6 @@ class Executable:
     def _lies(self, index: int, leaf: Any) -> bool:
         """Tell whether an array lies as the program expects it; equal shardings may be spelled differently."""
         where, sharding = leaf.sharding, self._shardings[index]
-        # Comparing two takes microseconds.
         return where is self._usual[index] or where == sharding or where.is_equivalent_to(sharding, leaf.ndim)
 
     @property

@@ -201,6 +201,7 @@ class Job:
         self._on_over: Callable[[Any], None] | None = on_over  # None once it was told
         self._compiled: Executable | BaseException | None = None  # what came of a compilation that it has waited for
         self._args: tuple[Any, ...] | None = None
+        self._leaves: list[Any] = []  # of its arguments
         self._given: Any = None
         self._origin: Origin | None = None
         self._is_over = False
@@ -245,9 +246,11 @@ class Job:
         if self._args is None:
             self.times = JobTimes() if collectors.is_taken() else None
             self._args = self.arguments()
+        flat = jax.tree.flatten(self._args)
+        self._leaves = flat[0]
         span = self._span
         if executable is None:
-            executable = CACHE.find(self._jitted, self._args)
+            executable = CACHE.find(self._jitted, self._args, flat)
         if executable is None:
             if self.times is not None:
                 self.times.compile_begins()
@@ -284,8 +287,7 @@ class Job:
 
     def inputs(self) -> Iterable[Any]:
         """Return the arrays that it reads."""
-        arrays: list[Any] = jax.tree.leaves(self._args)
-        return arrays
+        return self._leaves
 
     def wait(self, arrays: list[Any], busy_until: float) -> None:
         """Block until the arrays that `dispatch` returned are ready.
@@ -419,6 +421,7 @@ class Job:
         if self._span is not None:
             self._span.end(self.error, has_run=self.has_run)
         self._args = self._given = self._compiled = None
+        self._leaves = []
         on_over, self._on_over = self._on_over, None
         if on_over is not None:
             self._device.mailbox.post(self._ended, on_over)

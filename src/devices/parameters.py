@@ -9,7 +9,7 @@ import numpy as np
 from .._errors import DeviceError
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.records import DeviceWork
-from .compile_key import is_device_array
+from .compile_key import is_device_array, not_on_device
 from .executable import reshard
 from .untyped_jax import jax
 
@@ -61,7 +61,7 @@ def owned(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return np.array(value)
     leaves, structure = jax.tree.flatten(value)
-    if not any([isinstance(leaf, np.ndarray) for leaf in leaves]):
+    if not not_on_device(leaves):
         return value
     return structure.unflatten([np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
 
