@@ -125,7 +125,7 @@ class Origins:
         origin.over(error)
         arrays = [array for reference in self._results.pop(origin, ()) if (array := reference()) is not None]
         if error is None:
-            if not all([array.is_deleted() for array in arrays]):
+            if not all(array.is_deleted() for array in arrays):
                 return
             arrays = arrays[:1]  # nothing is left to tell how it ended: one of them stands for all
         if arrays:
@@ -341,8 +341,8 @@ class DispatchThread:
         jobs, in_flight = self._jobs, self._in_flight
         while True:
             depth, is_idle = self._depth(), jobs.empty()
-            # Where computations are short, as a rule, a job that comes late may as well wait for one; and none comes late
-            # where all callers wait for the one that is computed.
+            # Where computations are short, as a rule, a job that comes late may as well wait for one of several; and for
+            # the only one, if it has been long that any came late.
             waits_itself = is_idle and depth > MIN_DEPTH and len(in_flight) > (self._came_alone < _RECENT)
             if waits_itself and in_flight[0][0].is_awaited:
                 self._wait_for_oldest()
