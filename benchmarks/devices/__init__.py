@@ -9,6 +9,7 @@ from .latency import LATENCY
 from .mesh_stages import MESH_STAGES
 from .overlap import OVERLAP
 from .regions import REGIONS
+from .training import TRAINING_STEP
 
 WORKLOADS: tuple[Workload, ...] = (
     LATENCY,
@@ -17,6 +18,7 @@ WORKLOADS: tuple[Workload, ...] = (
     BATCHING,
     COMPILATIONS,
     OVERLAP,
+    TRAINING_STEP,
     MESH_STAGES,
     EMBEDDING,
     *REGIONS,

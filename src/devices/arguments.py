@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..engine.tracing.annotations import signature_of
-from .compile_key import current, is_device_array, static_part
+from .compile_key import current, is_device_array, not_on_device, static_part
 from .device_batch import DeviceBatch
 from .stacking import BatchItem, Stacked, Stacker, mask_parameters
 from .untyped_jax import jax
@@ -181,12 +181,7 @@ def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any
 
 def size_on_host(values: tuple[Any, ...]) -> int:
     """Return the bytes of the arrays in pytrees that lie on no device yet, and have to be transferred."""
-    size = 0
-    for value in values:
-        if is_device_array(value):  # to look for leaves in it takes a microsecond
-            continue
-        size += sum([getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(value) if not is_device_array(leaf)])
-    return size
+    return sum([getattr(leaf, "nbytes", 0) for leaf in not_on_device(jax.tree.leaves(values))])
 
 
 def _check_shared(name: str, shared: frozenset[str], static: tuple[str, ...], batch: DeviceBatch | None) -> None:

@@ -19,7 +19,7 @@ from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.records import DeviceWork
-from .compile_key import Configuration, Signature, current, signature_of
+from .compile_key import Configuration, Signature, current, signature_of, types_of
 from .compiling import JittedFunction, arguments_of, build
 from .executable import Executable
 from .untyped_jax import jax
@@ -158,6 +158,10 @@ DEFAULT_CAPACITY: Final = 256
 
 OnCompiled: TypeAlias = Callable[[Executable | BaseException], object]
 _Key: TypeAlias = tuple[Any, ...]
+# Leaves and structure of arguments.
+_Flat: TypeAlias = tuple[list[Any], Any]
+# Configuration, structure and types of the leaves of the last call of a function, and its program.
+_Usual: TypeAlias = tuple[Configuration, Any, list[Any], Executable]
 _IsWanted: TypeAlias = Callable[[], bool]
 _Waiter: TypeAlias = tuple[OnCompiled, Context | None, _IsWanted]
 
@@ -182,6 +186,7 @@ class CompileCache:
         self._capacity = capacity
         self._lock = threading.Lock()
         self._held: dict[_Key, Executable] = {}
+        self._usual: dict[JittedFunction, _Usual] = {}  # a program that is held, for each function
         self._waiting: dict[_Key, list[_Waiter]] = {}
         self._uses = count(1)
         self._thread = CompileThread()
@@ -208,22 +213,35 @@ class CompileCache:
         """Do what `release` does, without blocking the event loop."""
         await self._thread.arelease()
 
-    def find(self, jitted: JittedFunction, args: tuple[Any, ...]) -> Executable | None:
+    def find(self, jitted: JittedFunction, args: tuple[Any, ...], flat: _Flat | None = None) -> Executable | None:
         """Return the program for a call; None if it was not compiled, or was evicted.
 
         Args:
             jitted: what to call.
             args: all of its arguments, static ones included.
+            flat: the same as leaves and structure, if they are known.
 
         Raises:
             TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
         """
         configuration = current()
-        signature = signature_of(args, jitted.static_argnums, configuration, jitted)
-        executable = self._held.get((jitted, configuration, signature))
-        if executable is not None:
-            executable.hits += 1
-            executable.used = next(self._uses)
+        # A call is nearly always like the last one, and that is seen sooner than its signature is made.
+        leaves, structure = flat or jax.tree.flatten(args)
+        types = None if jitted.static_argnums else types_of(leaves)
+        usual = self._usual.get(jitted)
+        if usual is not None and usual[0] is configuration and usual[1] == structure and usual[2] == types:
+            executable = usual[-1]
+        else:
+            signature = signature_of(args, jitted.static_argnums, configuration, jitted)
+            executable = self._held.get((jitted, configuration, signature))
+            if executable is None:
+                return None
+        if types is not None:
+            with self._lock:
+                if executable.is_held:  # always the last call's: types that a program gives are the same objects again
+                    self._usual[jitted] = configuration, structure, types, executable
+        executable.hits += 1
+        executable.used = next(self._uses)
         return executable
 
     def compile(
@@ -306,6 +324,7 @@ class CompileCache:
             if isinstance(outcome, Executable):
                 outcome.used = next(self._uses)
                 self._held[key] = outcome
+                outcome.is_held = True
                 evicted = self._evict()
         if isinstance(outcome, Executable):
             jitted.log.compiled(jitted, configuration, signature, outcome)
@@ -327,7 +346,11 @@ class CompileCache:
         while len(self._held) > self._capacity:
             # A scan, once per compilation, so that finding costs no more than a number.
             key = min(self._held, key=lambda key: self._held[key].used)
-            evicted.append((key[0], self._held.pop(key)))
+            executable = self._held.pop(key)
+            executable.is_held = False
+            if self._usual.get(key[0], (None,))[-1] is executable:
+                del self._usual[key[0]]
+            evicted.append((key[0], executable))
         return evicted
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import importlib
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -192,6 +192,28 @@ def signature_of(
     return tuple(parts)
 
 
+def types_of(leaves: list[Any]) -> list[Any] | None:
+    """Return what is equal for leaves of two calls only if their signatures are, to compare; None if that is not known.
+
+    It is cheap to make, and to compare where arrays have the very same types, as those that one program gives.
+
+    Args:
+        leaves: of the arguments of a function without static ones.
+    """
+    types: list[Any] = []
+    for leaf in leaves:
+        kind = _kinds.get(leaf.__class__)
+        if kind is _DEVICE or kind is _KEY:
+            types.append(leaf.aval)
+        elif kind is _HOST:
+            types.append((leaf.shape, leaf.dtype))
+        elif kind is _SCALAR:
+            types.append(leaf.__class__)
+        else:
+            return None
+    return types
+
+
 def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
     """Return the signature of a static value: with its type, as 1, 1.0 and True are equal, but not the same.
 
@@ -210,8 +232,15 @@ def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
 
 def is_device_array(leaf: object) -> bool:
     """Tell whether a leaf is a `jax.Array` (its metaclass would take a microsecond)."""
-    kind = _kinds.get(type(leaf))
-    return (_kind(type(leaf)) if kind is None else kind) in (_DEVICE, _KEY)
+    kind = _kinds.get(leaf.__class__)
+    if kind is None:
+        kind = _kind(leaf.__class__)
+    return kind is _DEVICE or kind is _KEY
+
+
+def not_on_device(leaves: Iterable[Any]) -> list[Any]:
+    """Return those of some leaves that are no `jax.Array`s."""
+    return [leaf for leaf in leaves if _kinds.get(leaf.__class__) is not _DEVICE and not is_device_array(leaf)]
 
 
 def is_random_key(leaf: object) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from .._errors import OptionsError, add_note
 from ..telemetry import logs
 from .compile_key import Configuration, Leaf, Signature
-from .executable import ENQUEUE_ORDER, Executable, describe
+from .executable import ENQUEUE_ORDER, Executable, describe, has_collectives
 from .shardings import Placement
 from .statistics import CompileStatistics, Recompilation, Transfer
 from .untyped_jax import jax
@@ -487,9 +487,10 @@ def _build(jitted: JittedFunction, configuration: Configuration, signature: Sign
                 names.append(jitted.parameter(position) + jax.tree_util.keystr(path))
                 shardings.append(leaf.sharding)
     is_flat = all(len(part) == 3 for position, part in enumerate(signature) if position not in jitted.static_argnums)
+    locks = ENQUEUE_ORDER.locks(placement.devices)
     return Executable(
-        compiled, tuple(names), tuple(shardings), jitted.static_argnums, is_flat,
-        ENQUEUE_ORDER.locks(placement.devices),
+        compiled, tuple(names), tuple(shardings), jitted.static_argnums, is_flat, locks,
+        is_alone=bool(locks) and placement.devices[0].platform == "cpu" and has_collectives(compiled),
     )  # fmt: skip
 
 

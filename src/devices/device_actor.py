@@ -1,7 +1,7 @@
 """Device actor: runs functions on a device, for code that keeps its own state there."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, cast
 
 from .._public import LateModule
 from .jax_import import Device, require_jax
@@ -9,6 +9,8 @@ from .selection import DeviceMesh
 
 if TYPE_CHECKING:
     import jax.sharding
+
+    from .device_pool import DeviceFunction
 else:
     jax = LateModule("jax")
 
@@ -38,10 +40,27 @@ class DeviceActor:
     """
 
     def __init__(self, device: Any) -> None:
-        from .device_pool import call_function  # once, as every call would pay for it; it needs JAX
+        from .device_pool import DeviceFunction  # once, as every call would pay for it; it needs JAX
 
         self._device = device
-        self._call = call_function
+        self._function = DeviceFunction
+
+    def bind(
+        self, fn: Callable[[*Ts], R], /, *, donate_argnums: tuple[int, ...] = (), ready: bool = True
+    ) -> "BoundFunction[*Ts, R]":
+        """Return a function that runs on the device each time it is called and awaited.
+
+        For what is called again and again with arguments of the same structure, shapes and dtypes, such as a training
+        step: `step = actor.bind(train_step, donate_argnums=(0,), ready=False)`, and then
+        `self.state, loss = await step(self.state, batch)`. Whether to wait for results is said here, and not with each
+        call, as one place in a loop always does the same; bind it twice for two.
+
+        Args:
+            fn: as of `run`.
+            donate_argnums: as of `run`.
+            ready: as of `run`.
+        """
+        return BoundFunction(self._function(self._device, fn, donate_argnums, ready))
 
     async def run(
         self, fn: Callable[[*Ts], R], /, *args: *Ts, donate_argnums: tuple[int, ...] = (), ready: bool = True
@@ -70,4 +89,19 @@ class DeviceActor:
             EngineClosedError: the event loop is being shut down, or the Engine was closed.
             Exception: what the function raised while it was traced, or the device while it ran.
         """
-        return cast(R, await self._call(self._device, fn, args, donate_argnums, ready))
+        return cast(R, await self._function(self._device, fn, donate_argnums, ready).call(args))
+
+
+class BoundFunction(Generic[*Ts, R]):
+    """A function on a device, which it was bound to; made by `DeviceActor.bind`."""
+
+    def __init__(self, function: "DeviceFunction") -> None:
+        self._call = function.call
+
+    def __call__(self, *args: *Ts) -> Coroutine[Any, Any, R]:
+        """Run the function, as `DeviceActor.run` does, and return what it returns.
+
+        Args:
+            *args: arrays of JAX or NumPy, scalars, and pytrees of them.
+        """
+        return self._call(args)

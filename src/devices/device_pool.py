@@ -120,18 +120,36 @@ def _placements_of(device: Any, replicas: int) -> list[Placement]:
 _LOG = CompileLog()
 
 
-async def call_function(
-    device: Any, fn: Callable[..., Any], args: tuple[Any, ...], donate_argnums: tuple[int, ...], ready: bool
-) -> Any:
-    """Run a function on a device of the Engine around, or of the default one; see `DeviceActor.run`."""
-    pools = pools_around() or default_engine()._runtime.pools
-    pool = pools.other(DevicePool, DevicePool)
-    (engine_device,) = pool.opened(device) or await pool.open(device)
-    jitted = _jitted(fn, engine_device.placement, donate_argnums)
-    call = DeviceCall(engine_device.loop, jitted, args, hands_on=not ready, size_bytes=size_on_host(args))
-    call.wait = spans.waiting()
-    queue = engine_device.functions
-    return await (queue.run_to_end(call) if donate_argnums else queue.run(call))
+class DeviceFunction:
+    """A function as `devices.actor` runs it: on a device of the Engine around a call, or of the default one.
+
+    Args:
+        device: which one.
+        fn: the function.
+        donate_argnums: positions of the arguments whose memory the result may take.
+        ready: whether a call waits until its result is there.
+    """
+
+    __slots__ = ("_device", "_donate_argnums", "_fn", "_jitted", "_ready")
+
+    def __init__(self, device: Any, fn: Callable[..., Any], donate_argnums: tuple[int, ...], ready: bool) -> None:
+        self._device = device
+        self._fn = fn
+        self._donate_argnums = donate_argnums
+        self._ready = ready
+        self._jitted: JittedFunction | None = None  # for the device of the last call
+
+    async def call(self, args: tuple[Any, ...]) -> Any:
+        """Run it."""
+        pools = pools_around() or default_engine()._runtime.pools
+        pool = pools.other(DevicePool, DevicePool)
+        (device,) = pool.opened(self._device) or await pool.open(self._device)
+        jitted = self._jitted
+        if jitted is None or jitted.placement is not device.placement:
+            jitted = self._jitted = _jitted(self._fn, device.placement, self._donate_argnums)
+        call = DeviceCall(device.loop, jitted, args, hands_on=not self._ready, size_bytes=size_on_host(args))
+        call.wait = spans.waiting()
+        return await (device.functions.run_to_end(call) if self._donate_argnums else device.functions.run(call))
 
 
 # Two hundred functions are more than a program has; what is made anew for each call must not pile up.

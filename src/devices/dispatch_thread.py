@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
@@ -31,10 +31,10 @@ def are_ready(arrays: Iterable[Any]) -> bool:
     """Return whether the computations of arrays have ended, also with an error; what was donated counts as ended."""
     for array in arrays:
         try:
-            if not is_ready(array):
+            if not (array.is_deleted() or is_ready(array)):
                 return False
         except (RuntimeError, ValueError):
-            if not array.is_deleted():
+            if not array.is_deleted():  # it was not, a moment ago
                 raise
     return True
 
@@ -45,12 +45,18 @@ def wait_until_ready(arrays: Iterable[Any]) -> None:
     Raises:
         JaxRuntimeError: one failed.
     """
-    for array in arrays:
-        try:
-            array.block_until_ready()
-        except (RuntimeError, ValueError):
-            if not array.is_deleted():
-                raise
+    left = [array for array in arrays if not array.is_deleted()]
+    try:
+        jax.block_until_ready(left)  # in one call, which gives the interpreter up once
+    except (RuntimeError, ValueError):
+        if not any(array.is_deleted() for array in left):
+            raise
+        for array in left:
+            try:
+                array.block_until_ready()
+            except (RuntimeError, ValueError):
+                if not array.is_deleted():
+                    raise
 
 
 # Origins: which computation an asynchronous error comes from.
@@ -74,6 +80,11 @@ class Origin:
         self._label = label
         self._inputs = tuple(inputs)
         self._error: BaseException | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the computation has ended with an error."""
+        return self._error is not None
 
     def over(self, error: BaseException | None) -> None:
         """Note that the computation has ended, with an error or without one, and forget what it has read."""
@@ -99,15 +110,25 @@ class Origin:
 
 
 class Origins:
-    """Knows which computation an array comes from that was handed on, for as long as the array exists."""
+    """Knows which computation an array comes from that was handed on, until that is known to have ended well."""
 
     def __init__(self) -> None:
-        self._origins: dict[int, tuple[weakref.ref[Any], Origin]] = {}  # arrays are not hashable
+        self._results: dict[Origin, list[weakref.ref[Any]]] = {}  # arrays are not hashable
 
     def add(self, arrays: Iterable[Any], origin: Origin) -> None:
         """Note that arrays are the results of a computation."""
-        for array in arrays:
-            self._origins[id(array)] = (weakref.ref(array, self._forget(id(array))), origin)
+        self._results[origin] = [*map(weakref.ref, arrays)]
+
+    def over(self, origin: Origin, error: BaseException | None) -> None:
+        """Note that a computation has ended, with an error or without one."""
+        origin.over(error)
+        arrays = [array for reference in self._results.pop(origin, ()) if (array := reference()) is not None]
+        if error is None:
+            if not all(array.is_deleted() for array in arrays):
+                return
+            arrays = arrays[:1]  # nothing is left to tell how it ended: one of them stands for all
+        if arrays:
+            self._results[origin] = [weakref.ref(array, self._forget(origin)) for array in arrays]
 
     def cause_of(self, error: BaseException, inputs: Iterable[Any]) -> BaseException:
         """Return the error of the computation that failed first; `error` itself if no input has failed.
@@ -116,7 +137,7 @@ class Origins:
             error: of a computation.
             inputs: what it read.
         """
-        for array in inputs if self._origins else ():
+        for array in inputs if self._results else ():
             origin = self._origin_of(array)
             if origin is None:
                 continue
@@ -127,13 +148,18 @@ class Origins:
         return error
 
     def _origin_of(self, array: Any) -> Origin | None:
-        found = self._origins.get(id(array))
-        return found[1] if found is not None and found[0]() is array else None
+        found = (
+            origin for origin, results in list(self._results.items()) if any(one() is array for one in results)
+        )  # fmt: skip
+        return next(found, None)
 
-    def _forget(self, key: int) -> "Callable[[weakref.ref[Any]], None]":
+    def _forget(self, origin: Origin) -> "Callable[[weakref.ref[Any]], None]":
         def forget(gone: "weakref.ref[Any]") -> None:
-            if self._origins.get(key, (None,))[0] is gone:  # another array may have its place in memory by now
-                self._origins.pop(key, None)
+            results = [one for one in self._results.get(origin, ()) if one is not gone]
+            if results:
+                self._results[origin] = results
+            else:
+                self._results.pop(origin, None)
 
         return forget
 
@@ -172,6 +198,10 @@ MIN_DEPTH = 4
 MAX_DEPTH = 16  # on a CPU, enqueueing the 33rd blocks
 _RECENT = 8  # computations that say how long one takes
 
+# Of computations for which nobody waits, as their results were handed on, one of so many is waited for, so that it is
+# known how long they take. To hand one to the second thread costs as much as a small computation.
+_TIMED_EVERY = 16
+
 
 class Dispatchable(Protocol):
     """What a `DispatchThread` enqueues. Its methods are called on that thread, and must not hold it up."""
@@ -182,6 +212,19 @@ class Dispatchable(Protocol):
 
     def dispatch(self) -> "list[Any] | None":
         """Enqueue it and return the arrays that it will give; None if it is submitted again later, or never runs."""
+        ...
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits until its arrays are ready, or wants to know when they are."""
+        ...
+
+    def hand_on(self, arrays: list[Any]) -> None:
+        """Give what it will give to the caller before that is ready, if the caller takes it so.
+
+        Args:
+            arrays: what `dispatch` returned.
+        """
         ...
 
     def inputs(self) -> Iterable[Any]:
@@ -236,6 +279,9 @@ class DispatchThread:
         self._busy_seconds = 0.0
         self._busy_until = 0.0
         self._usual_seconds = LEAD_SECONDS / MIN_DEPTH  # of a computation, recently
+        self._came_alone = 0  # jobs in a row: nothing was in flight, and nothing came while they were
+        self._timed_seconds = 0.0  # of those whose end was seen
+        self._untimed = _TIMED_EVERY  # computations since, whose end was not
         self._on_ended: list[Callable[[], object]] = []
         # No daemons: a daemon thread inside JAX while the interpreter ends aborts the process.
         self._threads = (
@@ -294,24 +340,39 @@ class DispatchThread:
         jobs, in_flight = self._jobs, self._in_flight
         while True:
             depth, is_idle = self._depth(), jobs.empty()
-            # Where computations are short, as a rule, a job that comes late may as well wait for one.
-            waits_itself = is_idle and len(in_flight) > 1 and depth > MIN_DEPTH
-            if waits_itself or len(in_flight) + self._lent_out >= depth:
+            # Where computations are short, as a rule, a job that comes late may as well wait for one of several; and for
+            # the only one, if it has been long that any came late.
+            waits_itself = is_idle and depth > MIN_DEPTH and len(in_flight) > (self._came_alone < _RECENT)
+            if waits_itself and in_flight[0][0].is_awaited:
+                self._wait_for_oldest()
+                self._came_alone *= jobs.empty()
+                continue
+            if len(in_flight) + self._lent_out >= depth:
                 self._wait_for_oldest()
                 continue
-            if is_idle:
-                self._lend()
-            job = jobs.get()
+            job = self._next_when_idle() if is_idle else jobs.get()
             if job is None:
                 return
             while self._lent_out and not self._returned.empty():
                 self._take_back()
+            self._came_alone = 0 if in_flight or self._lent_out else self._came_alone + 1
             try:
                 begin(job)
             except BaseException as error:
                 self._answer_for(job, error)
                 raise
             del job  # a thread that waits for the next job must not hold the last one
+
+    def _next_when_idle(self) -> Dispatchable | None:
+        """Wait for the next job, while the second thread waits for what is in flight."""
+        # What nobody waits for is looked at when the next job comes, if that is soon: as in a loop of training steps.
+        if self._in_flight and self._untimed < _TIMED_EVERY and not any(one[0].is_awaited for one in self._in_flight):
+            try:
+                return self._jobs.get(timeout=LEAD_SECONDS)
+            except Empty:
+                pass
+        self._lend()
+        return self._jobs.get()
 
     def _dispatch(self, job: Dispatchable) -> None:
         began = perf_counter()
@@ -324,8 +385,20 @@ class DispatchThread:
             return
         if not self._in_flight and not self._lent_out and are_ready(arrays):  # what is small has run inline
             self._wait(job, arrays, self.restarts, began, is_late=True)
-        else:
-            self._in_flight.append((job, arrays, self.restarts, began))
+            return
+        self._in_flight.append((job, arrays, self.restarts, began))
+        self._take_ended()
+        # Last, as the event loop wakes for it, and wants the interpreter.
+        job.hand_on(arrays)
+
+    def _take_ended(self) -> None:
+        """Be done with computations that have ended, and for which nobody has waited."""
+        in_flight = self._in_flight
+        while len(in_flight) > 1 and not self._lent_out and not in_flight[0][0].is_awaited:
+            if not are_ready(in_flight[0][1]):
+                return
+            self._untimed += 1
+            self._finish(in_flight.popleft(), is_timed=False)
 
     def _depth(self) -> int:
         """Return how many computations may be in flight: as many as last for the lead."""
@@ -345,6 +418,8 @@ class DispatchThread:
 
     def _lend(self) -> None:
         """Have the second thread wait, after what it has."""
+        if self._in_flight:
+            self._untimed = 0
         while self._in_flight:
             self._lent.put(self._in_flight[0])
             self._lent_out += 1
@@ -372,19 +447,21 @@ class DispatchThread:
                 self._returned.put(None)
             del found  # nor the last computation
 
-    def _finish(self, found: _InFlight) -> None:
+    def _finish(self, found: _InFlight, *, is_timed: bool = True) -> None:
         try:
-            self._wait(*found, is_late=are_ready(found[1]))
+            self._wait(*found, is_late=not is_timed or are_ready(found[1]), is_timed=is_timed)
         except BaseException as error:
             self._answer_for(found[0], error)
             raise
 
-    def _wait(self, job: Dispatchable, arrays: list[Any], restarts: int, began: float, *, is_late: bool) -> None:
+    def _wait(
+        self, job: Dispatchable, arrays: list[Any], restarts: int, began: float, *, is_late: bool, is_timed: bool = True
+    ) -> None:
         try:
             try:
                 job.wait(arrays, self._busy_until)
             finally:
-                self._was_busy(began, is_late=is_late)
+                self._was_busy(began, is_late=is_late, is_timed=is_timed)
         except BaseException as error:  # noqa: BLE001 - it belongs to the caller, as in `_dispatch`
             # Its traceback is that of this wait: it would say nothing, and hold the arrays.
             job.failed(ORIGINS.cause_of(error.with_traceback(None), job.inputs()))
@@ -394,14 +471,16 @@ class DispatchThread:
         else:
             job.failed(self._restarted())
 
-    def _was_busy(self, began: float, *, is_late: bool) -> None:
+    def _was_busy(self, began: float, *, is_late: bool, is_timed: bool) -> None:
         """Count the time of a computation, as far as none before it counted it."""
         now = perf_counter()
         seconds = now - max(began, self._busy_until)
-        self._busy_seconds += seconds
+        self._busy_seconds += seconds if is_timed else min(seconds, self._timed_seconds)
         self._busy_until = now
         # If it had ended before this thread looked, its time is unknown, and more should have been in flight.
         self._usual_seconds += ((0.0 if is_late else seconds) - self._usual_seconds) / _RECENT
+        if is_timed:
+            self._timed_seconds = seconds
 
     def _answer_for(self, job: Dispatchable, error: BaseException) -> None:
         """Fail the job during which a thread has died: nothing else would release its callers."""

@@ -48,10 +48,11 @@ class DeviceCall:
         started: whether it was handed to the device's thread.
         sampler: times the node that it is for, while a profile is taken.
         frame: that of its item; None for what is no node.
-        returned: whether the device is done with it.
+        returned: whether the device is done with it; where nobody waits until its result is ready, has enqueued it.
     """
 
     __slots__ = (
+        "_has_begun",
         "_on_returned",
         "_turn",
         "args",
@@ -103,6 +104,7 @@ class DeviceCall:
         self.frame: Frame | None = None
         self._on_returned: tuple[Callable[[], None], ...] = ()
         self._turn: threading.Lock | None = None
+        self._has_begun = False
 
     def may_be_taken_back(self) -> None:
         """Prepare for `take_back`, before it is submitted."""
@@ -110,12 +112,23 @@ class DeviceCall:
 
     def begin(self) -> bool:
         """Note that the device enqueues it now; returns False if it was taken back. On the device's thread."""
-        return self._turn is None or self._turn.acquire(blocking=False)
+        if self._turn is None:
+            return True
+        self._has_begun = self._turn.acquire(blocking=False)
+        return self._has_begun
 
     def take_back(self) -> bool:
         """Keep it from running, and return True; False if the device has begun with it."""
         assert self._turn is not None
-        return self._turn.acquire(blocking=False) and self._cancel()
+        return self._turn.acquire(blocking=False)
+
+    def waited_for_again(self) -> "asyncio.Future[Any]":
+        """Return another future of a result that must not be lost, after the first one was cancelled."""
+        result = self.result
+        assert isinstance(result, asyncio.Future)
+        if result.cancelled():
+            result = self.result = result.get_loop().create_future()
+        return result
 
     @property
     def is_left(self) -> bool:
@@ -131,6 +144,8 @@ class DeviceCall:
 
     def hand_on(self, value: Any) -> None:
         """Give the caller a result that is not ready yet, unless it has left."""
+        if self._has_begun and self.is_left:
+            self.waited_for_again()  # its caller was cancelled, and does not know yet
         if self.result is not None and not self.result.done():
             self.result.set_result(value)
 
@@ -142,6 +157,8 @@ class DeviceCall:
     def fail(self, error: BaseException) -> None:
         """Raise an error in the caller, unless it has left; the device is done with it."""
         self._return()
+        if self._has_begun and self.is_left:
+            self.waited_for_again()
         if self.result is not None and not self.result.done():
             if isinstance(error, StopIteration):  # a future refuses it
                 substitute = RuntimeError("a device call raised StopIteration, which cannot travel through a future")
@@ -248,21 +265,22 @@ class CallQueue:
         call.result = result
         self.submit(call)
         try:
-            await asyncio.wait([result])
+            return await result
         except asyncio.CancelledError as error:
-            if not result.done() and call.take_back():
-                call.withdraw()
-                raise
             args = error.args
-            try:
-                await until(result.done, partial(asyncio.wait, [result]))
-            except asyncio.CancelledError as another:
-                args = another.args
+            if result.cancelled():
+                if call.take_back():
+                    call.withdraw()
+                    raise
+                result = call.waited_for_again()
+                try:
+                    await until(result.done, partial(asyncio.wait, [result]))
+                except asyncio.CancelledError as another:
+                    args = another.args
             postpone(args, undisturbed)
-        call.result = None
-        try:
             return result.result()
         finally:
+            call.result = None
             del result  # it refers to an error, and that to this frame
 
     def submit(self, call: DeviceCall) -> None:
@@ -345,9 +363,18 @@ class SingleCallQueue(CallQueue):
 
     def start(self, calls: list[DeviceCall]) -> None:
         """Have the device run the one call."""
-        SingleJob(self._jitted or calls[0].jitted, self.device, calls[0], self._ended, self._parameters).submit()
+        SingleJob(self._jitted or calls[0].jitted, self.device, calls[0], self, self._parameters).submit()
 
-    def _ended(self, job: Job) -> None:
+    def handed_on(self, call: DeviceCall, value: Any) -> None:
+        """Give a caller its result, which nobody waits for until it is ready."""
+        # Those in flight do not pile up: the thread of the device waits for one before it enqueues too many.
+        try:
+            call.finish(value)
+        finally:
+            self.device.returned(self, [call])
+
+    def ended(self, job: Job) -> None:
+        """Give a caller its result or its error."""
         if job.error is not None and is_out_of_memory(job.error):
             job.error = self._too_large(job, job.error)
         try:
@@ -426,7 +453,7 @@ class EngineDevice:
         self._idle = Condition()
 
     def returned(self, queue: CallQueue, calls: list[DeviceCall]) -> None:
-        """Note that the device is done with a job, which was for these calls."""
+        """Note that the device is done with a job, which was for these calls, or does no more than compute it."""
         self.running -= 1
         queue.free += 1
         for call in calls:

@@ -1,10 +1,13 @@
 """A compiled program for one signature, ready to be called on the thread of its device; resharding is one."""
 
+import re
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache
+from operator import is_
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -21,6 +24,10 @@ from .wrong_fusions import compiler_options
 # A program with collectives waits on each of its devices for the others. Were two of them enqueued in different orders
 # on two devices, they would wait for each other for ever. What runs on one device only waits for nothing, and may
 # overtake.
+#
+# The devices of a CPU are threads of one pool, which is as large as the machine has cores. A program with collectives
+# holds one for each of its devices until all have come, so two of them may have some each, and wait for ever: after 40
+# seconds XLA aborts the process. So there one of them is in flight at a time, whatever its devices are.
 
 Locks: TypeAlias = tuple[threading.Lock, ...]
 
@@ -29,6 +36,9 @@ class EnqueueOrder:
     """Locks of the process's devices; meshes may overlap in any way, and threads may be of any event loop."""
 
     def __init__(self) -> None:
+        # Of what the last program gives that has to be alone: one array, and all of them while they are in use.
+        self._alone: Any = None
+        self._given: list[weakref.ref[Any]] = []
         self._lock = threading.Lock()
         self._locks: dict[tuple[str, int], threading.Lock] = {}
 
@@ -38,8 +48,33 @@ class EnqueueOrder:
         keys = sorted({(device.platform, device.id) for device in devices})
         if len(keys) < 2:
             return ()
+        if keys[0][0] == "cpu":
+            keys = [("cpu", 0)]
         with self._lock:
             return tuple([self._locks.setdefault(key, threading.Lock()) for key in keys])
+
+    def wait_for_last(self, read: Any = None) -> None:
+        """Block until the last program that has to be alone has ended; while the locks are held.
+
+        Args:
+            read: an array. What reads the result of that program begins after it anyway, and does not wait here.
+        """
+        if self._alone is None or (read is not None and any(one() is read for one in self._given)):
+            return
+        try:
+            self._alone.block_until_ready()
+        except Exception:  # noqa: BLE001 - it was donated since, or has failed, which its own callers are told
+            pass
+
+    def begun_alone(self, given: Any) -> None:
+        """Note what a program gives that has to be alone; while the locks are held."""
+        arrays: list[Any] = jax.tree.leaves(given)
+        self._alone = min(arrays, key=_size_bytes, default=None)  # it stays in memory
+        self._given = [*map(weakref.ref, arrays)]
+
+
+def _size_bytes(array: Any) -> int:
+    return int(array.nbytes)
 
 
 @contextmanager
@@ -53,6 +88,14 @@ def holding(locks: Locks) -> Generator[None]:
 
 # One for the process, as the devices are.
 ENQUEUE_ORDER: Final = EnqueueOrder()
+
+
+_COLLECTIVE = re.compile(r"\b(all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|send|recv)(-start)?\(")
+
+
+def has_collectives(compiled: Any) -> bool:
+    """Return whether the devices of a program wait for each other."""
+    return _COLLECTIVE.search(compiled.as_text()) is not None
 
 
 # Resharding: moves an array from one device or mesh to another, without waiting until it is computed.
@@ -84,10 +127,19 @@ def _ready_to_copy(array: Any, source: NamedSharding, target: Sharding) -> Any:
         mesh, wanted = cast("Mesh", source.mesh), cast("Mesh", target.mesh)
         devices, shape = cast("Any", mesh.devices), cast("Any", wanted.devices).shape
         same_parts = Mesh(devices.reshape(shape), wanted.axis_names, wanted.axis_types)
-        return _laid_out(NamedSharding(same_parts, target.spec))(array)
-    whole: Any = _laid_out(NamedSharding(source.mesh, REPLICATED))(array)
+        return _lay_out(array, NamedSharding(same_parts, target.spec))
+    whole: Any = _lay_out(array, NamedSharding(source.mesh, REPLICATED))
     copies: list[Any] = whole.addressable_shards
     return next((copy for copy in copies if copy.device in there), copies[0]).data
+
+
+def _lay_out(array: Any, sharding: NamedSharding) -> Any:
+    if next(iter(_devices(sharding))).platform != "cpu":
+        return _laid_out(sharding)(array)
+    ENQUEUE_ORDER.wait_for_last(array)
+    given = _laid_out(sharding)(array)
+    ENQUEUE_ORDER.begun_alone(given)
+    return given
 
 
 # One program per layout and shape. Sixty-four layouts are more than a process has, and each is small.
@@ -118,14 +170,15 @@ class Executable:
 
     Attributes:
         hits: how often it was found in the cache.
+        is_held: whether it is there.
         transfers: how often an argument lay elsewhere and was moved for a call, by its name and the shardings that it
             had and got.
         used: when it was found last, as a number that grows.
     """
 
     __slots__ = (
-        "__weakref__", "_compiled", "_is_flat", "_locks", "_names", "_shardings", "_static_argnums", "_usual", "hits",
-        "transfers", "used",
+        "__weakref__", "_compiled", "_is_alone", "_is_flat", "_locks", "_names", "_shardings", "_static_argnums",
+        "_usual", "hits", "is_held", "transfers", "used",
     )  # fmt: skip
 
     def __init__(
@@ -136,6 +189,8 @@ class Executable:
         static_argnums: tuple[int, ...],
         is_flat: bool,
         locks: Locks,
+        *,
+        is_alone: bool,
     ) -> None:
         """Wrap what XLA has made.
 
@@ -146,14 +201,17 @@ class Executable:
             static_argnums: positions of the arguments that are compiled in.
             is_flat: each of the others is an array, none a pytree.
             locks: to hold while it is enqueued.
+            is_alone: whether it begins when no other program that has to be alone is in flight.
         """
         self._compiled = compiled
         self._is_flat = is_flat
+        self._is_alone = is_alone
         self._locks = locks
         self._names = names
         self._shardings = shardings
         self._static_argnums = static_argnums
-        self._usual: list[Any] = list(shardings)  # as the arrays of the last call spelled them
+        self._usual: list[Any] = list(shardings)  # as the arrays of the last call spelled them; None for one of NumPy
+        self.is_held = False
         self.hits = 0
         self.transfers: Counter[tuple[str, Any, Any]] = Counter()
         self.used = 0
@@ -172,14 +230,21 @@ class Executable:
         if self._static_argnums:
             args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
         leaves = args if self._is_flat else jax.tree.leaves(args)
-        for index, leaf in enumerate(leaves):
-            if is_device_array(leaf) and not self._lies(index, leaf):
-                args = self._moved(args)
-                break
+        where = [getattr(leaf, "sharding", None) for leaf in leaves]
+        if not all(map(is_, where, self._usual)):  # to compare two takes microseconds; they are nearly always the same
+            moved = self._moved(args)
+            if moved is args:
+                self._usual = where
+            args = moved
         if not self._locks:
             return self._compiled(*args)
         with holding(self._locks):
-            return self._compiled(*args)
+            if not self._is_alone:
+                return self._compiled(*args)
+            ENQUEUE_ORDER.wait_for_last()
+            given = self._compiled(*args)
+            ENQUEUE_ORDER.begun_alone(given)
+            return given
 
     def transferred(
         self, args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
@@ -216,21 +281,18 @@ class Executable:
     def _moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments with every array where it belongs."""
         leaves, tree = jax.tree.flatten(args)
-        for index, leaf in enumerate(leaves):
-            if is_device_array(leaf) and not self._lies(index, leaf):
-                leaves[index] = self._transferred(index, leaf)
+        away = [index for index, leaf in enumerate(leaves) if is_device_array(leaf) and not self._lies(index, leaf)]
+        if not away:
+            return args
+        for index in away:
+            leaves[index] = self._transferred(index, leaves[index])
         moved: tuple[Any, ...] = jax.tree.unflatten(tree, leaves)
         return moved
 
     def _lies(self, index: int, leaf: Any) -> bool:
         """Tell whether an array lies as the program expects it; equal shardings may be spelled differently."""
         where, sharding = leaf.sharding, self._shardings[index]
-        if where is self._usual[index]:  # comparing two takes microseconds
-            return True
-        if where == sharding or where.is_equivalent_to(sharding, leaf.ndim):
-            self._usual[index] = where
-            return True
-        return False
+        return where is self._usual[index] or where == sharding or where.is_equivalent_to(sharding, leaf.ndim)
 
     @property
     def cost(self) -> dict[str, float]:

@@ -23,7 +23,7 @@ from .untyped_jax import jax
 
 if TYPE_CHECKING:
     from .arguments import Arguments
-    from .engine_device import DeviceCall, EngineDevice
+    from .engine_device import DeviceCall, EngineDevice, SingleCallQueue
     from .executable import Executable
 
 
@@ -198,9 +198,10 @@ class Job:
         self.times: JobTimes | None = None
         self._jitted = jitted
         self._device = device
-        self._on_over = on_over
+        self._on_over: Callable[[Any], None] | None = on_over  # None once it was told
         self._compiled: Executable | BaseException | None = None  # what came of a compilation that it has waited for
         self._args: tuple[Any, ...] | None = None
+        self._leaves: list[Any] = []  # of its arguments
         self._given: Any = None
         self._origin: Origin | None = None
         self._is_over = False
@@ -245,9 +246,11 @@ class Job:
         if self._args is None:
             self.times = JobTimes() if collectors.is_taken() else None
             self._args = self.arguments()
+        flat = jax.tree.flatten(self._args)
+        self._leaves = flat[0]
         span = self._span
         if executable is None:
-            executable = CACHE.find(self._jitted, self._args)
+            executable = CACHE.find(self._jitted, self._args, flat)
         if executable is None:
             if self.times is not None:
                 self.times.compile_begins()
@@ -268,13 +271,23 @@ class Job:
             self._explain(error)
             raise
         arrays: list[Any] = jax.tree.leaves(self._given)
-        self.dispatched(self._given, arrays)
         return arrays
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits until its arrays are ready, or wants to know when they are."""
+        return True
+
+    def hand_on(self, arrays: list[Any]) -> None:
+        """Give what it will give to the caller before that is ready, if the caller takes it so.
+
+        Args:
+            arrays: what `dispatch` returned.
+        """
 
     def inputs(self) -> Iterable[Any]:
         """Return the arrays that it reads."""
-        arrays: list[Any] = jax.tree.leaves(self._args)
-        return arrays
+        return self._leaves
 
     def wait(self, arrays: list[Any], busy_until: float) -> None:
         """Block until the arrays that `dispatch` returned are ready.
@@ -316,9 +329,6 @@ class Job:
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the program."""
         raise NotImplementedError
-
-    def dispatched(self, given: Any, arrays: list[Any]) -> None:
-        """Take note that the program is enqueued and will give `given`, whose leaves are `arrays`."""
 
     def results_of(self, given: Any) -> list[Any]:
         """Return the result of each call, from what the program gave."""
@@ -407,12 +417,14 @@ class Job:
             return
         self._is_over = True
         if self._origin is not None:
-            self._origin.over(self.error)
+            ORIGINS.over(self._origin, self.error)
         if self._span is not None:
             self._span.end(self.error, has_run=self.has_run)
         self._args = self._given = self._compiled = None
-        on_over, self._on_over = self._on_over, _nothing
-        self._device.mailbox.post(self._ended, on_over)
+        self._leaves = []
+        on_over, self._on_over = self._on_over, None
+        if on_over is not None:
+            self._device.mailbox.post(self._ended, on_over)
 
     def _ended(self, on_over: Callable[[Any], None]) -> None:
         """Tell the profiles, then the queue of the calls; on the loop."""
@@ -425,10 +437,6 @@ def _untold(size_bytes: int) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _nothing(job: Job) -> None:
-    """Do nothing: the queue was told already."""
-
-
 class SingleJob(Job):
     """Runs a program for one call.
 
@@ -436,7 +444,7 @@ class SingleJob(Job):
         jitted: what it runs.
         device: where it runs.
         call: the call.
-        on_over: called on the loop with the job when it is over.
+        queue: is told on the loop when it is over, or its result handed on.
         parameters: positions of the arguments that are parameters.
     """
 
@@ -445,10 +453,11 @@ class SingleJob(Job):
         jitted: JittedFunction,
         device: "EngineDevice",
         call: "DeviceCall",
-        on_over: "Callable[[Job], None]",
+        queue: "SingleCallQueue",
         parameters: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(jitted, device, [call], on_over)
+        super().__init__(jitted, device, [call], queue.ended)
+        self._queue = queue
         self._call_args = call.args
         self._parameters = parameters
         self._hands_on = call.hands_on
@@ -464,14 +473,30 @@ class SingleJob(Job):
         """Return the arguments of the call."""
         args, self._call_args = self._place(self._call_args, self._parameters), ()
         # The caller goes on before the program has run, and may change a buffer that on a CPU is the argument itself.
-        return owned(args) if self._hands_on else args
+        return tuple([owned(arg) for arg in args]) if self._hands_on else args
 
-    def dispatched(self, given: Any, arrays: list[Any]) -> None:
-        """Hand the result on before it is ready, if the caller takes it so."""
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits until its arrays are ready, or wants to know when they are."""
+        if not self._hands_on or self.times is not None or self._span is not None:
+            return True
+        return len(self._queue.replicas) > 1  # which one is free matters
+
+    def hand_on(self, arrays: list[Any]) -> None:
+        """Give what it will give to the caller before that is ready, if the caller takes it so.
+
+        Args:
+            arrays: what `dispatch` returned.
+        """
         if self._hands_on:
-            self._origin = Origin(self.calls[0].label, self.inputs())
+            call, post = self.calls[0], self._device.mailbox.post
+            self._origin = Origin(call.label, self.inputs())
             ORIGINS.add(arrays, self._origin)
-            self._device.mailbox.post(self.calls[0].hand_on, given)
+            if self.is_awaited:
+                post(call.hand_on, self._given)
+            else:
+                self._on_over = None
+                post(self._queue.handed_on, call, self._given)
 
     def results_of(self, given: Any) -> list[Any]:
         """Return what the program gave."""

@@ -9,7 +9,7 @@ import numpy as np
 from .._errors import DeviceError
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.records import DeviceWork
-from .compile_key import is_device_array
+from .compile_key import is_device_array, not_on_device
 from .executable import reshard
 from .untyped_jax import jax
 
@@ -58,11 +58,12 @@ class PlacedParameters:
 
 def owned(value: Any) -> Any:
     """Return a pytree with copies of NumPy's arrays: on a CPU, JAX would use in place what the caller may write to."""
-    return jax.tree.map(_copy, value)
-
-
-def _copy(leaf: Any) -> Any:
-    return np.array(leaf) if issubclass(type(leaf), np.ndarray) else leaf
+    if isinstance(value, np.ndarray):
+        return np.array(value)
+    leaves, structure = jax.tree.flatten(value)
+    if not not_on_device(leaves):
+        return value
+    return structure.unflatten([np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
 
 
 def check_same_shapes(old: Any, new: Any) -> None:

@@ -666,7 +666,7 @@ async def test_a_failure_on_a_device_leaves_nothing_behind(monkeypatch: pytest.M
                 await own.run(of(np.ones(256, np.float32)))
     await asyncio.sleep(0)
     gc.collect()
-    assert not ORIGINS._origins
+    assert not ORIGINS._results
 
 
 async def test_results_stay_valid_after_later_batches_and_host_buffers_never_show_through() -> None:

@@ -28,6 +28,9 @@ class Result:
     def is_ready(self) -> bool:
         return self.is_over
 
+    def is_deleted(self) -> bool:
+        return False
+
 
 class Donated(Result):
     """Stands for one whose memory a later computation has taken over."""
@@ -51,6 +54,7 @@ class FakeJob:
         self.on_ready: Callable[[], None] = lambda: None
         self.result = Result(ready=inline)
         self.waited_for_by = ""
+        self.hands_on = False
         self._events = events
         self._inline = inline
 
@@ -61,6 +65,14 @@ class FakeJob:
         assert self.enqueue.wait(TIMEOUT_SECONDS)
         self._events.put(("dispatched", self.number))
         return [self.result]
+
+    @property
+    def is_awaited(self) -> bool:
+        return not self.hands_on
+
+    def hand_on(self, arrays: list[Any]) -> None:
+        if self.hands_on:
+            self._events.put(("handed on", self.number))
 
     def inputs(self) -> Iterable[Any]:
         return ()

@@ -1,7 +1,10 @@
 """The order on a mesh: programs with collectives from many graphs, loops and meshes never wait for each other."""
 
 import asyncio
+import os
 import threading
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,6 +15,8 @@ import pytest
 import penstock as ps
 from penstock import devices, engine
 from penstock.devices.executable import ENQUEUE_ORDER, holding
+
+from .processes import run_program
 
 P = jax.P
 MESH = devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
@@ -126,11 +131,56 @@ def test_two_engines_on_two_event_loops_share_devices(
 
 
 def test_locks_are_taken_in_one_order_and_a_single_device_needs_none() -> None:
-    cpu: list[Any] = jax.devices("cpu")
-    assert ENQUEUE_ORDER.locks(cpu[:1]) == ()
-    forwards, backwards = ENQUEUE_ORDER.locks(cpu[:3]), ENQUEUE_ORDER.locks(cpu[2::-1])
+    def devices_of(platform: str, numbers: Iterable[int]) -> Any:
+        return [SimpleNamespace(platform=platform, id=number) for number in numbers]
+
+    assert ENQUEUE_ORDER.locks(devices_of("gpu", [0])) == ENQUEUE_ORDER.locks(devices_of("cpu", [0])) == ()
+    forwards, backwards = ENQUEUE_ORDER.locks(devices_of("gpu", [0, 1, 2])), ENQUEUE_ORDER.locks(
+        devices_of("gpu", [2, 1, 0])
+    )  # fmt: skip
     assert forwards == backwards
-    assert ENQUEUE_ORDER.locks(cpu[1:4])[:2] == forwards[1:]
+    assert ENQUEUE_ORDER.locks(devices_of("gpu", [1, 2, 3]))[:2] == forwards[1:]
+    # The devices of a CPU share their threads, so what is on some of them has to wait for what is on others.
+    assert ENQUEUE_ORDER.locks(devices_of("cpu", [0, 1])) == ENQUEUE_ORDER.locks(devices_of("cpu", [2, 3]))
     with holding(forwards):
         assert all(lock.locked() for lock in forwards)
     assert not any(lock.locked() for lock in forwards)
+
+
+_STEPS_WITH_COLLECTIVES = """
+import asyncio
+import jax, jax.numpy as jnp
+from penstock import devices
+
+jax.config.update("jax_num_cpu_devices", 8)
+MESHES = [devices.DeviceMesh(shape=shape, axis_names=("data",), device="cpu") for shape in ((8,), (4,))]
+
+
+def step(weights, x):
+    def of_part(part):
+        return jax.lax.psum((part @ part.T).sum() * 0 + part.sum(), "data")
+
+    return weights + jax.shard_map(of_part, in_specs=jax.P("data"), out_specs=jax.P())(x + weights * 0)
+
+
+async def train(mesh):
+    device = devices.actor(mesh)
+    bound = device.bind(step, donate_argnums=(0,), ready=False)
+    weights, x = await device.run(lambda: (jnp.zeros(()), jnp.ones((64, 64))))
+    for _ in range(1500):
+        weights = await bound(weights, x)
+    return float(weights)
+
+
+async def main():
+    print(*await asyncio.gather(*map(train, MESHES)))
+
+
+asyncio.run(main())
+"""
+
+
+def test_steps_with_collectives_that_are_handed_on_do_not_starve_each_other() -> None:
+    # XLA aborts the process when devices of a CPU wait for each other for longer than this.
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collective_call_terminate_timeout_seconds=8"
+    assert run_program(_STEPS_WITH_COLLECTIVES, XLA_FLAGS=flags).split() == [str(1500 * 64.0 * 64)] * 2

@@ -1,0 +1,108 @@
+"""A training step of 19 arrays with donation: through `devices.actor`, and by plain JAX in the same thread."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from examples import train_digits
+from examples.train_digits import Parameters, create_parameters, optimizer, train_step
+from penstock import devices
+from penstock.devices import select
+
+from ..harness import Contenders, Row, Sample, Workload
+from ..summary import Limits
+from .device import DEVICE
+
+DONATED = (0, 1)
+
+
+class State:
+    """What is trained: parameters, and the state of the optimizer."""
+
+    def __init__(self) -> None:
+        with jax.default_device(select(DEVICE)):
+            self.parameters: Parameters = create_parameters()
+            self.optimizer: Any = optimizer.init(self.parameters)
+
+    def replace(self, parameters: Parameters, optimizer: Any, loss: jax.Array) -> None:
+        self.parameters, self.optimizer = parameters, optimizer
+
+    def wait(self) -> None:
+        jax.block_until_ready((self.parameters, self.optimizer))
+
+
+@asynccontextmanager
+async def contenders(quick: bool) -> AsyncIterator[Contenders]:
+    steps = 100 if quick else 300
+    random = np.random.default_rng(0)
+    images = random.random((train_digits.BATCH_SIZE, train_digits.SIDE, train_digits.SIDE), np.float32)
+    labels = random.integers(0, train_digits.CLASSES, train_digits.BATCH_SIZE, np.int32)
+    plain: Any = jax.jit(train_step, donate_argnums=DONATED)
+    actor = devices.actor(DEVICE)
+
+    def by_hand(*, ready: bool) -> Sample:
+        state = State()
+
+        async def sample() -> float:
+            began = time.perf_counter()
+            for _ in range(steps):
+                state.replace(*plain(state.parameters, state.optimizer, images, labels))
+                if ready:
+                    state.wait()
+            state.wait()
+            return 1e6 * (time.perf_counter() - began) / steps
+
+        return sample
+
+    def through(step: Callable[..., Awaitable[Any]]) -> Sample:
+        state = State()
+
+        async def sample() -> float:
+            began = time.perf_counter()
+            for _ in range(steps):
+                state.replace(*await step(state.parameters, state.optimizer, images, labels))
+            state.wait()
+            return 1e6 * (time.perf_counter() - began) / steps
+
+        return sample
+
+    def unbound(*args: Any) -> Awaitable[Any]:
+        return actor.run(train_step, *args, donate_argnums=DONATED, ready=False)
+
+    yield {
+        "ready": through(actor.bind(train_step, donate_argnums=DONATED)),
+        "blocking": by_hand(ready=True),
+        "handed on": through(actor.bind(train_step, donate_argnums=DONATED, ready=False)),
+        "enqueuing": by_hand(ready=False),
+        "unbound": through(unbound),
+    }
+
+
+TRAINING_STEP = Workload(
+    name="training step",
+    contenders=contenders,
+    control="enqueuing",
+    rows=(
+        Row(
+            title="a donated step of 19 arrays, ready, over plain JAX that blocks",
+            subject="ready",
+            reference="blocking",
+            limits=Limits(must=1.3, aim=1.1, at_least=False),
+        ),
+        Row(
+            title="the same handed on, over plain JAX that enqueues",
+            subject="handed on",
+            reference="enqueuing",
+            limits=Limits(must=2.0, aim=1.4, at_least=False),
+        ),
+        Row(title="the same by run instead of bind", subject="unbound", reference="enqueuing"),
+        Row(title="a donated step of 19 arrays, handed on", subject="handed on", unit="us"),
+        Row(title="the same ready", subject="ready", unit="us"),
+        Row(title="plain JAX that enqueues", subject="enqueuing", unit="us"),
+        Row(title="plain JAX that blocks", subject="blocking", unit="us"),
+    ),
+)
