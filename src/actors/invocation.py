@@ -587,7 +587,15 @@ def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
     async def run_in_thread(
         worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        value = await call_in_thread(pool_of(), worker, actor.fn, args, kwargs)
+        pool, sampler = pool_of(), actor.sampler
+        if sampler is None:
+            value = await call_in_thread(pool, worker, actor.fn, args, kwargs)
+        else:
+            call = sampler.in_thread(actor.fn, is_free=pool.has_free_thread)
+            try:
+                value = await call_in_thread(pool, worker, call, args, kwargs)
+            finally:
+                call.came_back()
         actor.refuse_coroutine(value, actor.name)
         return value
 

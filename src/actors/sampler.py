@@ -3,10 +3,11 @@
 import itertools
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from time import perf_counter, thread_time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..telemetry.profiling import collectors
-from ..telemetry.profiling.durations import NO_DEVICE, DepthWatch, Durations
+from ..telemetry.profiling.durations import NOTHING_OUTSIDE, DepthWatch, Durations, OutsideSeconds
 from ..telemetry.profiling.records import Execution, TimedReading
 
 if TYPE_CHECKING:
@@ -61,12 +62,12 @@ class ExecutionSampler:
         busy_seconds: time of all executions, extrapolated from those that were timed.
         blocked_seconds: time that workers held a finished item that found no room after the node.
         durations: how long executions took.
-        device: what items waited for on devices; whoever runs them there adds to it, on the loop.
+        outside: what items waited for on devices and in threads; whoever runs them there adds to it, on the loop.
     """
 
     __slots__ = (
         "_actor", "_depth", "_ended", "_is_on", "_lock", "_number", "_pause_seconds", "_size", "_switch", "_window",
-        "blocked_seconds", "busy_seconds", "device", "durations",
+        "blocked_seconds", "busy_seconds", "durations", "outside",
     )  # fmt: skip
 
     def __init__(
@@ -88,7 +89,7 @@ class ExecutionSampler:
         self.busy_seconds = 0.0
         self.blocked_seconds = 0.0
         self.durations = Durations()
-        self.device = NO_DEVICE
+        self.outside = NOTHING_OUTSIDE
         if switch is not None:
             switch(self)
 
@@ -113,6 +114,17 @@ class ExecutionSampler:
             self._switch(None)
             loop.call_later(self._pause_seconds, self._resume)
 
+    def in_thread(self, fn: Callable[..., Any], *, is_free: bool) -> "TimedInThread":
+        """Return a function of the node, which a thread is about to run once, as one that is timed."""
+        return TimedInThread(fn, self, is_free=is_free)
+
+    def works_here(self) -> float:
+        """Note that the present thread works for the node from now on; returns the processor time of the thread."""
+        computed = thread_time()
+        if collectors.is_taken():
+            collectors.node_of_thread[threading.get_native_id()] = (self._actor.graph, self._actor.name), computed
+        return computed
+
     def fold(self) -> None:
         """Count what was timed since the last time, for all that ran since then."""
         actor = self._actor
@@ -133,7 +145,7 @@ class ExecutionSampler:
         """Return what was counted up to now."""
         self.fold()
         return TimedReading(
-            self.durations.since(None), self._depth.totals(), self.blocked_seconds, self.device,
+            self.durations.since(None), self._depth.totals(), self.blocked_seconds, self.outside,
             counts_busy=self._actor.is_untimed, begin=self._number,
         )  # fmt: skip
 
@@ -158,3 +170,41 @@ class ExecutionSampler:
             self.fold()
             self._size = _SAMPLE
             self._switch(self)
+
+
+class TimedInThread:
+    """A function of a node that runs in a thread once: how long that takes, how much of it computes, and both hops.
+
+    Args:
+        fn: the function.
+        sampler: takes the times.
+        is_free: whether a thread is free; otherwise the time until it begins is no hop, but a wait for one.
+    """
+
+    __slots__ = ("_began", "_cpu_seconds", "_ended", "_fn", "_handed_over", "_sampler")
+
+    def __init__(self, fn: Callable[..., Any], sampler: ExecutionSampler, *, is_free: bool) -> None:
+        self._fn = fn
+        self._sampler = sampler
+        self._handed_over = perf_counter() if is_free else None
+        self._began = self._cpu_seconds = self._ended = 0.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it, in the thread."""
+        self._began = perf_counter()
+        computed = self._sampler.works_here()
+        try:
+            return self._fn(*args, **kwargs)
+        finally:
+            self._cpu_seconds = thread_time() - computed
+            self._ended = perf_counter()
+
+    def came_back(self) -> None:
+        """The loop has its result, or does not wait for it any more."""
+        if not self._ended:
+            return
+        hop_seconds, hops = perf_counter() - self._ended, 1
+        if self._handed_over is not None:
+            hop_seconds, hops = hop_seconds + self._began - self._handed_over, 2
+        spent = OutsideSeconds(0.0, 0.0, 0.0, self._ended - self._began, self._cpu_seconds, hop_seconds, hops)
+        self._sampler.outside = self._sampler.outside.plus(spent)

@@ -217,6 +217,11 @@ class ThreadPool:
         self._jobs.put((future, context, fn, args, kwargs, on_returned))
         return future
 
+    @property
+    def has_free_thread(self) -> bool:
+        """Whether a job that is submitted now begins at once."""
+        return self._unsettled - self._come_back() < self._max_threads
+
     def statistics(self) -> ThreadPoolStatistics:
         """Return a snapshot; taken from another thread it may be torn by one job."""
         threads, queued = len(self._threads), self._jobs.qsize() if not self._closed else 0

@@ -229,6 +229,7 @@ class CompileCache:
         leaves, structure = flat or jax.tree.flatten(args)
         types = None if jitted.static_argnums else types_of(leaves)
         usual = self._usual.get(jitted)
+        executable: Executable | None
         if usual is not None and usual[0] is configuration and usual[1] == structure and usual[2] == types:
             executable = usual[-1]
         else:

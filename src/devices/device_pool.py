@@ -7,11 +7,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from .._errors import EngineClosedError, copy_of
+from ..actors.current import calling_actor, enclosing_frame
 from ..actors.tasks import uninterrupted
 from ..actors.threads import LoopMailbox
 from ..engine.engine import default_engine
 from ..engine.nesting import pools_around
 from ..telemetry import spans
+from ..telemetry.profiling import collectors
 from .arguments import parameter_names, size_on_host
 from .compile_cache import CACHE
 from .compiling import CompileLog, JittedFunction
@@ -149,6 +151,8 @@ class DeviceFunction:
             jitted = self._jitted = _jitted(self._fn, device.placement, self._donate_argnums)
         call = DeviceCall(device.loop, jitted, args, hands_on=not self._ready, size_bytes=size_on_host(args))
         call.wait = spans.waiting()
+        if collectors.is_taken() and (actor := calling_actor()) is not None:
+            call.sampler, call.frame = actor.sampler, enclosing_frame()
         return await (device.functions.run_to_end(call) if self._donate_argnums else device.functions.run(call))
 
 

@@ -340,8 +340,8 @@ class DispatchThread:
         jobs, in_flight = self._jobs, self._in_flight
         while True:
             depth, is_idle = self._depth(), jobs.empty()
-            # Where computations are short, as a rule, a job that comes late may as well wait for one of several; and for
-            # the only one, if it has been long that any came late.
+            # Where computations are short, as a rule, a job that comes late may as well wait for one of several; and
+            # for the only one, if it has been long that any came late.
             waits_itself = is_idle and depth > MIN_DEPTH and len(in_flight) > (self._came_alone < _RECENT)
             if waits_itself and in_flight[0][0].is_awaited:
                 self._wait_for_oldest()

@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from .._errors import DeviceError, copy_of
 from ..telemetry.profiling import collectors
-from ..telemetry.profiling.durations import DeviceSeconds
+from ..telemetry.profiling.durations import OutsideSeconds
 from ..telemetry.profiling.records import DeviceWork, DeviceWorkKind
 from ..telemetry.spans import JobSpan
 from .compile_cache import CACHE
@@ -61,17 +61,50 @@ class _Part(NamedTuple):
 class JobTimes:
     """What the time of one job went into.
 
-    Its methods are called on the threads of the device and of the compiler, one after the other.
+    Its methods are called on the threads of the device and of the compiler, one after the other; the last ones on the
+    loop.
+
+    Args:
+        submitted: when it was handed to the thread of the device, in seconds.
     """
 
-    __slots__ = ("_compile_began", "_compile_seconds", "_parts", "_placed_at", "_placing_began", "_put")
+    __slots__ = (
+        "_back_seconds", "_began", "_compile_began", "_compile_seconds", "_computed", "_host_seconds", "_left_at",
+        "_parts", "_placed_at", "_placing_began", "_put", "_submitted", "_taken_at",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, submitted: float = 0.0) -> None:
+        self._submitted = submitted
+        self._began = self._computed = 0.0
+        self._taken_at: float | None = None
+        self._host_seconds = (0.0, 0.0)
+        self._left_at: float | None = None
+        self._back_seconds: float | None = None
         self._parts: list[_Part] = []
         self._compile_began: float | None = None
         self._compile_seconds = 0.0
         self._placing_began = self._placed_at = 0.0
         self._put: list[Any] = []
+
+    def dispatch_begins(self) -> None:
+        """Note that the thread of the device has begun with it, or goes on once its program is compiled."""
+        self._began, self._computed = perf_counter(), thread_time()
+        if self._taken_at is None:
+            self._taken_at = self._began
+
+    def dispatched(self) -> None:
+        """Note that it is enqueued."""
+        self._host_seconds = perf_counter() - self._began, thread_time() - self._computed
+
+    def leaves(self) -> None:
+        """Note that its result is on its way to the loop; the first time counts."""
+        if self._left_at is None:
+            self._left_at = perf_counter()
+
+    def came_back(self) -> None:
+        """Note that the loop has its result; likewise."""
+        if self._back_seconds is None and self._left_at is not None:
+            self._back_seconds = perf_counter() - self._left_at
 
     def compile_begins(self) -> None:
         """Note that it waits for its program."""
@@ -108,6 +141,12 @@ class JobTimes:
         Raises:
             JaxRuntimeError: it failed.
         """
+        # What the host does while the device is busy with something else holds up nothing.
+        hidden = max(0.0, busy_until - self._began)
+        seconds, computed = self._host_seconds
+        left = max(0.0, seconds - hidden)
+        self._host_seconds = left, computed * left / seconds if seconds else 0.0
+        self._submitted = max(self._submitted, busy_until)
         arrived = self._placed_at
         put = [array for array in self._put if not array.is_deleted()]
         self._put = []
@@ -150,6 +189,7 @@ class JobTimes:
             padding_share: how much of the elements was padding.
         """
         self.compile_ended()
+        self.came_back()
         frames = tuple([call.frame.identity for call in calls[:_FOLLOWED] if call.frame is not None])
         for kind, began, ended in self._parts:
             collectors.device_worked(
@@ -157,10 +197,13 @@ class JobTimes:
             )  # fmt: skip
         compute = sum([part.ended - part.began for part in self._parts if part.kind == "compute"])
         transfer = sum([part.ended - part.began for part in self._parts if part.kind != "compute"])
-        seconds = DeviceSeconds(self._compile_seconds, transfer, compute)
+        way_seconds, ways = max(0.0, (self._taken_at or 0.0) - self._submitted), 1
+        if self._back_seconds is not None:
+            way_seconds, ways = way_seconds + self._back_seconds, 2
+        seconds = OutsideSeconds(self._compile_seconds, transfer, compute, *self._host_seconds, way_seconds, ways)
         for sampler, count in Counter([call.sampler for call in calls]).items():
             if sampler is not None:
-                sampler.device = sampler.device.plus(seconds.for_items(count))
+                sampler.outside = sampler.outside.plus(seconds.for_items(count))
 
 
 def _on_host(leaf: Any) -> Any:
@@ -196,6 +239,7 @@ class Job:
         self.error: BaseException | None = None
         self.has_run = False
         self.times: JobTimes | None = None
+        self._submitted_at = 0.0
         self._jitted = jitted
         self._device = device
         self._on_over: Callable[[Any], None] | None = on_over  # None once it was told
@@ -227,6 +271,7 @@ class Job:
 
     def submit(self) -> None:
         """Hand it to the thread of the device."""
+        self._submitted_at = perf_counter()  # to ask first whether a profile is taken would take longer
         self._device.thread.submit(self)
 
     def begin(self) -> bool:
@@ -244,8 +289,10 @@ class Job:
             raise self._compiled  # not from a local variable, which its traceback would refer to
         executable, self._compiled = self._compiled, None
         if self._args is None:
-            self.times = JobTimes() if collectors.is_taken() else None
+            self._times_begin()
             self._args = self.arguments()
+        elif self.times is not None:
+            self.times.dispatch_begins()
         flat = jax.tree.flatten(self._args)
         self._leaves = flat[0]
         span = self._span
@@ -270,6 +317,8 @@ class Job:
         except Exception as error:
             self._explain(error)
             raise
+        if self.times is not None:
+            self.times.dispatched()
         arrays: list[Any] = jax.tree.leaves(self._given)
         return arrays
 
@@ -284,6 +333,15 @@ class Job:
         Args:
             arrays: what `dispatch` returned.
         """
+
+    def _times_begin(self) -> None:
+        """Begin to note what its time goes into, if a profile is taken."""
+        self.times = JobTimes(self._submitted_at) if collectors.is_taken() else None
+        if self.times is not None:
+            self.times.dispatch_begins()
+            for call in self.calls[:1]:
+                if call.sampler is not None:
+                    call.sampler.works_here()
 
     def inputs(self) -> Iterable[Any]:
         """Return the arrays that it reads."""
@@ -422,6 +480,8 @@ class Job:
             self._span.end(self.error, has_run=self.has_run)
         self._args = self._given = self._compiled = None
         self._leaves = []
+        if self.times is not None:
+            self.times.leaves()
         on_over, self._on_over = self._on_over, None
         if on_over is not None:
             self._device.mailbox.post(self._ended, on_over)
@@ -492,6 +552,9 @@ class SingleJob(Job):
             call, post = self.calls[0], self._device.mailbox.post
             self._origin = Origin(call.label, self.inputs())
             ORIGINS.add(arrays, self._origin)
+            if self.times is not None:
+                self.times.leaves()
+                post(self.times.came_back)
             if self.is_awaited:
                 post(call.hand_on, self._given)
             else:

@@ -1,14 +1,18 @@
-"""A profile names a device node that is compiled again and again, or copies rather than computes."""
+"""A profile names a device node that is compiled again and again, or copies, or waits for the GIL."""
 
-from collections.abc import Iterable
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterable
+from time import thread_time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import penstock as ps
-from penstock import engine, telemetry
+from penstock import devices, engine, telemetry
 
 
 async def profile_of(calls: Iterable[ps.Call[Any]]) -> telemetry.Profile:
@@ -58,3 +62,92 @@ async def test_a_node_that_mostly_copies() -> None:
     verdict = (await profile_of(search(x) for _ in range(40))).verdict
     assert (verdict.node, verdict.limit) == ("first", "transfer")
     assert "copies rather than computes" in verdict.reason
+
+
+@ps.node(runs_on="thread", concurrency=1)
+def spin(number: int) -> int:
+    until = thread_time() + 0.003
+    while thread_time() < until:
+        pass
+    return number
+
+
+@ps.graph
+async def spinning(number: int) -> int:
+    return spin(number)
+
+
+def added(total: Any, number: int) -> Any:
+    return total + number
+
+
+@ps.node(concurrency=1)
+async def add_by_actor(number: int) -> Any:
+    return await devices.actor("cpu").run(added, np.zeros(4, np.float32), number)
+
+
+@ps.device_node(device="cpu")
+def add_on_device(number: Any) -> jax.Array:
+    return jnp.asarray(number) + 1
+
+
+@ps.graph
+async def by_actor(number: int) -> Any:
+    return await add_by_actor(number)
+
+
+@ps.graph
+async def on_device(number: int) -> jax.Array:
+    return add_on_device(number)
+
+
+async def use_the_device(graph: Any) -> None:
+    async with engine.stream((graph(number) for number in range(80)), max_in_flight=1) as results:
+        async for _ in results:
+            pass
+
+
+def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
+    [found] = [node for node in profile.nodes if node.node == name]
+    return found
+
+
+VICTIMS = {"add_by_actor": by_actor, "add_on_device": on_device}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody else says what the threads of a process do")
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_a_node_beside_a_device_that_holds_the_gil_is_named(victim: str) -> None:
+    await engine.run(VICTIMS[victim](1))  # compiles
+    over = asyncio.Event()
+
+    async def calls() -> AsyncIterator[ps.Call[int]]:
+        while not over.is_set():
+            yield spinning(1)
+
+    async def spin_on() -> None:
+        async with engine.stream(calls()) as results:
+            async for _ in results:
+                pass
+
+    with telemetry.profile() as profile:
+        beside = asyncio.create_task(spin_on())
+        await use_the_device(VICTIMS[victim])
+        over.set()
+        await beside
+    verdict = profile.verdict
+    assert (verdict.node, verdict.limit) == ("spin", "gil"), str(verdict)
+    assert 'runs_on="process"' in verdict.remedy
+    assert "concurrency=" not in str(verdict)
+    assert (node_of(profile, victim).gil_share or 0) > 0.25
+
+
+async def test_what_a_node_does_on_a_device_by_an_actor_is_its_own() -> None:
+    await engine.run(by_actor(1))
+    with telemetry.profile() as profile:
+        await use_the_device(by_actor)
+    node = node_of(profile, "add_by_actor")
+    assert node.device_share
+    assert node.cpu_share
+    assert node.hop_share is not None
+    assert {work.node for work in profile._recording.timeline.device_slices} == {"added"}

@@ -19,6 +19,8 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
     for module in CLOCKED:
         monkeypatch.setattr(f"penstock.{module}.perf_counter", now)
     monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
+    # Who holds the GIL in real time says nothing here.
+    monkeypatch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda self: (0.0, {}))
     invocation._compiled.cache_clear()
     yield now
     invocation._compiled.cache_clear()

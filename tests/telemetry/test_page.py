@@ -143,6 +143,30 @@ async def test_the_page_shows_graph_table_verdict_and_timeline(tmp_path: Path) -
     assert tracks[1]["lanes"] == 2
 
 
+async def test_where_threads_are_used_the_table_says_what_their_time_goes_into(tmp_path: Path) -> None:
+    @ps.node(runs_on="thread")
+    def read(number: int) -> int:
+        return number
+
+    @ps.graph
+    async def reading(number: int) -> int:
+        return read(number)
+
+    @ps.graph
+    async def fetching(number: int) -> int:
+        return await fetch(number)
+
+    titles = {}
+    for graph in (reading, fetching):
+        with telemetry.profile() as profile:
+            await engine.run(graph(1))
+        profile.to_html(tmp_path / "page.html")
+        titles[graph] = Page((tmp_path / "page.html").read_text(encoding="utf-8")).texts["button"]
+    of_threads = ["CPU", "GIL", "loop", "hops", "holds GIL"]
+    assert [title for title in titles[reading] if title in of_threads] == of_threads
+    assert not set(of_threads) & set(titles[fetching])
+
+
 async def test_edges_lead_around_control_flow(tmp_path: Path) -> None:
     profile = await profiled(branching, items=4)
     _, page = written(profile, tmp_path)

@@ -16,9 +16,9 @@ import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.actors import invocation
 from penstock.telemetry.profiling import collectors
-from penstock.telemetry.profiling.durations import Durations
-from penstock.telemetry.profiling.records import NodeReading, Places
-from penstock.telemetry.profiling.sums import Evidence, ReaderSum, Sums
+from penstock.telemetry.profiling.durations import Durations, OutsideSeconds
+from penstock.telemetry.profiling.records import NodeReading, Places, TimedReading
+from penstock.telemetry.profiling.sums import EVENT_LOOP, Evidence, GilUse, ReaderSum, Sums
 from penstock.telemetry.profiling.timeline import Timeline
 from penstock.telemetry.profiling.verdict import find_verdict
 
@@ -53,6 +53,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     for module in CLOCKED:
         monkeypatch.setattr(f"penstock.{module}.perf_counter", now)
     monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
+    # Who holds the GIL in real time says nothing here.
+    monkeypatch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda self: (0.0, {}))
     invocation._compiled.cache_clear()
     yield now
     invocation._compiled.cache_clear()
@@ -158,6 +160,42 @@ def test_a_reader_that_never_waits_limits_whatever_nodes_show(waited_seconds: fl
     sums.add({}, [busy], 0.0, 10.0)
     evidence = Evidence(sums, 10.0, None, (ReaderSum("graph", 10.0, waited_seconds),))
     assert find_verdict(evidence).node == node
+
+
+def evidence_of_a_device_node(gil: GilUse, loop_delay_seconds: float = 0.0) -> Evidence:
+    """Of ten seconds a node was busy for all; its device computed for 1.5, its threads for one, of two on their way."""
+    inbox = engine.ChannelStatistics(0, 16, 0, 0, 0, 0, 0, 0.0, 0.0)
+    counters = engine.ActorStatistics("graph", "train", 1_000, 0, 0, 0, 1, 1, 10.0, inbox)
+    outside = OutsideSeconds(0.0, 0.0, 1.5, thread_seconds=2.0, cpu_seconds=1.0, hop_seconds=6.0, hops=2_000)
+    place = (Places("key", 1, "state"),)
+    train = NodeReading(counters, "key", "loop", False, False, place, timed=TimedReading(outside=outside))
+    others = engine.ActorStatistics("graph", "augment", 10, 0, 0, 0, 1, 1, 4.0, inbox)
+    augment = NodeReading(others, "other", "thread", False, False, ())
+    sums = Sums()
+    sums.add({}, [train, augment], 0.0, 10.0)
+    return Evidence(sums, 10.0, None, loop_delay_seconds=loop_delay_seconds, gil=gil)
+
+
+def test_a_verdict_says_what_the_time_of_a_node_goes_into() -> None:
+    verdict = find_verdict(evidence_of_a_device_node(GilUse({EVENT_LOOP: 0.1}, 0.0005, 0.0), 0.002))
+    assert (verdict.node, verdict.limit) == ("train", "places")
+    assert verdict.spent == (
+        "of that it spends 15% computing on its device, 10% computing in its threads, 16% waiting for the GIL (held "
+        "most by the event loop), 20% waiting for the event loop, 30% on the way to a thread and back"
+    )
+    assert f"; {verdict.spent}; " in str(verdict)
+    assert "waiting for the GIL" in verdict._repr_html_()
+
+
+def test_who_holds_the_gil_limits_and_not_who_waits_for_it() -> None:
+    gil = GilUse({("graph", "augment"): 0.4, EVENT_LOOP: 0.1}, 0.002, 0.001)
+    verdict = find_verdict(evidence_of_a_device_node(gil))
+    assert (verdict.node, verdict.limit) == ("augment", "gil")
+    assert verdict.reason == (
+        'its threads hold the GIL for 40% of the time, and "train" waits for it for 50% of its own'
+    )
+    assert 'runs_on="process"' in verdict.remedy
+    assert verdict.headroom == pytest.approx(2.0, rel=0.01)
 
 
 def test_a_node_that_nobody_times_limits_if_items_wait_for_it_as_in_statistics() -> None:

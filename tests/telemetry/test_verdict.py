@@ -2,14 +2,20 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable
+from time import sleep, thread_time
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
+from penstock.telemetry.profiling import collectors
 from tests.telemetry.virtual_time import VirtualTime
 
 
@@ -296,6 +302,106 @@ def test_statistics_name_the_same_node_if_they_name_any(virtual: VirtualTime, pl
     limiting = nodes[places.index(min(places))].name
     assert profile.verdict.node == limiting
     assert bottleneck is None or bottleneck.node == limiting
+
+
+# --- The GIL, in real time: nobody could say who holds it in any other ---
+
+ITEMS = 100
+SPIN_SECONDS = 0.003
+ANGLES = np.linspace(0.0, 1.0, 40_000)
+
+
+@ps.node(runs_on="thread", concurrency=1)
+def spin(number: int) -> int:
+    until = thread_time() + SPIN_SECONDS
+    while thread_time() < until:
+        pass
+    return number
+
+
+@ps.node(runs_on="thread", concurrency=2)
+def sleep_in_c(number: int) -> int:
+    sleep(0.001)
+    return number
+
+
+@ps.node(runs_on="thread", concurrency=1)
+def compute_in_numpy(number: int) -> float:
+    return float(np.sin(ANGLES).max()) + number
+
+
+@ps.node(concurrency=1)
+async def wait(number: int) -> int:
+    await asyncio.sleep(0.001)
+    return number
+
+
+def graph_of(node: Any) -> ps.Graph[[int], Any]:
+    async def alone(number: int) -> Any:
+        return await node(number) if node.is_async else node(number)
+
+    alone.__name__ = f"only_{node.name}"
+    found: ps.Graph[[int], Any] = ps.graph(alone)
+    return found
+
+
+async def profile_beside(victim: Any, *, is_spinning: bool = True) -> telemetry.Profile:
+    """Profile a node beside one that spins in a thread."""
+    spinning, over = graph_of(spin), asyncio.Event()
+
+    async def spin_on() -> None:
+        calls = itertools.takewhile(lambda _: not over.is_set(), map(spinning, itertools.repeat(1)))
+        async with engine.stream(calls) as results:
+            async for _ in results:
+                pass
+
+    with telemetry.profile() as profile:
+        beside = asyncio.create_task(spin_on()) if is_spinning else None
+        alone = graph_of(victim)
+        async with engine.stream(alone(number) for number in range(ITEMS)) as results:
+            async for _ in results:
+                pass
+        over.set()
+        if beside is not None:
+            await beside
+    return profile
+
+
+def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
+    [found] = [node for node in profile.nodes if node.node == name]
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody else says what the threads of a process do")
+@pytest.mark.parametrize("victim", [sleep_in_c, compute_in_numpy, wait], ids=lambda node: node.name)
+async def test_a_node_that_holds_the_gil_is_named_and_not_those_that_wait_for_it(victim: Any) -> None:
+    profile = await profile_beside(victim)
+    verdict = profile.verdict
+    assert (verdict.node, verdict.limit) == ("spin", "gil"), str(verdict)
+    assert "hold the GIL" in verdict.reason
+    assert 'runs_on="process"' in verdict.remedy
+    assert "concurrency=" not in str(verdict)
+    assert (node_of(profile, "spin").gil_held_share or 0) > (node_of(profile, victim.name).gil_held_share or 0)
+    assert (node_of(profile, victim.name).gil_share or 0) > 0.25
+    # As many places as may be are of no use to a node that holds the GIL.
+    assert profile.what_if("spin", concurrency=8).factor < 4
+
+
+@pytest.mark.parametrize("victim", [sleep_in_c, wait], ids=lambda node: node.name)
+async def test_where_nobody_holds_the_gil_places_limit(victim: Any) -> None:
+    profile = await profile_beside(victim, is_spinning=False)
+    verdict = profile.verdict
+    assert (verdict.node, verdict.limit) == (victim.name, "places"), str(verdict)
+    assert "concurrency=" in verdict.remedy
+
+
+async def test_the_thread_that_looks_ends_with_the_profile() -> None:
+    with telemetry.profile():
+        await engine.run(graph_of(sleep_in_c)(1))
+        assert collectors.node_of_thread
+        assert "penstock-profile" in [thread.name for thread in threading.enumerate()]
+    assert not collectors.node_of_thread
+    assert "penstock-profile" not in [thread.name for thread in threading.enumerate()]
 
 
 # --- Critical path ---

@@ -10,7 +10,7 @@ from ..counters import ActorStatistics, total
 from ..profiling import collectors
 from ..profiling.limits import Verdict
 from ..profiling.records import DeviceWork, Execution, Host, NodeReading, Reader, Scope
-from ..profiling.sums import Evidence, Name, NodeSum, ReaderSum, Sums, node_profile_of
+from ..profiling.sums import Evidence, Name, NodeSum, ReaderSum, Sums
 from ..profiling.verdict import find_verdict
 from ..profiling.watching import OpenScopes, settled, thread_seconds
 from ..tables import UNKNOWN, Column, Table, by_graph, count, duration, of, significant
@@ -89,7 +89,7 @@ def _look_of(name: Name, readings: Sequence[NodeReading], node: NodeSum | None, 
     now = total(map(_in_its_places, readings)) if readings else None
     runs_on = readings[0].runs_on if node is None else node.reading.runs_on
     limit = None if now is None else now.concurrency
-    share = 0.0 if node is None else node_profile_of(sums, node).busy_share
+    share = 0.0 if node is None else sums.busy_share(node)
     if share is not None and limit is not None:
         share = min(share, 1.0)  # the time of an item counts when it leaves, so there may be more than there was time
     return NodeLook(

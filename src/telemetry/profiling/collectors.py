@@ -50,6 +50,9 @@ class Collector(Protocol):
 
 
 hosts: "WeakSet[Host]" = WeakSet()
+# While a profile is taken: for each thread, by the number that the operating system gives it, graph and name of the
+# node that it has worked for last, and its processor time when it began with that.
+node_of_thread: dict[int, tuple[tuple[str, str], float]] = {}
 _collectors: list[Collector] = []
 
 
@@ -66,6 +69,8 @@ def begin(collector: Collector) -> None:
 def end(collector: Collector) -> None:
     """Tell it of nothing more."""
     _collectors.remove(collector)
+    if not _collectors:
+        node_of_thread.clear()
 
 
 def scope_opened(scope: "Scope") -> None:

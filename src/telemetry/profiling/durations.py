@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log2
+from operator import add, sub
 from time import perf_counter
 from typing import Final, NamedTuple
 
@@ -96,34 +97,47 @@ class DepthWatch:
         )
 
 
-class DeviceSeconds(NamedTuple):
-    """What items waited for on devices; each counts for itself, also those of one batch.
+class OutsideSeconds(NamedTuple):
+    """What items waited for outside of the event loop; each counts for itself, also those of one batch.
 
     Args:
         compile_seconds: for a program to be compiled.
         transfer_seconds: for arrays on their way to the device, from another device or back. What was on its way while
             the device computed something else counts only for as long as it held up its own computation.
         compute_seconds: for the device to compute, once it had begun.
+        thread_seconds: for threads: those that run the node, or that enqueue its work on a device.
+        cpu_seconds: that of it for which these threads computed.
+        hop_seconds: from the hand-over to a thread until it began, and from its end until the loop took the result.
+        hops: how many such ways there were, to a thread or back; a whole number.
     """
 
-    compile_seconds: float
-    transfer_seconds: float
-    compute_seconds: float
+    compile_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    thread_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    hop_seconds: float = 0.0
+    hops: float = 0
 
-    def plus(self, other: "DeviceSeconds") -> "DeviceSeconds":
+    @property
+    def device_seconds(self) -> float:
+        """What they waited for on devices, all together."""
+        return self.compile_seconds + self.transfer_seconds + self.compute_seconds
+
+    def plus(self, other: "OutsideSeconds") -> "OutsideSeconds":
         """Return the sum."""
-        return DeviceSeconds(*[one + more for one, more in zip(self, other, strict=True)])
+        return OutsideSeconds(*map(add, self, other))
 
-    def for_items(self, count: int) -> "DeviceSeconds":
+    def for_items(self, count: int) -> "OutsideSeconds":
         """Return what so many items have waited for that all waited for this."""
-        return DeviceSeconds(*[one * count for one in self])
+        return OutsideSeconds(*[one * count for one in self])
 
-    def minus(self, earlier: "DeviceSeconds") -> "DeviceSeconds":
+    def minus(self, earlier: "OutsideSeconds") -> "OutsideSeconds":
         """Return what was added since."""
-        return DeviceSeconds(*[one - before for one, before in zip(self, earlier, strict=True)])
+        return OutsideSeconds(*map(sub, self, earlier))
 
 
-NO_DEVICE: Final = DeviceSeconds(0.0, 0.0, 0.0)
+NOTHING_OUTSIDE: Final = OutsideSeconds()
 
 
 # Bins for each doubling. A percentile is the middle of its bin, so it is wrong by 2.2 % at most; from 0.1 us to a day

@@ -1,7 +1,7 @@
 """Limits: everything of which there is only so much, how much of it was used, and what to say if it is the reason."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..counters import ActorStatistics, name_of
@@ -9,14 +9,14 @@ from ..rendered import Rendered
 from ..tables import Table, significant
 from ..text import printable
 from .records import Bound
-from .sums import Evidence, Group, Name, NodeSum, ReaderSum, Sums, WindowSum, critical_paths
+from .sums import Evidence, Group, Holder, Name, NodeSum, ReaderSum, Spent, Sums, WindowSum, critical_paths
 
 # Places of a node; a pool of threads or processes; `max_in_flight`; what the order of a stream holds up; the inbox
-# after a node; the event loop; a device: what it computes, compiles or copies; who reads a stream; its source; the
-# longest path of calls that come one by one; those who call; and nothing, if nothing ran.
+# after a node; the event loop; the GIL; a device: what it computes, compiles or copies; who reads a stream; its source;
+# the longest path of calls that come one by one; those who call; and nothing, if nothing ran.
 Kind: TypeAlias = Literal[
-    "places", "pool", "in_flight", "order", "inbox", "loop", "device", "compilation", "transfer", "reader", "source",
-    "path", "callers", "nothing",
+    "places", "pool", "in_flight", "order", "inbox", "loop", "gil", "device", "compilation", "transfer", "reader",
+    "source", "path", "callers", "nothing",
 ]  # fmt: skip
 
 # What is free half of the time met a burst, and limits nothing.
@@ -35,6 +35,7 @@ class Verdict(Rendered):
         limit: what there is too little of.
         headroom: how many times faster the whole gets if that node, or else the reader, takes no time; None if that
             cannot be said. See `Profile.what_if`.
+        spent: what the time of that node goes into, in words, where it uses threads or waits for its turn; or empty.
     """
 
     node: str | None
@@ -43,14 +44,17 @@ class Verdict(Rendered):
     graph: str | None = None
     limit: Kind = "nothing"
     headroom: float | None = None
+    spent: str = ""
 
     def __str__(self) -> str:
         subject = "" if self.node is None else f'"{name_of(self.graph or "", self.node)}" limits the pipeline: '
-        return printable("; ".join(filter(None, (f"{subject}{self.reason}", self.remedy, self.gain))))
+        return printable("; ".join(filter(None, (f"{subject}{self.reason}", self.spent, self.remedy, self.gain))))
 
     def _table(self) -> Table:
         name = "" if self.node is None else name_of(self.graph or "", self.node)
-        facts = ("limits", name), ("because", self.reason), ("try", self.remedy), ("gain", self.gain)
+        facts = (
+            ("limits", name), ("because", self.reason), ("spent", self.spent), ("try", self.remedy), ("gain", self.gain)
+        )  # fmt: skip
         return Table(tuple((label, value) for label, value in facts if value))
 
     @property
@@ -285,6 +289,77 @@ def _held_seconds(evidence: Evidence) -> dict[Name, float]:
     return {name: node.busy_seconds or 0.0 for name, node in nodes.items() if node.reading.holds_loop}
 
 
+# Who waits for the GIL for less than that of its time is slow for another reason.
+_LEAST_GIL: Final = 0.25
+# And who computes, or waits for the GIL, for that much of its time does not get faster by more places.
+_MOSTLY: Final = 0.75
+# What is less goes without saying.
+_LEAST_SAID: Final = 0.05
+_BESIDE: Final = 'move it to worker processes (runs_on="process"), or to code that computes without the GIL'
+
+
+def gil(evidence: Evidence) -> Iterator[Limit]:
+    """Yield the GIL, if it is a node in threads that has it most of the time."""
+    name = _holder(evidence)
+    if name is not None:
+        used = min(sum(evidence.gil.held.values()), 1.0)
+        yield Limit(used, 4, Verdict(name[1], _holds(evidence, name), _BESIDE, name[0], "gil"))
+
+
+def _holder(evidence: Evidence) -> Name | None:
+    """Return the node in threads that has the GIL for longer than anything else; None if none has."""
+    held = evidence.gil.held
+    holder = max(held, key=held.__getitem__, default=None)
+    node = evidence.sums.nodes.get(holder) if isinstance(holder, tuple) else None
+    return None if node is None or node.reading.runs_on != "thread" else node.name
+
+
+def _holds(evidence: Evidence, holder: Name) -> str:
+    return f"its threads hold the GIL for {evidence.gil.held[holder]:.0%} of the time"
+
+
+def explained(verdict: Verdict, evidence: Evidence) -> Verdict:
+    """Return a verdict that says what the time of its node goes into, or names who keeps the GIL from that node."""
+    name = (verdict.graph or "", verdict.node or "")
+    node = evidence.sums.nodes.get(name)
+    if node is None or verdict.limit not in ("places", "pool", "in_flight", "inbox", "order", "path", "device"):
+        return verdict
+    spent, holder = Spent.by(node, evidence), _holder(evidence)
+    share = node.share_of_busy(spent.gil_seconds) or 0.0
+    computed = node.share_of_busy(spent.cpu_seconds) or 0.0
+    if holder is None:
+        return replace(verdict, spent=_in_words(node, spent, evidence))
+    if holder == name and computed + share >= _MOSTLY and evidence.gil.held[holder] >= _LEAST_GIL:
+        return replace(verdict, reason=_holds(evidence, holder), remedy=_BESIDE, limit="gil")
+    if share >= _LEAST_GIL:
+        waits = "waits for it itself" if holder == name else f'"{name_of(*name)}" waits for it'
+        reason = f"{_holds(evidence, holder)}, and {waits} for {share:.0%} of its own"
+        return Verdict(holder[1], reason, _BESIDE, holder[0], "gil")
+    return replace(verdict, spent=_in_words(node, spent, evidence))
+
+
+def _in_words(node: NodeSum, spent: Spent, evidence: Evidence) -> str:
+    """Return what the time of a node goes into; empty if that says nothing."""
+    owner = max(evidence.gil.held, key=evidence.gil.held.__getitem__, default=None)
+    seconds = {
+        "computing on its device": node.device_seconds,
+        "computing in its threads": spent.cpu_seconds,
+        f"waiting for the GIL{_held_by(owner)}": spent.gil_seconds,
+        "waiting for the event loop": spent.loop_seconds,
+        "on the way to a thread and back": spent.hop_seconds,
+    }
+    shares = {what: node.share_of_busy(each) or 0.0 for what, each in seconds.items()}
+    parts = [f"{share:.0%} {what}" for what, share in shares.items() if share >= _LEAST_SAID]
+    return f"of that it spends {', '.join(parts)}" if parts else ""
+
+
+def _held_by(holder: Holder | None) -> str:
+    if holder is None:
+        return ""
+    name = holder if isinstance(holder, str) else f'"{name_of(*holder)}"'
+    return f" (held most by {name})"
+
+
 _WHAT: Final[dict[Bound, str]] = {
     "concurrency": "its {n} places (concurrency=)",
     "state": "its {n} places, a stateful node's own,",
@@ -411,6 +486,7 @@ def limits(evidence: Evidence) -> Iterator[Limit]:
     yield from untimed(evidence)
     yield from places(evidence)
     yield from loop(evidence)
+    yield from gil(evidence)
     yield from devices(evidence)
     yield from streams(evidence)
 

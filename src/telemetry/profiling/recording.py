@@ -18,7 +18,7 @@ from .records import DeviceWork, Execution, Reader, Scope
 from .sums import CriticalPath, Evidence, NodeProfile, ReaderSum, critical_paths, node_profile_of
 from .timeline import Timeline, write_whole
 from .verdict import Prediction, find_verdict, predict
-from .watching import LoopWatch, OpenScopes, running_loop, settled, thread_seconds
+from .watching import GilWatch, LoopWatch, OpenScopes, running_loop, settled, thread_seconds
 
 _COLUMNS = (
     Column("node", is_number=False),
@@ -56,6 +56,7 @@ class _Recording:
         self._threads: dict[int, float] = {threading.get_native_id(): thread_time()}
         self._loop_threads: set[int] = set()
         self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
+        self._gil_watch = GilWatch(self._loop_threads)
         self._final: Evidence | None = None
         self.timeline = Timeline(self._began)
 
@@ -105,6 +106,7 @@ class _Recording:
     def begin(self) -> None:
         """Have the engine report here from now on."""
         collectors.begin(self)
+        self._gil_watch.start()
         for host in settled(lambda: collectors.hosts):
             if host.loop is None or host.loop_thread is None:
                 continue  # nothing has run there yet
@@ -121,6 +123,7 @@ class _Recording:
 
     def end(self) -> None:
         """Take the last numbers."""
+        self._gil_watch.stop()
         with self._scopes.lock:
             for watch in self._watches.values():
                 watch.stop()
@@ -149,10 +152,16 @@ class _Recording:
         windows = {name: window for watch in watches for name, window in watch.windows.items()}
         readers = tuple(ReaderSum(name, *times, windows.get(name)) for name, times in read.items())
         looked = max(watches, key=lambda watch: watch.seconds, default=None)
+        gil = self._gil_watch.use()
         late, delay_seconds = (0.0, 0.0) if looked is None else (looked.late_share, looked.delay_seconds)
-        on_devices = {name for name, node in sums.nodes.items() if any(node.timed.device)}
+        late = max(0.0, late - gil.beside_loop)  # whoever waits for the GIL is late as well
+        on_devices = {
+            name for name, node in sums.nodes.items() if node.timed.outside.device_seconds and node.reading.gathers
+        }
         covered = self.timeline.covered_seconds(on_devices)
-        evidence = Evidence(sums, now - self._began, cpu_seconds, readers, late, delay_seconds, covered_seconds=covered)
+        evidence = Evidence(
+            sums, now - self._began, cpu_seconds, readers, late, delay_seconds, covered_seconds=covered, gil=gil
+        )
         # To look through the timeline takes a while, and only tells who does not hold the loop.
         return replace(evidence, disturbed=self.timeline.disturbed()) if is_held(evidence) else evidence
 
@@ -207,8 +216,8 @@ class Profile(Rendered):
     @property
     def nodes(self) -> tuple[NodeProfile, ...]:
         """The nodes of all scopes that were open meanwhile, those of one graph in topological order."""
-        sums = self._recording.evidence().sums
-        return tuple(node_profile_of(sums, node) for node in sums.nodes.values())
+        evidence = self._recording.evidence()
+        return tuple(node_profile_of(evidence, node) for node in evidence.sums.nodes.values())
 
     @property
     def verdict(self) -> Verdict:
@@ -286,7 +295,7 @@ class Profile(Rendered):
         sums = evidence.sums
         nodes = [
             DrawnNode(
-                node_profile_of(sums, node), node.reading, f"node-{number}", (verdict.graph, verdict.node) == name
+                node_profile_of(evidence, node), node.reading, f"node-{number}", (verdict.graph, verdict.node) == name
             )
             for number, (name, node) in enumerate(sums.nodes.items(), start=1)
         ]  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from ..counters import ActorStatistics
-from .durations import NO_DEPTH, NO_DEVICE, DepthTotals, DeviceSeconds, Durations
+from .durations import NO_DEPTH, NOTHING_OUTSIDE, DepthTotals, Durations, OutsideSeconds
 
 # When it began and ended, with all its attempts, in seconds of `time.perf_counter`; a number that stands for the item
 # on its whole way through a graph, and its index in its stream, deployment or `map_each`, both None if unknown.
@@ -50,7 +50,7 @@ class TimedReading:
         durations: how long executions took, with all attempts.
         queue: how full its inbox was.
         blocked_seconds: time that items which it had finished waited for room in the inboxes after it.
-        device: what its items waited for on devices.
+        outside: what its items waited for on devices and in threads.
         counts_busy: whether the `busy_seconds` of the node are counted only meanwhile, too.
         begin: a number that is another one each time that such counting begins.
     """
@@ -58,7 +58,7 @@ class TimedReading:
     durations: Durations = field(default_factory=Durations)
     queue: DepthTotals = NO_DEPTH
     blocked_seconds: float = 0.0
-    device: DeviceSeconds = NO_DEVICE
+    outside: OutsideSeconds = NOTHING_OUTSIDE
     counts_busy: bool = False
     begin: int = 0
 
@@ -71,7 +71,7 @@ class TimedReading:
             durations,
             self.queue + (now.queue - before.queue),
             self.blocked_seconds + now.blocked_seconds - before.blocked_seconds,
-            self.device.plus(now.device.minus(before.device)),
+            self.outside.plus(now.outside.minus(before.outside)),
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from ..counters import ActorStatistics, counted, total
 from ..tables import milliseconds
@@ -9,6 +10,31 @@ from ..text import printable
 from .records import Bound, NodeReading, Places, TimedReading, WindowLook
 
 Name = tuple[str, str]  # graph and node
+
+# Who may hold the GIL: a node that runs in threads, or whose work a thread enqueues on a device; the event loop; or any
+# other thread, by its name.
+Holder = Name | str
+EVENT_LOOP: Final = "the event loop"
+
+
+@dataclass(frozen=True)
+class GilUse:
+    """Who holds the GIL, as a thread sees it that asks for it now and then.
+
+    Attributes:
+        held: for which share of the time somebody had to wait because this one had it.
+        wait_seconds: what a thread waits that asks for it, on average.
+        loop_wait_seconds: what the event loop does: as long as another one has it.
+    """
+
+    held: Mapping[Holder, float] = field(default_factory=dict[Holder, float])
+    wait_seconds: float = 0.0
+    loop_wait_seconds: float = 0.0
+
+    @property
+    def beside_loop(self) -> float:
+        """For which share of the time something else than the event loop had it."""
+        return sum(share for holder, share in self.held.items() if holder != EVENT_LOOP)
 
 
 @dataclass
@@ -30,6 +56,11 @@ class NodeSum:
     queue_seconds: float = 0.0
     open_seconds: float = 0.0
     places: dict[Hashable, None] = field(default_factory=dict[Hashable, None])
+
+    @property
+    def name(self) -> Name:
+        """Its graph and its own name."""
+        return self.reading.name
 
     @property
     def ended(self) -> int:
@@ -54,17 +85,17 @@ class NodeSum:
     @property
     def compile_seconds(self) -> float:
         """Time that its items waited for programs to be compiled."""
-        return self.timed.device.compile_seconds
+        return self.timed.outside.compile_seconds
 
     @property
     def transfer_seconds(self) -> float:
         """Time that its items waited for arrays on their way to a device, from another one or back."""
-        return self.timed.device.transfer_seconds
+        return self.timed.outside.transfer_seconds
 
     @property
     def device_seconds(self) -> float:
         """Time that devices computed for its items."""
-        return self.timed.device.compute_seconds
+        return self.timed.outside.compute_seconds
 
     @property
     def mean_seconds(self) -> float:
@@ -91,7 +122,7 @@ class NodeSum:
 
         What a device does for a result that was handed on before it was ready is busy time as well.
         """
-        total = max(self.busy_seconds or 0.0, sum(self.timed.device))
+        total = max(self.busy_seconds or 0.0, self.timed.outside.device_seconds)
         return None if self.busy_seconds is None or not total else seconds / total
 
 
@@ -181,6 +212,11 @@ class Sums:
     def items(self, graph: str) -> int:
         """Return how many items went through a graph: those that ended in the node that most of them reached."""
         return max((node.ended for name, node in self.nodes.items() if name[0] == graph), default=0)
+
+    def busy_share(self, node: NodeSum) -> float | None:
+        """Return how much of the time of its own places a node was busy; None if that is not timed, or no time went."""
+        place_seconds = sum(group.place_seconds for group in self.own_places(node)) or node.open_seconds
+        return None if node.busy_seconds is None or not place_seconds else node.busy_seconds / place_seconds
 
     def own_places(self, node: NodeSum) -> list[Group]:
         """Return the groups of places that are a node's own, not those of a pool."""
@@ -328,6 +364,7 @@ class Evidence:
         loop_delay_seconds: how long a handler waited for its turn on the loop, once what it awaited was there.
         disturbed: nodes during whose executions others began or ended, so that they do not hold the event loop.
         covered_seconds: for nodes on devices, how long they had at least one item.
+        gil: who held the GIL.
     """
 
     sums: Sums
@@ -338,6 +375,50 @@ class Evidence:
     loop_delay_seconds: float = 0.0
     disturbed: frozenset[Name] = frozenset()
     covered_seconds: Mapping[Name, float] = field(default_factory=dict[Name, float])
+    gil: GilUse = field(default_factory=GilUse)
+
+
+# Of the time that others have the GIL for all of the time, nothing is left.
+_MOST_HELD: Final = 0.99
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What the busy time of a node went into, over all of its items, as far as that is known.
+
+    Attributes:
+        cpu_seconds: its threads computed.
+        gil_seconds: it waited for the GIL. An estimate: of each way to a thread or back what such a wait takes on
+            average; and in a thread what those wait who hold the GIL for as long as they compute.
+        loop_seconds: a result was there, and waited until the event loop took it.
+        hop_seconds: all else that the ways to threads and back took.
+    """
+
+    cpu_seconds: float = 0.0
+    gil_seconds: float = 0.0
+    loop_seconds: float = 0.0
+    hop_seconds: float = 0.0
+
+    @classmethod
+    def by(cls, node: NodeSum, evidence: Evidence) -> "Spent":
+        """Return what the time of a node went into."""
+        outside, gil = node.timed.outside, evidence.gil
+        loop_delay = max(0.0, evidence.loop_delay_seconds - gil.loop_wait_seconds)
+        if outside.hops:
+            waits = outside.hop_seconds
+            at_hops = min(waits, outside.hops * gil.wait_seconds)
+            others = min(sum(share for holder, share in gil.held.items() if holder != node.name), _MOST_HELD)
+            wanted = outside.hops / 2 * gil.wait_seconds + outside.cpu_seconds * others / (1 - others)
+            inside = min(max(0.0, outside.thread_seconds - outside.cpu_seconds), wanted)
+            for_loop = min(waits - at_hops, outside.hops / 2 * loop_delay)
+            return cls(outside.cpu_seconds, at_hops + inside, for_loop, waits - at_hops - for_loop)
+        if node.reading.holds_loop or node.reading.gathers:
+            return cls()
+        # An item waits for its turn on the loop once; less than that, if the quickest one took as long.
+        least_seconds = min(node.timed.durations.quantile(0.0) or 0.0, node.mean_seconds)
+        waits = node.ended * min(evidence.loop_delay_seconds, node.mean_seconds - least_seconds)
+        for_gil = min(waits, node.ended * gil.loop_wait_seconds)
+        return cls(0.0, for_gil, waits - for_gil)
 
 
 @dataclass(frozen=True)
@@ -368,8 +449,14 @@ class NodeProfile:
         compile_share: share of `busy_seconds` that its items waited for programs to be compiled. What a device does for
             results that were handed on before they were ready is busy time as well. None if `busy_seconds` is, or 0.
         transfer_share: the same of arrays on their way to a device, from another one or back.
-        device_share: the same of computing on a device. What is missing from the sum of the three is time in which an
-            item waited for others of its batch, or for the device.
+        device_share: the same of computing on a device.
+        cpu_share: the same of what threads computed for it. None if it uses none.
+        gil_share: the same of waiting for the GIL, an estimate. None where that is not known.
+        loop_share: the same of waiting for the event loop, once a result was there.
+        hop_share: the same of the rest of the ways to a thread and back. What is missing from the sum of all shares is
+            time in which an item waited for something else: others of its batch, the device, what it has asked for.
+        gil_held_share: for which share of the time of the profile others waited because it had the GIL. None if none
+            of its threads was seen with it.
     """
 
     graph: str
@@ -389,6 +476,11 @@ class NodeProfile:
     compile_share: float | None
     transfer_share: float | None
     device_share: float | None
+    cpu_share: float | None = None
+    gil_share: float | None = None
+    loop_share: float | None = None
+    hop_share: float | None = None
+    gil_held_share: float | None = None
 
     @property
     def mean_seconds(self) -> float | None:
@@ -403,17 +495,19 @@ class NodeProfile:
         return self.queue_wait_seconds / ended if ended else None
 
 
-def node_profile_of(sums: Sums, node: NodeSum) -> NodeProfile:
-    """Return what one of the nodes of `sums` did."""
+def node_profile_of(evidence: Evidence, node: NodeSum) -> NodeProfile:
+    """Return what one of the nodes did."""
+    sums, spent = evidence.sums, Spent.by(node, evidence)
+    uses_threads = node.timed.outside.hops > 0
+    waits_for_turns = uses_threads or not (node.reading.holds_loop or node.reading.gathers)
     counters, queue, durations = node.counters, node.timed.queue, node.timed.durations
-    place_seconds = sum(group.place_seconds for group in sums.own_places(node)) or node.open_seconds
     return NodeProfile(
         graph=counters.graph,
         node=counters.node,
         count=counters.completed,
         errors=counters.failed,
         busy_seconds=node.busy_seconds,
-        busy_share=None if node.busy_seconds is None or not place_seconds else node.busy_seconds / place_seconds,
+        busy_share=sums.busy_share(node),
         p50_seconds=durations.quantile(0.5),
         p90_seconds=durations.quantile(0.9),
         p99_seconds=durations.quantile(0.99),
@@ -425,4 +519,9 @@ def node_profile_of(sums: Sums, node: NodeSum) -> NodeProfile:
         compile_share=node.share_of_busy(node.compile_seconds),
         transfer_share=node.share_of_busy(node.transfer_seconds),
         device_share=node.share_of_busy(node.device_seconds),
+        cpu_share=node.share_of_busy(spent.cpu_seconds) if uses_threads else None,
+        gil_share=node.share_of_busy(spent.gil_seconds) if waits_for_turns else None,
+        loop_share=node.share_of_busy(spent.loop_seconds) if waits_for_turns else None,
+        hop_share=node.share_of_busy(spent.hop_seconds) if uses_threads else None,
+        gil_held_share=evidence.gil.held.get(node.name),
     )

@@ -10,8 +10,8 @@ from ..rendered import Rendered
 from ..tables import Table, milliseconds, rate, significant
 from ..text import printable
 from .durations import NO_DEPTH
-from .limits import LEAST_USED, MOST_HEADROOM, SOONER, Limit, Verdict, holding, limits, obstacles
-from .sums import CriticalPath, Evidence, Name, NodeSum, Sums, WindowSum, critical_paths
+from .limits import LEAST_USED, MOST_HEADROOM, SOONER, Limit, Verdict, explained, holding, limits, obstacles
+from .sums import CriticalPath, Evidence, Name, Spent, Sums, WindowSum, critical_paths
 
 # Model: a profile as a network of limits, and what becomes of it when a node changes.
 #
@@ -44,7 +44,7 @@ class Model:
     """A profile without its waits.
 
     Attributes:
-        evidence: the numbers, without the time that handlers waited for threads, processes and the event loop.
+        evidence: the numbers, without the time that handlers waited for threads, processes, the GIL and the event loop.
         callers: who calls, if there is no stream.
     """
 
@@ -83,9 +83,11 @@ class Model:
             else replace(reader, window=_order_of(reader.window, before.get(reader.name), after.get(reader.name)))
             for reader in evidence.readers
         )
-        covered = dict(evidence.covered_seconds)
+        covered, held = dict(evidence.covered_seconds), dict(evidence.gil.held)
         if name in covered:
             covered[name] *= factor
+        if name in held:
+            held[name] *= factor
         return replace(
             self,
             evidence=replace(
@@ -95,6 +97,7 @@ class Model:
                 loop_late_share=max(0.0, evidence.loop_late_share - freed / evidence.elapsed_seconds),
                 readers=readers,
                 covered_seconds=covered,
+                gil=replace(evidence.gil, held=held),
             ),
         )
 
@@ -123,6 +126,7 @@ class Model:
             elapsed_seconds=evidence.elapsed_seconds / factor,
             readers=readers,
             loop_late_share=min(1.0, evidence.loop_late_share * factor),
+            gil=replace(evidence.gil, held={name: share * factor for name, share in evidence.gil.held.items()}),
         )
         return replace(self, evidence=faster)
 
@@ -176,20 +180,14 @@ def without_pool_waits(evidence: Evidence) -> Evidence:
 
 
 def _without_turns(evidence: Evidence) -> Evidence:
-    """Return evidence without what handlers waited for their turn on the event loop, once for each item."""
+    """Return evidence without what handlers waited for the GIL, and for their turn on the event loop."""
     holder = holding(evidence)
-    factors = {
-        name: _without_turn(node, evidence.loop_delay_seconds)
-        for name, node in evidence.sums.nodes.items()
-        if node.mean_seconds and name != holder and not node.reading.holds_loop and not node.reading.gathers
-    }
+    factors: dict[Name, float] = {}
+    for name, node in evidence.sums.nodes.items():
+        if node.busy_seconds and name != holder and not node.reading.gathers:
+            spent = Spent.by(node, evidence)
+            factors[name] = max(0.0, 1 - (spent.gil_seconds + spent.loop_seconds) / node.busy_seconds)
     return replace(evidence, sums=_scaled(evidence.sums, factors))
-
-
-def _without_turn(node: NodeSum, delay_seconds: float) -> float:
-    """Return how much of the time of a handler is left without one wait for its turn on the loop."""
-    least_seconds = min(node.timed.durations.quantile(0.0) or 0.0, node.mean_seconds)
-    return max(node.mean_seconds - delay_seconds, least_seconds) / node.mean_seconds
 
 
 def _scaled(sums: Sums, factors: Mapping[Name, float]) -> Sums:
@@ -230,23 +228,23 @@ def find_verdict(evidence: Evidence) -> Verdict:
         return Verdict(None, "nothing ran while the profile was taken", "put the calls inside of its `with` block")
     # What a handler waits for its turn on the loop is part of why its places are taken, and no reason to spare them.
     plain = without_pool_waits(evidence)
-    return _choose([*limits(plain), *obstacles(plain)], Model.of(evidence))
+    return _choose([*limits(plain), *obstacles(plain)], Model.of(evidence), evidence)
 
 
 def verdict_of(model: Model) -> Verdict:
     """Return what limits in a model."""
-    return _choose([*limits(model.evidence)], model)
+    return _choose([*limits(model.evidence)], model, model.evidence)
 
 
-def _choose(found: list[Limit], model: Model) -> Verdict:
-    evidence = model.evidence
+def _choose(found: list[Limit], model: Model, evidence: Evidence) -> Verdict:
     most = max(found, key=lambda limit: (round(limit.used, 2), limit.precedence), default=None)
     if most is not None and most.used >= LEAST_USED:
+        most = most._replace(verdict=explained(most.verdict, evidence))
         return replace(most.verdict, headroom=_headroom(model, most))
     idle = "no node is busy for more than half of the time that it could be"
     if evidence.readers:
         return Verdict(None, f"the source limits: {idle}, and readers wait for items", SOONER, limit="source")
-    path = _longest_path(model)
+    path = _longest_path(model, evidence)
     return path or Verdict(None, f"the callers limit: {idle}", "have more calls at a time", limit="callers")
 
 
@@ -262,7 +260,7 @@ def _headroom(model: Model, most: Limit) -> float | None:
     return min(most.used / rest, MOST_HEADROOM) if rest else MOST_HEADROOM
 
 
-def _longest_path(model: Model) -> Verdict | None:
+def _longest_path(model: Model, evidence: Evidence) -> Verdict | None:
     """Return the node that takes most of the time of the calls, where these come one by one; None if they do not."""
     nodes, elapsed = model.evidence.sums.nodes, model.evidence.elapsed_seconds
     paths = critical_paths(nodes).values()
@@ -275,7 +273,8 @@ def _longest_path(model: Model) -> Verdict | None:
     reason = f"of the longest path through the graph it takes {share:.0%}, {milliseconds(seconds)} each time"
     free = model.changed(Change((path.graph, slowest), inf)).bound()
     headroom = min(model.bound() / free, MOST_HEADROOM) if free else MOST_HEADROOM
-    return Verdict(slowest, reason, "make it faster, or have more calls at a time", path.graph, "path", headroom)
+    found = Verdict(slowest, reason, "make it faster, or have more calls at a time", path.graph, "path", headroom)
+    return explained(found, evidence)
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,18 @@
 import asyncio
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
 from math import sqrt
-from time import clock_gettime, perf_counter
+from time import clock_gettime, monotonic, perf_counter, sleep
 from typing import Final, NamedTuple, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
+from . import collectors
 from .records import Host, NodeReading, Reader, Scope
-from .sums import Sums, WindowSum
+from .sums import EVENT_LOOP, GilUse, Holder, Sums, WindowSum
 
 T = TypeVar("T")
 
@@ -270,3 +271,111 @@ class LoopWatch:
                 found = self.windows.setdefault(reader.name, WindowSum(look.size, look.ordered))
                 found.add(look, now - began)
         self._wait()
+
+
+# GIL watch: a thread that asks for the GIL now and then. How long it waits says whether another thread holds it, and
+# the processor time that each thread has used meanwhile says which.
+#
+# Who computes without the GIL, such as NumPy, uses processor time as well; but it goes on while the watch has the GIL,
+# and whoever needs it stands still then.
+
+# A nap of a thread ends 0.1 ms late anyhow.
+_NAP_SECONDS: Final = 0.0005
+_LEAST_WAIT_SECONDS: Final = 0.0003
+# Long enough to tell whether a thread goes on, and short beside the pauses.
+_KEPT_SECONDS: Final = 0.0001
+# What threads use to wait for the GIL, which they ask for again and again.
+_LEAST_RUN_SECONDS: Final = 0.00002
+# At first every ten milliseconds, which takes 1 % of a loop that never waits; then ever more seldom.
+_LEAST_GIL_PAUSE_SECONDS: Final = 0.01
+_GIL_PAUSE_SHARE: Final = 1 / 100
+
+
+class GilWatch:
+    """Sees who holds the GIL, on Linux; elsewhere nobody can tell what other threads do.
+
+    Args:
+        loops: the threads of event loops, by the numbers that the operating system gives them; it may change.
+    """
+
+    def __init__(self, loops: Collection[int]) -> None:
+        self._loops = loops
+        self._held: dict[Holder, float] = defaultdict(float)
+        self._seconds = self._waited = self._loop_waited = 0.0
+        self._over = threading.Event()
+        # A daemon: a profile that is never ended must not keep the interpreter from ending.
+        self._thread = threading.Thread(target=self._run, name="penstock-profile", daemon=True)
+
+    def start(self) -> None:
+        """Look from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more. This waits for the thread, which is about to have the GIL, or naps."""
+        self._over.set()
+        self._thread.join()
+
+    def use(self) -> GilUse:
+        """Return what was seen up to now."""
+        seconds = self._seconds
+        if not seconds:
+            return GilUse()
+        held = {holder: share / seconds for holder, share in settled(self._held.items)}
+        return GilUse(held, self._waited / seconds, self._loop_waited / seconds)
+
+    def _run(self) -> None:
+        began = looked = monotonic()
+        pause, looks = _LEAST_GIL_PAUSE_SECONDS, 0
+        while not self._over.wait(pause * (0.5 + looks * _GOLDEN % 1)):
+            waited, held = self._look()
+            now = monotonic()
+            self._waited += waited * (now - looked)
+            self._loop_waited += waited * (1 - held.get(EVENT_LOOP, 0.0) / (sum(held.values()) or 1.0)) * (now - looked)
+            for holder, share in held.items():
+                self._held[holder] += share * (now - looked)
+            self._seconds += now - looked
+            looked, looks = now, looks + 1
+            pause = max(_LEAST_GIL_PAUSE_SECONDS, (now - began) * _GIL_PAUSE_SHARE)
+
+    def _look(self) -> tuple[float, dict[Holder, float]]:
+        """Ask for the GIL once; returns how long that took, and who had it for which share of that."""
+        others = {
+            thread.native_id: thread.name
+            for thread in threading.enumerate()
+            if thread.native_id is not None and thread is not self._thread
+        }
+        if len(others) < 2:
+            return 0.0, {}  # nobody waits for anybody
+        before, nodes = _clocks(others), dict(collectors.node_of_thread)
+        asked = monotonic()
+        sleep(_NAP_SECONDS)
+        got = monotonic()
+        waited = got - asked - _NAP_SECONDS
+        if waited < _LEAST_WAIT_SECONDS:
+            return 0.0, {}
+        after = _clocks(before)
+        while monotonic() - got < _KEPT_SECONDS:
+            pass
+        again = _clocks(after)
+        kept = monotonic() - got
+        ran = {thread: after[thread] - before[thread] for thread in again if again[thread] - after[thread] < kept / 4}
+        ran = {thread: seconds for thread, seconds in ran.items() if seconds >= _LEAST_RUN_SECONDS}
+        # Of a wait in which nobody ran, the operating system is the reason.
+        total = max(sum(ran.values()), waited + _NAP_SECONDS)
+        held: dict[Holder, float] = defaultdict(float)
+        for thread, seconds in ran.items():
+            if thread in self._loops:
+                held[EVENT_LOOP] += seconds / total
+                continue
+            no_node: tuple[Holder, float] = others[thread], 0.0
+            holder, since = collectors.node_of_thread.get(thread, no_node)
+            here = min(seconds, after[thread] - since)  # it may have begun with another node meanwhile
+            held[holder] += here / total
+            held[nodes.get(thread, no_node)[0]] += (seconds - here) / total
+        return waited * min(sum(held.values()), 1.0), held
+
+
+def _clocks(threads: Iterable[int]) -> dict[int, float]:
+    """Return the processor time of each of the threads that have not ended."""
+    found = {thread: thread_seconds(thread) for thread in threads}
+    return {thread: seconds for thread, seconds in found.items() if seconds is not None}

@@ -66,15 +66,27 @@ _COLUMNS: Final[tuple[_Column, ...]] = (
     ),
     _Column("compile", "share of its busy time", lambda node: node.compile_share, _share),
     _Column("transfer", "share of its busy time", lambda node: node.transfer_share, _share),
+    _Column("CPU", "share of its busy time that threads computed for it", lambda node: node.cpu_share, _share),
+    _Column("GIL", "share of its busy time that it waited for the GIL", lambda node: node.gil_share, _share),
+    _Column("loop", "share of its busy time that it waited for the event loop", lambda node: node.loop_share, _share),
+    _Column("hops", "share of its busy time on the way to threads and back", lambda node: node.hop_share, _share),
+    _Column(
+        "holds GIL", "share of the time that others waited because it had the GIL", lambda node: node.gil_held_share,
+        _share,
+    ),
 )  # fmt: skip
+_OF_DEVICES: Final = "compile", "transfer"
+_OF_THREADS: Final = "CPU", "GIL", "loop", "hops", "holds GIL"
 
 
 def node_table(nodes: Sequence[DrawnNode]) -> Iterator[str]:
-    """Yield the table: a graph heads its nodes, if there are several; no columns of devices where none was used."""
+    """Yield the table: a graph heads its nodes, if there are several; no columns of devices and threads if unused."""
     ordered = [nodes[at] for at in by_graph([node.profile.graph for node in nodes])]
     has_graphs = len({node.profile.graph for node in nodes}) > 1
     uses_devices = any(node.profile.compile_share or node.profile.transfer_share for node in nodes)
-    columns = [column for column in _COLUMNS if uses_devices or column.title not in ("compile", "transfer")]
+    uses_threads = any(node.profile.cpu_share is not None for node in nodes)
+    unused = (*(() if uses_devices else _OF_DEVICES), *(() if uses_threads else _OF_THREADS))
+    columns = [column for column in _COLUMNS if column.title not in unused]
     yield '<table id="nodes"><caption class="unseen">What each node did</caption><thead><tr>'
     yield _heading("node", "name of the node", is_number=False)
     for column in columns:
@@ -288,6 +300,8 @@ def _verdict(shown: Shown) -> Iterator[str]:
     else:
         name = escape(printable(name_of(verdict.graph or "", verdict.node)))
         yield f'<h2 id="verdict-title"><code>{name}</code></h2><p>{reason}</p>'
+    if verdict.spent:
+        yield f"<p>{escape(_sentence(verdict.spent))}</p>"
     gain = f" <i>{escape(_sentence(verdict.gain))}</i>" if verdict.gain else ""
     yield f'<p class="remedy"><span>Try</span> {remedy}{gain}</p>'
     yield "<dl>"
