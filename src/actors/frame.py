@@ -66,14 +66,6 @@ class Listener(Protocol):
         ...
 
 
-class Body(Protocol):
-    """Runs of a body of control flow, inside of a frame."""
-
-    def stop(self) -> None:
-        """Cancel them: the frame around them has ended."""
-        ...
-
-
 class Frame:
     """One item on its way through a graph: slots for values, countdowns of missing inputs, and the outcome.
 
@@ -90,7 +82,7 @@ class Frame:
         unwinding: handlers that still run for it, after it has ended.
         on_result_stream: called with the stream that the graph returns, if that is what it does.
         timer: ends it at its deadline.
-        bodies: what its steps of control flow run inside of it now.
+        bodies: what stops the bodies that its steps of control flow run now.
         span: what the node executions of it open their spans below; None if it is not sampled.
     """
 
@@ -112,7 +104,7 @@ class Frame:
     _was_told = False
     unwinding: int
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None
-    bodies: "tuple[Body, ...]" = ()
+    bodies: "tuple[Callable[[], None], ...]" = ()
     _identity: int | None = None
     timer: asyncio.TimerHandle | None
 
@@ -145,13 +137,13 @@ class Frame:
             self.parent = parent
             self.deadline = parent.deadline
 
-    def body_begun(self, body: "Body") -> None:
-        """A step of control flow runs its body; it is stopped when this frame ends."""
-        self.bodies += (body,)
+    def body_begun(self, stop: Callable[[], None]) -> None:
+        """A step of control flow runs its body; `stop` is called when this frame ends."""
+        self.bodies += (stop,)
 
-    def body_ended(self, body: "Body") -> None:
+    def body_ended(self, stop: Callable[[], None]) -> None:
         """It runs no more."""
-        self.bodies = tuple(other for other in self.bodies if other is not body)
+        self.bodies = tuple(other for other in self.bodies if other != stop)
 
     @property
     def cancelled(self) -> bool:
@@ -333,8 +325,8 @@ class Frame:
         for actor in self.queues():
             actor.withdraw(self)
         self.unwinding = self.group.cancel_workers(self)
-        for body in self.bodies:  # at once: before its worker has unwound, others could begin more of it
-            body.stop()
+        for stop in self.bodies:  # at once: before its worker has unwound, others could begin more of a body
+            stop()
         self.listener.frame_done(self)
 
     def annotated(self, error: BaseException, actor: "NodeActor", attempt: int) -> BaseException:

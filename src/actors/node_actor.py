@@ -2,12 +2,12 @@
 
 from collections.abc import Awaitable, Callable
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from .._errors import ReentrantCallError
 from ..telemetry import logs
-from ..telemetry.counters import ActorState, ActorStatistics
+from ..telemetry.counters import ActorStatistics
 from .channel import Channel
 from .invocation import SLOW_SECONDS, Link, compose, failed_link, invoke, running_link, timed
 from .loop_host import RestartGate
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .frame import Frame
     from .invocation import AsyncLine, Carrier
     from .sampler import ExecutionSampler, Sampling
+    from .supervision import Child
     from .worker import Member, Worker
 
 
@@ -149,20 +150,6 @@ Body = Callable[["Worker", "NodeActor", "Frame", tuple[Any, ...], dict[str, Any]
 Invoke = Callable[["Worker", "NodeActor", "Frame"], Awaitable[Any]]
 
 
-class Replaceable(Protocol):
-    """What a supervisor may replace."""
-
-    @property
-    def restarts(self) -> int:
-        """How often it was replaced."""
-        ...
-
-    @property
-    def state(self) -> ActorState:
-        """Whether it runs, or will run again."""
-        ...
-
-
 class NodeActor:
     """A node at work: what to run, where its values come from and go, who may run now and who waits.
 
@@ -245,7 +232,7 @@ class NodeActor:
         self.spans_others = False  # it gives or reads a stream: its first value takes the time of nodes before it, too
         self.owner: object = None  # what its Engine owns; of no use down here
         self.gate: RestartGate | None = None  # of a stateful node that may be restarted
-        self.instance: Replaceable | None = None  # of a stateful node
+        self.instance: Child | None = None  # of a stateful node
         self.sampler: ExecutionSampler | None = None  # while a profile is taken
         self.abandoned = 0  # threads that run on after their item has ended
         self._all_returned: Condition | None = None

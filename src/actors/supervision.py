@@ -227,6 +227,16 @@ class Child(Protocol):
         """Which exits it is restarted after."""
         ...
 
+    @property
+    def restarts(self) -> int:
+        """How often it was restarted."""
+        ...
+
+    @property
+    def state(self) -> ActorState:
+        """Whether it runs, or will run again."""
+        ...
+
     def hold(self) -> None:
         """Begin nothing new: it is about to be stopped. What comes waits, in order."""
         ...
