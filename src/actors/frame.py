@@ -66,14 +66,6 @@ class Listener(Protocol):
         ...
 
 
-class Body(Protocol):
-    """The runs of a body of control flow inside of a frame."""
-
-    def stop(self) -> None:
-        """Cancel these runs, because the frame around them has ended."""
-        ...
-
-
 class Frame:
     """One item on its way through a graph: slots for values, countdowns of missing inputs, and the outcome.
 
@@ -90,7 +82,7 @@ class Frame:
         unwinding: how many handlers still run for it after it has ended.
         on_result_stream: called with the stream that the graph returns, if it returns one.
         timer: ends the frame at its deadline.
-        bodies: the bodies that its steps of control flow run now.
+        bodies: what stops the bodies that its steps of control flow run now.
         span: the parent of the spans of its node executions; None if the frame is not sampled.
     """
 
@@ -113,7 +105,7 @@ class Frame:
     _was_told = False
     unwinding: int
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None
-    bodies: "tuple[Body, ...]" = ()
+    bodies: "tuple[Callable[[], None], ...]" = ()
     _identity: int | None = None
     timer: asyncio.TimerHandle | None
 
@@ -146,13 +138,13 @@ class Frame:
             self.parent = parent
             self.deadline = parent.deadline
 
-    def body_begun(self, body: "Body") -> None:
-        """Note a body that a step of control flow runs; it is stopped when this frame ends."""
-        self.bodies += (body,)
+    def body_begun(self, stop: Callable[[], None]) -> None:
+        """Note a body that a step of control flow runs; `stop` is called when this frame ends."""
+        self.bodies += (stop,)
 
-    def body_ended(self, body: "Body") -> None:
+    def body_ended(self, stop: Callable[[], None]) -> None:
         """Forget a body that has ended."""
-        self.bodies = tuple(other for other in self.bodies if other is not body)
+        self.bodies = tuple(other for other in self.bodies if other != stop)
 
     @property
     def cancelled(self) -> bool:
@@ -338,8 +330,8 @@ class Frame:
         for actor in self.queues():
             actor.withdraw(self)
         self.unwinding = self.group.cancel_workers(self)
-        for body in self.bodies:  # at once: until its worker has unwound, the body could begin further runs
-            body.stop()
+        for stop in self.bodies:  # at once: until its worker has unwound, a body could begin further runs
+            stop()
         self.listener.frame_done(self)
 
     def annotated(self, error: BaseException, actor: "NodeActor", attempt: int) -> BaseException:

@@ -21,12 +21,11 @@ from .own_loops import Request
 from .threads import ThreadPool
 
 if TYPE_CHECKING:
-    from .current import Position
     from .node_actor import Body, NodeActor
     from .processes import ProcessPool
     from .sampler import ExecutionSampler
     from .stream_buffer import Reader
-    from .worker import Worker, WorkerGroup
+    from .worker import Member, Worker, WorkerGroup
 
 
 # Chains of plain functions that share an actor; a single one is a chain too.
@@ -292,20 +291,6 @@ def tell_consumers(parent: FrameSpan, actor: "NodeActor") -> None:
     parent.completed([consumer.index for consumer in actor.consumers])
 
 
-class Runner(Protocol):
-    """The task that runs a node: a worker, or the task that drives a stream."""
-
-    group: "WorkerGroup"
-    task: "asyncio.Task[Any] | None"
-    outside_call: "OutsideCall | None"
-    cancels: int
-
-    @property
-    def position(self) -> "Position":
-        """The frame and the actor that it works for."""
-        ...
-
-
 async def invoke(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
     """Run a node for one frame, with its policy: attempts, timeout and fallback.
 
@@ -368,7 +353,9 @@ class Invocation:
 
     __slots__ = ("_args", "_cancelling", "_kwargs", "_readers", "_waited_seconds", "_worker", "actor", "frame")
 
-    def __init__(self, worker: Runner, actor: "NodeActor", frame: Frame, readers: "Iterable[Reader[Any]]" = ()) -> None:
+    def __init__(
+        self, worker: "Member", actor: "NodeActor", frame: Frame, readers: "Iterable[Reader[Any]]" = ()
+    ) -> None:
         self._worker = worker
         self.actor = actor
         self.frame = frame
@@ -558,7 +545,7 @@ class ThreadCall:
         self._then.append(callback)
 
 
-async def take_thread(worker: Runner) -> None:
+async def take_thread(worker: "Member") -> None:
     """Wait until the run, stream or deployment of a worker may keep one more thread busy, for `call_in_thread`."""
     call = ThreadCall()
     share = worker.group.threads
@@ -651,7 +638,7 @@ class InLoop:
         return work if self._host.submit_nowait(work) else None
 
 
-async def _returned(worker: Runner) -> None:
+async def _returned(worker: "Member") -> None:
     call = worker.outside_call
     if call is not None and call.abandon():
         waiter = worker.group.loop.create_future()
@@ -659,7 +646,7 @@ async def _returned(worker: Runner) -> None:
         await waiter
 
 
-def _abandon_thread(worker: Runner, actor: "NodeActor") -> None:
+def _abandon_thread(worker: "Member", actor: "NodeActor") -> None:
     """Abandon a thread that still runs; see `abandon`."""
     call, worker.outside_call = worker.outside_call, None
     if call is not None:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 from .._errors import ActorRestarted, ActorStopped, ChannelClosed, InboxClosed, NodeCancelledError, PenstockError
 from ..telemetry import logs
@@ -15,7 +15,7 @@ from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer
 from .tasks import Condition, start_task, until
 
 if TYPE_CHECKING:
-    from .invocation import Runner
+    from .worker import Member
 
 
 _ENDED = "penstock: the actor is restarted"
@@ -87,7 +87,7 @@ class RestartGate:
             attempt.end(cause)
         await self._someone_left.wait_for(lambda: not self._inside and not self._threads)
 
-    def admit(self, worker: "Runner") -> "GatedAttempt":
+    def admit(self, worker: "Member") -> "GatedAttempt":
         """Return a context manager to run an attempt in."""
         return GatedAttempt(self, worker)
 
@@ -156,7 +156,7 @@ class GatedAttempt:
 
     __slots__ = ("_cancelling", "_cause", "_gate", "_is_ended", "worker")
 
-    def __init__(self, gate: RestartGate, worker: "Runner") -> None:
+    def __init__(self, gate: RestartGate, worker: "Member") -> None:
         self._gate = gate
         self._cancelling = 0
         self.worker = worker
@@ -196,14 +196,6 @@ class GatedAttempt:
 SHUTDOWN_SECONDS = 5.0
 
 
-class OwnsLoop(Protocol):
-    """An actor that owns its loop. If it has `__aenter__`, it is entered before the loop, and left after it."""
-
-    async def loop(self, inbox: Any, /) -> None:
-        """Take work and settle it, until `inbox.get()` raises `InboxClosed`."""
-        ...
-
-
 class LoopHost:
     """Runs an actor that owns its loop: an async context manager.
 
@@ -225,7 +217,7 @@ class LoopHost:
 
     def __init__(
         self,
-        make: Callable[[], OwnsLoop],
+        make: "Callable[[], OwnsLoop]",
         name: str,
         *,
         capacity: int | None = None,
@@ -456,7 +448,7 @@ class LoopHost:
         else:
             self._on_exit(self, crash)
 
-    async def _loop(self, instance: OwnsLoop) -> None:
+    async def _loop(self, instance: "OwnsLoop") -> None:
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -590,6 +582,8 @@ class StreamActor(Generic[In, Out]):
 
 
 _BASES: tuple[type[Any], ...] = (Actor, StreamActor)
+OwnsLoop: TypeAlias = Actor[Any, Any] | StreamActor[Any, Any]
+"""An actor that owns its loop; one with `__aenter__` is entered before, and left after it."""
 
 
 def owns_loop(cls: type[Any]) -> bool:

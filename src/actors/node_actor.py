@@ -2,12 +2,12 @@
 
 from collections.abc import Awaitable, Callable
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from .._errors import ReentrantCallError
 from ..telemetry import logs
-from ..telemetry.counters import ActorState, ActorStatistics
+from ..telemetry.counters import ActorStatistics
 from .channel import Channel
 from .invocation import SLOW_SECONDS, Link, compose, failed_link, invoke, running_link, timed
 from .loop_host import RestartGate
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .frame import Frame
     from .invocation import AsyncLine, Carrier
     from .sampler import ExecutionSampler, Sampling
+    from .supervision import Child
     from .worker import Member, Worker
 
 
@@ -150,20 +151,6 @@ Body = Callable[["Worker", "NodeActor", "Frame", tuple[Any, ...], dict[str, Any]
 Invoke = Callable[["Worker", "NodeActor", "Frame"], Awaitable[Any]]
 
 
-class Replaceable(Protocol):
-    """A stateful node that a supervisor may restart, as its actors see it."""
-
-    @property
-    def restarts(self) -> int:
-        """How often it was restarted."""
-        ...
-
-    @property
-    def state(self) -> ActorState:
-        """Whether it runs, is being restarted, or is stopped."""
-        ...
-
-
 class NodeActor:
     """A call site of a node in a scope: its function, the slots of its values, its limiter, its inbox and its counters.
 
@@ -246,7 +233,7 @@ class NodeActor:
         self.spans_others = False  # whether it gives or reads a stream: then its time includes that of other nodes
         self.owner: object = None  # the pools of its Engine, for `nesting.pools_around`
         self.gate: RestartGate | None = None  # for a stateful node that may be restarted
-        self.instance: Replaceable | None = None  # for a stateful node
+        self.instance: Child | None = None  # for a stateful node
         self.sampler: ExecutionSampler | None = None  # while a profile is taken
         self.abandoned = 0  # how many threads run on after their item has ended
         self._all_returned: Condition | None = None

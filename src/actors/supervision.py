@@ -223,6 +223,16 @@ class Child(Protocol):
         """After which exits it is restarted."""
         ...
 
+    @property
+    def restarts(self) -> int:
+        """How often it was restarted."""
+        ...
+
+    @property
+    def state(self) -> ActorState:
+        """Whether it runs, or will run again."""
+        ...
+
     def hold(self) -> None:
         """Have new items wait, in order, because the child is about to be stopped."""
         ...

@@ -436,13 +436,19 @@ class Feed(Protocol):
 
 
 class Member(Protocol):
-    """A member of a group: a worker, or the task that drives a stream.
+    """A member of a group: a worker, or the task of a generator.
 
     Attributes:
+        group: the group that it belongs to.
         task: the task.
+        outside_call: its last job in a thread or on a device, which may go on after its attempt.
+        cancels: how often the engine has cancelled its task and not yet undone it.
     """
 
+    group: "WorkerGroup"
     task: asyncio.Task[Any] | None
+    outside_call: OutsideCall | None
+    cancels: int
 
     @property
     def position(self) -> current.Position:

@@ -160,7 +160,7 @@ class _BodyRuns(_Bodies):
         # A body that never waits is short, but many of them must not keep the loop from others.
         worker.budget = worker.inner_budget = around.inner_budget
         token = current.source.set(worker.position)
-        self._parent.body_begun(self)
+        self._parent.body_begun(self.stop)
         try:
             self._fill()
             await worker.run()
@@ -169,7 +169,7 @@ class _BodyRuns(_Bodies):
             raise
         finally:
             around.inner_budget = min(worker.budget, worker.inner_budget)
-            self._parent.body_ended(self)
+            self._parent.body_ended(self.stop)
             current.source.reset(token)
             await self._unwound()
         if self._error is not None:
@@ -233,7 +233,7 @@ class StreamMap(_Bodies):
         """Yield the results, in the order of the values; the first error ends it, in its turn."""
         window, items, parent = self._window, self._items, self._parent
         self._span = None if parent.span is None else spans.present()  # that of the step that drives this
-        parent.body_begun(self)
+        parent.body_begun(self.stop)
         try:
             while True:
                 room = 0 if window.failed or self._stopped else window.limit - window.submitted
@@ -251,7 +251,7 @@ class StreamMap(_Bodies):
                 else:
                     return
         finally:
-            parent.body_ended(self)
+            parent.body_ended(self.stop)
             await self._close()
 
     async def _close(self) -> None:

@@ -5,8 +5,11 @@ several nodes or scopes say together is their sum (`total`).
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import Field, dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 ActorState: TypeAlias = Literal["running", "restarting", "stopped"]
 """What the `state` of a stateful node may be, in its statistics."""
@@ -89,11 +92,7 @@ def name_of(graph: str, node: str) -> str:
     return "/".join([*graph.split("/")[1:], node])
 
 
-class _Dataclass(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-
-Record = TypeVar("Record", bound=_Dataclass)
+Record = TypeVar("Record", bound="DataclassInstance")
 
 _COUNTERS = "completed", "failed", "retried", "restarts", "busy_seconds"
 _INBOX_COUNTERS = "puts", "put_wait_seconds", "get_wait_seconds"
