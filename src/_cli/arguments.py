@@ -12,28 +12,28 @@ def program() -> str:
 
 
 def seconds(text: str) -> float:
-    """Return a time in seconds.
+    """Parse a time in seconds.
 
     Raises:
-        argparse.ArgumentTypeError: it is none, or not above 0.
+        argparse.ArgumentTypeError: the text is no number above 0.
     """
     return _above_zero(text, "number of seconds")
 
 
 def factor(text: str) -> float:
-    """Return how many times as much.
+    """Parse a factor, such as 2 for "twice as fast".
 
     Raises:
-        argparse.ArgumentTypeError: it is no number, or not above 0.
+        argparse.ArgumentTypeError: the text is no number above 0.
     """
     return _above_zero(text, "factor")
 
 
 def count(text: str) -> int:
-    """Return a number of things.
+    """Parse a number of things.
 
     Raises:
-        argparse.ArgumentTypeError: it is none, or below 1.
+        argparse.ArgumentTypeError: the text is no whole number of at least 1.
     """
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number, at least 1")
@@ -41,7 +41,7 @@ def count(text: str) -> int:
 
 
 def refuse(options: argparse.Namespace, message: str) -> NoReturn:
-    """Exit as for wrong arguments, with the usage of the command."""
+    """Exit with the usage of the command and a message, as argparse does for wrong arguments."""
     parser: argparse.ArgumentParser = options.parser
     parser.error(message)
 

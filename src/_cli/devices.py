@@ -1,4 +1,4 @@
-"""`python -m penstock devices`: what there is to compute on."""
+"""`python -m penstock devices`: the devices of this machine, and how well JAX can use them."""
 
 import argparse
 import dataclasses
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the devices; returns the exit status."""
+    """Show the devices; return the exit status."""
     if not options.benchmark and (options.device or options.seconds):
         options.parser.error("--device and --seconds say what to measure, and need --benchmark")
     status = devices.status()

@@ -1,6 +1,7 @@
-"""Which commands there are, and how one is run.
+"""The commands, and how the command line runs one.
 
-A command is a module of this folder with the parts of `Command`; to add one, write it and put it into `COMMANDS`.
+A command is a module of this folder that has the parts of `Command`. To add one, write the module and add it to
+`COMMANDS`.
 """
 
 import argparse
@@ -15,19 +16,19 @@ from .arguments import program
 
 
 class Command(Protocol):
-    """What the module of a command has. Its name is that of the command."""
+    """The parts of a module that is a command."""
 
     @property
     def SUMMARY(self) -> str:  # noqa: N802 - a constant of the module
-        """What it does, in a line."""
+        """One line that says what the command does, for `--help`."""
         ...
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare its arguments, and describe it."""
+        """Declare the arguments, and describe the command."""
         ...
 
     def run(self, options: argparse.Namespace) -> int:
-        """Run it; returns the exit status."""
+        """Run the command; return the exit status."""
         ...
 
 
@@ -43,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: what stands behind the name of the program; None for those of this process.
+        arguments: the arguments after the name of the program; None for those of this process.
 
     Returns:
-        The exit status: 0 if it went well, 1 if not. Wrong arguments exit with 2.
+        The exit status: 0 for success, 1 for an error. Wrong arguments exit with 2.
     """
     parser = argparse.ArgumentParser(prog=program(), description="Graphs of async actors.")
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")

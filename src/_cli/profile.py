@@ -1,4 +1,4 @@
-"""`python -m penstock profile`: what the nodes of a graph do, and which of them limits."""
+"""`python -m penstock profile`: run a graph, show what its nodes do, and name the node that limits."""
 
 import argparse
 import dataclasses
@@ -25,9 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run and show; returns the exit status."""
+    """Run the graph and show its profile; return the exit status."""
     profile = target.run_profiled(options)
-    print(json.dumps(_as_json(profile), indent=2, allow_nan=False) if options.json else profile)  # if all else fails
+    # Before the files are written, so that the profile is not lost if one of them cannot be.
+    print(json.dumps(_as_json(profile), indent=2, allow_nan=False) if options.json else profile)
     if options.html is not None:
         profile.to_html(options.html)
     if options.perfetto is not None:

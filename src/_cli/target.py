@@ -1,4 +1,4 @@
-"""What a command runs: an attribute of a module, `module:graph`, with the calls that are made of it."""
+"""The target of a command, `module:name`: how it is found, and how it is run while a profile is taken."""
 
 import argparse
 import asyncio
@@ -19,12 +19,12 @@ from ..engine.graph import Call, Graph
 from ..engine.tracing.annotations import signature_of
 from .arguments import count, refuse, seconds
 
-# Enough for the percentiles of a table.
+# How many calls are made if none is asked for: enough for the percentiles of a table.
 _CALLS: Final = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments that say what is run."""
+    """Declare the arguments that name the target and its inputs."""
     parser.add_argument(
         "target",
         metavar="MODULE:NAME",
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_profiled(options: argparse.Namespace) -> telemetry.Profile:
-    """Run what the arguments say while a profile is taken; wrong arguments exit with 2."""
+    """Run the target while a profile is taken; return the profile. Wrong arguments exit with 2."""
     try:
         target = _load(options.target)
         if isinstance(target, Graph):
@@ -57,8 +57,8 @@ def run_profiled(options: argparse.Namespace) -> telemetry.Profile:
             calls = _called(target, options.target)
     except argparse.ArgumentTypeError as error:
         refuse(options, str(error))
-    if not structlog.is_configured():  # by the module
-        structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # the output is the profile
+    if not structlog.is_configured():  # unless the module of the target has done so
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # standard output is the profile
     taken: list[telemetry.Profile] = []
     try:
         asyncio.run(_profile(calls, options.seconds, taken))
@@ -78,10 +78,10 @@ async def _profile(calls: Any, seconds: float | None, taken: list[telemetry.Prof
                 async with limit:
                     await calls
             except TimeoutError:
-                if not limit.expired():  # it is one of its own
+                if not limit.expired():  # a TimeoutError of the program
                     raise
         else:
-            # What fails is counted and logged, and the others go on.
+            # An item that fails is counted and logged, and the others go on.
             async with engine.stream(_until(calls, seconds), on_error="skip") as results:
                 async for _ in results:
                     pass
@@ -98,7 +98,7 @@ def _load(path: str) -> object:
         found: object = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # it is there, and imports something that is not
+            raise  # the module exists, but imports another one that does not
         raise argparse.ArgumentTypeError(f"there is no module {error.name!r} here or installed") from None
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -110,7 +110,7 @@ def _load(path: str) -> object:
 
 
 def _called(target: object, path: str) -> Any:
-    """Return what a function gives: a coroutine, or calls."""
+    """Call the function of a target; return its coroutine, or its calls of graphs."""
     what = "it has to be a graph, a function without parameters that gives calls of graphs, or an `async def main()`"
     if not callable(target):
         raise argparse.ArgumentTypeError(f"{path} is {target!r}: {what}")
@@ -139,7 +139,7 @@ def _calls_of(graph: Graph[..., Any], options: argparse.Namespace) -> Iterator[C
 
 
 def _until(calls: Any, seconds: float | None) -> Any:
-    """Return the calls that are asked for within a time."""
+    """Return the calls, but end after a time; with None, return all of them."""
     if seconds is None:
         return calls
     return (_until_async if isinstance(calls, AsyncIterable) else _until_plain)(cast("Any", calls), seconds)
@@ -156,7 +156,7 @@ def _until_plain(calls: Iterable[Call[Any]], seconds: float) -> Iterator[Call[An
 async def _until_async(calls: AsyncIterable[Call[Any]], seconds: float) -> AsyncIterator[Call[Any]]:
     loop, iterator = asyncio.get_running_loop(), aiter(calls)
     ends_at = loop.time() + seconds
-    while loop.time() < ends_at:  # a source that never waits is not interrupted by a timer
+    while loop.time() < ends_at:  # needed beside the timeout, which cannot interrupt a source that never waits
         limit = asyncio.timeout_at(ends_at)
         try:
             async with limit:
@@ -164,7 +164,7 @@ async def _until_async(calls: AsyncIterable[Call[Any]], seconds: float) -> Async
         except StopAsyncIteration:
             return
         except TimeoutError:
-            if not limit.expired():  # it is one of its own
+            if not limit.expired():  # a TimeoutError of the source
                 raise
             return
         yield call

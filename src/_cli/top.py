@@ -1,4 +1,4 @@
-"""`python -m penstock top`: what a running process does, as a table that is kept up to date."""
+"""`python -m penstock top`: a table of the nodes of a running process, which is kept up to date."""
 
 import argparse
 import dataclasses
@@ -17,15 +17,15 @@ from .arguments import program, seconds
 
 SUMMARY: Final = "show what a running process does, and which node limits it"
 
-# The facts above the table, which may take several lines, its head, what is said below it, and the prompt.
+# How many lines of the terminal are not rows: the facts above the table, its head, the note below it, and the prompt.
 _LINES_BESIDE_ROWS: Final = 14
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments, and describe the command."""
     parser.description = (
-        "Show the nodes of a running process, until it ends or Ctrl-C. The process has to let itself be looked at: "
-        '`with telemetry.expose("PATH"):`. Where the output is no terminal, a table is printed after each interval.'
+        "Show the nodes of a running process, until it ends or Ctrl-C. The process has to open a socket for that: "
+        '`with telemetry.expose("PATH"):`. If the output is no terminal, a table is printed after each interval.'
     )
     parser.add_argument("path", metavar="PATH", help="the socket that the process has opened")
     parser.add_argument("--once", action="store_true", help="look for one interval, print that, and end")
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look until there is nothing more to see; returns the exit status."""
+    """Show the table until the process ends; return the exit status."""
     is_live = sys.stdout.isatty() and not options.once and not options.json
     if is_live:
         _require_rich()
@@ -45,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:
-        # Who read the output has seen enough. What is left in the buffer would complain at the end of the interpreter.
+        # The reader of the output has closed the pipe. Output that is left in the buffer would cause an error message
+        # at the end of the interpreter, so it goes to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         print(f"{program()} top: {error}", file=sys.stderr)
@@ -59,7 +60,7 @@ def _show(options: argparse.Namespace, *, is_live: bool) -> None:
         looks = _looks(client, options.interval_seconds)
         if is_live:
             _keep_showing(looks)
-        next(looks)  # what is printed has rates
+        next(looks)  # skipped, because the first look has no rates yet
         for look in looks:
             print(_line_of(look) if options.json else f"{to_text(look_table(look))}\n", flush=True)
             if options.once:

@@ -1,9 +1,9 @@
-"""Tools for testing asynchronous code without waiting and without luck; most know nothing of graphs and work on any.
+"""Tools for tests of asynchronous code that neither wait nor depend on luck.
 
-Clocks that jump (`VirtualClockLoop`, `run_virtual`), interleavings that replay (`SeededLoop`, `run_seeded`,
-`interleavings`), a cancel at every point of a run (`cancel_at_every_step`), and waiting for rest instead of for time
-(`wait_quiescent`), fakes (`replace`), `faults`, and inboxes for loops
-of actors (`inbox`, `stream_inbox`).
+For any asyncio code: clocks that jump to the next timer (`VirtualClockLoop`, `run_virtual`), interleavings that can be
+replayed (`SeededLoop`, `run_seeded`, `interleavings`), a cancellation at each point of a run (`cancel_at_every_step`),
+and waiting until all tasks are blocked (`wait_quiescent`). For graphs: fakes (`replace`), injected `faults`, and
+inboxes for the loops of actors (`inbox`, `stream_inbox`).
 """
 
 from typing import TYPE_CHECKING

@@ -16,15 +16,15 @@ Ts = TypeVarTuple("Ts")
 
 @dataclass(frozen=True, kw_only=True)
 class CancelOutcome(Generic[T]):
-    """How one run ended whose main task was cancelled after `step` callbacks.
+    """The outcome of one run whose main task was cancelled after `step` steps.
 
     Attributes:
-        step: how many callbacks and steps of tasks had run when the cancel was sent; 0 is before the first.
-        cancelled: whether it was sent; False in the last outcome, whose run was over before that step came.
-        result: what the main function returned, or None if it raised.
-        error: what it raised, CancelledError included, or None.
-        tasks_left: the tasks that were alive after it had ended and the loop had come to rest.
-        loop_errors: what was reported to the loop's exception handler.
+        step: how many callbacks and steps of tasks had run when the cancellation was sent; 0 is before the first.
+        cancelled: whether it was sent; False in the last outcome, whose run ended before that step.
+        result: the result of the main function; None if it raised.
+        error: the exception that it raised, including CancelledError; None if it returned.
+        tasks_left: the tasks that were alive after the run had ended and all of them were blocked.
+        loop_errors: the errors that were reported to the exception handler of the loop.
     """
 
     step: int
@@ -41,23 +41,23 @@ def cancel_at_every_step(
     seed: int = 0,
     timeout_seconds: float | None = 3600.0,
 ) -> Iterator[CancelOutcome[T]]:
-    """Runs `main()` again and again, cancelling it one step later each time, until a run ends before its cancel.
+    """Run `main()` again and again, cancelled one step later each time, until a run ends before its cancellation.
 
-    A step is one callback or one turn of any task, so the cancel falls between any two things that happen: at every
-    suspension point of `main` and of the tasks that it starts, and also after something was woken and before it ran.
-    Every run is on a new `SeededLoop` of one seed, hence equal to the others up to the cancel.
+    A step is one callback or one turn of any task. So each run is cancelled at another point: at the suspension points
+    of `main` and of the tasks that it starts, and also after a task was woken and before it ran. All runs use a
+    `SeededLoop` of the same seed, so they are equal up to the cancellation.
 
         for outcome in cancel_at_every_step(main):
             assert not outcome.tasks_left
 
     Args:
         main: an async function without parameters; called anew for each run.
-        seed: which interleaving.
-        timeout_seconds: virtual seconds that one run may take. Pass None if `main` waits for threads that the loop
-            does not know (see `VirtualClockLoop`).
+        seed: the seed, which chooses the interleaving.
+        timeout_seconds: how long one run may take, in virtual seconds. Pass None if `main` waits for threads that the
+            loop does not know (see `VirtualClockLoop`).
 
     Yields:
-        One outcome per run, as soon as it has ended, so that a test can look at the world in between.
+        One outcome for each run, as soon as it has ended, so that a test can check its effects in between.
 
     Raises:
         TimeoutError: a run did not end, cancelled or not; a note names the step.
@@ -104,7 +104,7 @@ def _describe(report: dict[str, Any]) -> str:
 
 
 class _CancellingLoop(SeededLoop):
-    """Counts everything that it runs, and cancels one task when the count is reached."""
+    """A loop that counts the steps that it runs, and cancels one task after a given number of steps."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -113,7 +113,7 @@ class _CancellingLoop(SeededLoop):
         self._remaining = 0
 
     def cancel_after(self, task: asyncio.Task[Any], step: int) -> None:
-        """Cancels the task once `step` more callbacks and steps have run, unless it is done by then."""
+        """Cancel the task after `step` more callbacks and steps, unless it is done by then."""
         self._target, self._remaining = task, step
         self._cancel_if_due()
 

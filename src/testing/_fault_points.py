@@ -1,4 +1,4 @@
-"""Where faults are injected: the slots that the engine has for them, filled as long as there is a fault."""
+"""The points at which faults are injected: the slots of the engine, which are filled only while there is a fault."""
 
 import asyncio
 import functools
@@ -22,26 +22,26 @@ Point: TypeAlias = Literal["actor.start", "node.call", "channel.put", "worker.pr
 
 
 class InjectedCancel(asyncio.CancelledError):
-    """An injected cancel: the item itself was not cancelled."""
+    """An injected cancellation; the item itself was not cancelled."""
 
 
 _active: dict[Point, list["Injections"]] = {"actor.start": [], "node.call": [], "channel.put": [], "worker.process": []}
 
 
 def install(point: Point, injections: "Injections") -> None:
-    """Have a fault happen at a point from now on."""
+    """Inject a fault at a point from now on."""
     _active[point].append(injections)
     _fill_slots()
 
 
 def remove(point: Point, injections: "Injections") -> None:
-    """Have it happen no more."""
+    """End the injection of a fault at a point."""
     _active[point].remove(injections)
     _fill_slots()
 
 
 def _fill_slots() -> None:
-    """Fill the slots of the points that have faults, and free the others."""
+    """Fill the slots of the points that have faults, and empty the others."""
     loop_host.fault_at_start = _starts if _active["actor.start"] else None
     wiring.fault_at_wiring = _wired if _active["node.call"] else None
     has_puts = bool(_active["channel.put"])
@@ -70,7 +70,7 @@ async def _starts(node: str) -> None:
 
 
 def _wired(actor: NodeActor, node: Node[..., Any]) -> None:
-    """Let each call pass the point before what handles it."""
+    """Wrap the handler of an actor, so that each call passes the point before it."""
     if node._runs_loop and node.gives_stream:
         actor.invoke = _awaited(actor.invoke, actor.name)
     elif node._runs_loop:
@@ -121,7 +121,7 @@ def _called(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 class _OneByOne(Channel[Frame]):
-    """An inbox that items enter one by one, by `offer`."""
+    """An inbox that has no `room` for many items at once, so that each item comes through `offer`."""
 
     __slots__ = ()
 
@@ -131,23 +131,23 @@ class _OneByOne(Channel[Frame]):
 
 
 class _HoldsUp(NodeActor):
-    """A call site of which some frames meet a fault before they enter its inbox."""
+    """An actor that holds some frames up with a fault before they enter its inbox."""
 
     __slots__ = ("_held_up",)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        # The fault that a frame is about to meet; None: it has.
+        # For each frame that is held up: its fault; None once the fault has happened.
         self._held_up: dict[Frame, Any] = {}
 
     def offer(self, frame: Frame) -> bool:
-        # No producer waits before an inbox without a bound, so none is prepared to be held up there.
+        # Only for bounded inboxes: a producer never waits for one without a bound, and does not handle that.
         if frame not in self._held_up and self.inbox.capacity is not None:
             for injections in tuple(_active["channel.put"]):
                 fault = injections._take(self.name)
                 if fault is not None:
                     self._held_up[frame] = fault
-                    return False  # as if the inbox were full: then the one who brings it waits in `queue`
+                    return False  # as if the inbox were full: the producer then waits in `queue`
         return super().offer(frame)
 
     async def queue(self, frame: Frame, *, is_full: bool = False) -> None:
@@ -160,7 +160,7 @@ class _HoldsUp(NodeActor):
                 except InjectedCancel as error:
                     frame.fail(foreign_cancel(error), self)
                     return
-                except Exception as error:  # noqa: BLE001 - the fault: an inbox can raise it only to the item
+                except Exception as error:  # noqa: BLE001 - the injected error, which is the outcome of the item
                     frame.fail(error, self)
                     return
             await super().queue(frame, is_full=is_full and fault is None)
@@ -169,7 +169,7 @@ class _HoldsUp(NodeActor):
 
 
 async def _given_to_process(target: str) -> bool:
-    """Let a call pass the point; returns whether its process has to die."""
+    """Pass the point with a call; return whether the worker process of the call has to be killed."""
     caller = current.source.get()
     actor = None if caller is None else caller.actor
     kills = False

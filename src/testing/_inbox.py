@@ -1,4 +1,4 @@
-"""An inbox by itself, to test a loop without an engine."""
+"""Inboxes without an engine, to test the loop of an actor."""
 
 import asyncio
 from collections.abc import Iterable
@@ -13,13 +13,13 @@ W = TypeVar("W", bound=AnyRequest[Any])
 
 
 def inbox(values: Iterable[In], /) -> tuple[Inbox[Work[In, Any]], list[asyncio.Future[Any]]]:
-    """Make an inbox with work for the loop of an `Actor`. Behind the last it ends: `get` raises `InboxClosed` then.
+    """Make an inbox with work for the loop of an `Actor`. After the last work, `get` raises `InboxClosed`.
 
     Args:
-        values: what the actor is called with.
+        values: the arguments of the calls, one for each work.
 
     Returns:
-        The inbox, and a future for each value: its result or error. Cancel it, and the work is cancelled.
+        The inbox; and for each value a future, which gets the result or error. To cancel a work, cancel its future.
     """
     requests: list[Request[In, Any]] = [Request(value) for value in values]
     for request in requests:
@@ -30,22 +30,22 @@ def inbox(values: Iterable[In], /) -> tuple[Inbox[Work[In, Any]], list[asyncio.F
 def stream_inbox(
     values: Iterable[In], /, *, capacity: int = DEFAULT_CAPACITY
 ) -> "tuple[Inbox[StreamWork[In, Any]], list[StreamReader[Any]]]":
-    """Make an inbox with work for the loop of a `StreamActor`. Behind the last it ends, as that of `inbox`.
+    """Make an inbox with work for the loop of a `StreamActor`. After the last work, `get` raises `InboxClosed`.
 
     Args:
-        values: what the actor is called with.
-        capacity: parts that each work holds for its reader.
+        values: the arguments of the calls, one for each work.
+        capacity: how many parts each work holds for its reader.
 
     Returns:
-        The inbox, and a reader for each value: an async iterator over its parts. Close it, or drop it, and the work is
-        cancelled.
+        The inbox; and for each value a reader, an async iterator over its parts. To cancel a work, close its reader or
+        drop it.
     """
     requests: list[StreamRequest[In, Any]] = [StreamRequest(value, capacity=capacity) for value in values]
     return _filled(requests), [StreamReader(request.buffer.reader()) for request in requests]
 
 
 class StreamReader(Generic[Out]):
-    """Reads the parts that an actor gives for one item, and raises what it fails the item with."""
+    """An async iterator over the parts that an actor gives for one item; it raises the error of the item."""
 
     __slots__ = ("_reader",)
 
@@ -56,11 +56,16 @@ class StreamReader(Generic[Out]):
         return self
 
     async def __anext__(self) -> Out:
-        """Return the next part; waits while there is none."""
+        """Return the next part; wait while there is none.
+
+        Raises:
+            StopAsyncIteration: the item is finished.
+            BaseException: the error with which the actor failed the item.
+        """
         return await anext(self._reader)
 
     async def aclose(self) -> None:
-        """Stop reading: the work is cancelled."""
+        """Stop reading, which cancels the work."""
         await self._reader.aclose()
 
 

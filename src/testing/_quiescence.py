@@ -7,19 +7,19 @@ from collections import deque
 from collections.abc import Sized
 from typing import Any
 
-# The tasks of each loop that are inside `wait_quiescent`: they take turns for ever, but that is not activity. Beside
-# each its number of cancel requests when it came, since one that is being cancelled is about to do something else.
+# For each loop, the tasks inside of `wait_quiescent`: they run in each turn, which does not count as activity. Each has
+# the value of its `cancelling()` when it came: a task that has been cancelled since counts as active again.
 _waiting: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[asyncio.Task[Any], int]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 async def wait_quiescent() -> None:
-    """Returns when every other task of the running loop is blocked and no callback is due.
+    """Wait until every other task of the running loop is blocked and no callback is due.
 
-    Use it in place of a sleep: after it, everything that could happen has happened, until time passes or something
-    arrives from outside. Timers in the future, threads, processes and remote peers are not waited for. Several tasks
-    may wait at once. A task that never blocks (a loop around `sleep(0)`) keeps it waiting for ever.
+    Use it in place of a sleep: after it, the loop can do nothing more until a timer fires or input arrives from
+    outside. It does not wait for timers, threads, processes and remote peers. Several tasks may wait at the same time.
+    A task that never blocks (a loop around `sleep(0)`) keeps it waiting for ever.
 
     Works on asyncio's own loops, on uvloop, and on the loops of this package.
 
@@ -36,8 +36,8 @@ async def wait_quiescent() -> None:
         while True:
             # One turn of the loop: it runs what is due, polls its descriptors and timers, and comes back here.
             await asyncio.sleep(0)
-            # A task that can run has its step in this queue, so if only those of the other waiting tasks are there, all
-            # the rest are blocked.
+            # Each task that can run has its step in this queue. If only the steps of other waiting tasks are left, all
+            # remaining tasks are blocked.
             if len(due) < sum(other.cancelling() == requests for other, requests in waiting.items()):
                 return
     finally:
@@ -45,11 +45,11 @@ async def wait_quiescent() -> None:
 
 
 def _due_callbacks(loop: asyncio.AbstractEventLoop) -> Sized:
-    """Returns the loop's live queue of callbacks to run.
+    """Return the queue of callbacks that the loop is going to run.
 
-    No public call tells whether a loop has something to run. A number of `sleep(0)` rounds would be a guess that a
-    longer chain of callbacks defeats without a word, so this looks at the queue itself: asyncio has kept it under this
-    name since 3.4, and uvloop holds it in C, where the garbage collector's view shows it as the loop's only deque.
+    No public function tells whether a loop has anything to run. A fixed number of `sleep(0)` calls would be too few for
+    a long chain of callbacks, without any sign of that. So this reads the queue itself: asyncio has kept it under this
+    name since 3.4. uvloop holds it in C, but the garbage collector shows it as the only deque of the loop.
     """
     known: Sized | None = vars(loop).get("_ready")
     if known is not None:

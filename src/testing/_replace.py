@@ -18,16 +18,19 @@ def replace(node: Resource[P, R], fake: Callable[P, AsyncIterator[R]], /) -> Abs
 @overload
 def replace(node: Node[P, R] | Callable[P, R], fake: Callable[P, R], /) -> AbstractContextManager[None]: ...
 def replace(node: Any, fake: Any, /) -> AbstractContextManager[None]:
-    """Run `fake` in place of a node, and of its copies with another policy, inside the `with`.
+    """Call `fake` in place of a node, and of all its copies, inside the `with`.
 
-    Graphs are traced again; a deployment that runs already keeps its plan. The policy of the node stays: limits,
-    timeout, retry and fallback hold for the fake, except that the fake of a process node runs in a thread.
+    Graphs are traced again; a deployment that runs already keeps its plan. The policy of the node applies to the fake:
+    limits, timeout, retry and fallback. But the fake of a process node runs in a thread.
 
     Args:
-        node: the node; a method, taken from its class or from any instance; or an instance of a stateful node, which
-            then is not made and not entered by any scope; or a resource.
-        fake: what runs instead, with the same parameters and result, `async def` if the node is. For a resource, an
-            async generator function like its own, or an `async def` that gives the value.
+        node: the node; a method that is a node, taken from its class or from any instance; an instance of a stateful
+            node, which scopes then neither make nor enter; or a resource.
+        fake: the function to call instead, with the same parameters and result; an `async def` if the node is one. For
+            a resource, an async generator function, or an `async def` that returns the value.
+
+    Returns:
+        A context manager.
 
     Raises:
         TypeError: `node` is no node.

@@ -1,4 +1,4 @@
-"""Running an async function on virtual time, under one seed, or under many."""
+"""Run an async function on virtual time, under one seed, or under many seeds."""
 
 import asyncio
 import functools
@@ -12,16 +12,16 @@ T = TypeVar("T")
 
 
 def run_virtual(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_seconds: float | None = None) -> T:
-    """Runs `main()` on a new `VirtualClockLoop`, as `asyncio.run` would, and closes the loop.
+    """Run `main()` on a new `VirtualClockLoop`, as `asyncio.run` does, and close the loop.
 
     Args:
         main: an async function without parameters.
-        timeout_seconds: virtual seconds after which `main` is cancelled. Virtual time passes only when nothing else
-            can happen, so a deadlock costs no real time and raises at once. Leave it None if `main` waits for threads
-            that the loop does not know (see `VirtualClockLoop`).
+        timeout_seconds: after how many virtual seconds `main` is cancelled; None without a limit. Virtual time passes
+            only when all tasks are blocked, so a deadlock takes no real time and raises at once. Leave it None if
+            `main` waits for threads that the loop does not know (see `VirtualClockLoop`).
 
     Returns:
-        What `main` returns.
+        The result of `main`.
 
     Raises:
         TimeoutError: `main` did not finish within `timeout_seconds`.
@@ -30,15 +30,15 @@ def run_virtual(main: Callable[[], Coroutine[Any, Any, T]], *, timeout_seconds: 
 
 
 def run_seeded(main: Callable[[], Coroutine[Any, Any, T]], *, seed: int, timeout_seconds: float | None = None) -> T:
-    """Runs `main()` on a new `SeededLoop`: the same seed gives the same interleaving of its tasks.
+    """Run `main()` on a new `SeededLoop`: the same seed gives the same interleaving of its tasks.
 
     Args:
         main: an async function without parameters.
-        seed: which interleaving.
+        seed: the seed, which chooses the interleaving.
         timeout_seconds: as in `run_virtual`.
 
     Returns:
-        What `main` returns.
+        The result of `main`.
 
     Raises:
         TimeoutError: `main` did not finish within `timeout_seconds`.
@@ -53,20 +53,20 @@ def interleavings(
     first_seed: int = 0,
     timeout_seconds: float | None = 3600.0,
 ) -> list[T]:
-    """Runs `main()` under `count` seeds, one after the other; the first failure says how to replay it.
+    """Run `main()` under `count` seeds, one after the other; a failure says how to replay it.
 
     Args:
         main: an async function without parameters; called anew for each seed.
-        count: how many seeds, from `first_seed` upwards.
-        first_seed: the first one.
-        timeout_seconds: as in `run_virtual`, but with a default, so that a deadlock under one seed names that seed.
-            Pass None if `main` waits for threads that the loop does not know.
+        count: how many seeds to use, from `first_seed` upwards.
+        first_seed: the first seed.
+        timeout_seconds: as in `run_virtual`, but with a default, so that a deadlock raises an error that names the
+            seed. Pass None if `main` waits for threads that the loop does not know.
 
     Returns:
-        What `main` returned under each seed, in order of the seeds.
+        The results of `main`, in the order of the seeds.
 
     Raises:
-        BaseException: what `main` raised, with a note that names the seed.
+        BaseException: the first exception of `main`, with a note that names the seed.
     """
     results: list[T] = []
     for seed in range(first_seed, first_seed + count):

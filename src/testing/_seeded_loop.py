@@ -1,4 +1,4 @@
-"""An event loop that chooses at random, but from a seed, which runnable task takes the next step."""
+"""An event loop that chooses at random which runnable task takes the next step; a seed makes the choice repeatable."""
 
 import asyncio
 import contextvars
@@ -12,14 +12,14 @@ from ._virtual_clock import VirtualClockLoop
 
 Ts = TypeVarTuple("Ts")
 
-# How often a step that could run now waits for a later turn. Without it, tasks woken by two callbacks of one iteration
-# would always run in that order; a quarter mixes neighbours well and still ends a round soon.
+# How often a step that could run now is put off to a later turn. Without that, two tasks that were woken in one turn of
+# the loop would always run in the order of their wake-ups. A quarter mixes neighbours well, and turns stay short.
 _POSTPONE_PROBABILITY = 0.25
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of one task, waiting for its turn."""
+    """A step of a task that can run."""
 
     task_number: int
     callbacks_before: int
@@ -27,24 +27,25 @@ class Step:
 
 
 def task_of(callback: Callable[..., object]) -> asyncio.Task[object] | None:
-    """Returns the task whose step the callback is, or None; asyncio tells them apart in the same way, to print them."""
-    owner: asyncio.Task[object] | None = getattr(callback, "__self__", None)  # or an object of any other kind
+    """Return the task if the callback is a step of a task, else None; asyncio uses the same test in its reprs."""
+    owner: asyncio.Task[object] | None = getattr(callback, "__self__", None)  # for other callbacks, any object
     return owner if isinstance(owner, asyncio.Task) else None
 
 
 class SeededLoop(VirtualClockLoop):
-    """A virtual-time loop that shuffles the steps of runnable tasks; one seed replays one interleaving.
+    """A virtual-time loop that shuffles the steps of runnable tasks; the same seed gives the same interleaving.
 
     Only steps of tasks change places. Plain callbacks (`call_soon`, done-callbacks of futures, transports) keep the
     order in which they were registered, and no step runs before a callback that was registered before it: asyncio
-    promises both, and its own transports rely on them. So every interleaving that this loop finds is one that another
-    order of arrival could have produced.
+    promises both, and its own transports rely on that. So each interleaving that this loop finds could also occur on
+    another loop, with another order of arrivals.
 
-    A replay is exact as long as the program is: threads, real sockets and the iteration order of sets of strings are
-    outside the loop's reach. Tasks are chosen by the order of their creation, so sets of tasks do no harm.
+    A replay is exact if the program itself is deterministic: the loop has no influence on threads, real sockets and the
+    iteration order of sets of strings. Sets of tasks do no harm, because tasks are told apart by the order in which
+    they were created.
 
     Args:
-        seed: any integer; two loops with one seed run one program in one order.
+        seed: any integer; two loops with the same seed run a program in the same order.
     """
 
     def __init__(self, seed: int) -> None:
@@ -60,7 +61,7 @@ class SeededLoop(VirtualClockLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """As in asyncio, except that a step of a task gets a turn, and which step takes a turn is drawn then."""
+        """Do as asyncio does; but for a step of a task, schedule a turn, and choose the step when the turn comes."""
         task = task_of(callback)
         if task is None:
             self._callbacks += 1
@@ -78,15 +79,16 @@ class SeededLoop(VirtualClockLoop):
         return number
 
     def _add_turn(self) -> asyncio.Handle:
-        # In a context of its own, because a context cannot be entered twice and the step enters the task's.
+        # In another context than that of the task: the step enters that one, and a context cannot be entered twice.
         return super().call_soon(self._take_turn, self._callbacks, context=self._turn_context)
 
     def _take_turn(self, callbacks_run: int) -> None:
-        """Runs one waiting step, of which there are as many as turns.
+        """Run one of the steps that can run; there are as many steps as turns.
 
-        When a turn comes, the `callbacks_run` plain callbacks registered before it have run, so a step may take it if
-        no more than those were registered before the step. The step that this turn was made for may, unless it is
-        gone already, and then another one that was due before is left: there is always a choice.
+        When a turn comes, the `callbacks_run` plain callbacks that were registered before it have run. A step may take
+        the turn if no further callbacks were registered before the step. That is true for the step for which this turn
+        was scheduled; if an earlier turn has taken that step, another step that could run earlier is left. So there is
+        always a step to choose.
         """
         if self._random.random() < _POSTPONE_PROBABILITY:
             self._add_turn()

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer as soon as nothing else can happen."""
+"""An event loop whose clock jumps to the next timer as soon as all tasks are blocked."""
 
 import asyncio
 import math
@@ -17,19 +17,19 @@ _RESOLUTION_SECONDS = time.get_clock_info("monotonic").resolution
 
 
 class _ClockSelector(selectors.DefaultSelector):
-    """Where an event loop would sleep until its next timer, moves the clock there instead.
+    """A selector that does not sleep until the next timer of its loop, but moves the clock forward.
 
     An asyncio loop sleeps in one place only, `selector.select(timeout)`, and takes its selector as an argument. So the
-    clock lives here, and no private part of the loop is touched.
+    clock can be in the selector, and no private part of the loop is used.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.now_seconds = 0.0
-        self.held = 0  # how many want the clock to run at real speed
+        self.held = 0  # how many callers need the clock to run at real speed
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None or timeout <= 0:  # no timer to jump to: only the outside can wake the loop
+        if timeout is None or timeout <= 0:  # there is no timer to jump to, or the loop does not want to sleep
             return super().select(timeout)
         if self.held:
             started = time.monotonic()
@@ -39,24 +39,23 @@ class _ClockSelector(selectors.DefaultSelector):
         ready = super().select(0)
         if not ready:
             self.now_seconds += timeout
-            # A loop runs the timers before "now plus the clock's resolution". After some 97 days of virtual time a
-            # float no longer tells that from now, and a timer that is due would never run.
+            # A loop runs the timers before "now plus the resolution of the clock". After some 97 days of virtual time,
+            # that sum is the same float as now, and a timer that is due would never run.
             if self.now_seconds + _RESOLUTION_SECONDS == self.now_seconds:
                 self.now_seconds = math.nextafter(self.now_seconds, math.inf)
         return ready
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
-    """An asyncio event loop on virtual time: sleeps cost nothing, and end in the order of their deadlines.
+    """An asyncio event loop on virtual time: sleeps take no real time, and end in the order of their deadlines.
 
     `time()` starts at 0.0 seconds and stands still while callbacks run. When no callback is due, the loop polls its
-    file descriptors once without waiting, and if they are quiet too, the clock jumps to the next timer. Sockets, pipes
-    and `call_soon_threadsafe` work as always.
+    file descriptors once without waiting; if none is ready, the clock jumps to the next timer. Sockets, pipes and
+    `call_soon_threadsafe` work as always.
 
-    The loop cannot see work outside itself. What it knows of is a function in `run_in_executor` or `asyncio.to_thread`:
-    while one runs, the clock moves at real speed, so a timeout around it means what it says. For anything else that
-    takes real time (`anyio.to_thread`, another process, a remote peer), either have no timer pending, or say so with
-    `real_time()`.
+    The loop does not know of work outside itself, except for functions in `run_in_executor` and `asyncio.to_thread`:
+    while one runs, the clock moves at real speed, so that timeouts around it work. For other work that takes real time
+    (`anyio.to_thread`, another process, a remote peer), either have no timer pending, or use `real_time()`.
     """
 
     def __init__(self) -> None:
@@ -64,12 +63,12 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         super().__init__(self._clock)
 
     def time(self) -> float:
-        """Returns the virtual time in seconds since the loop was made."""
+        """Return the virtual time in seconds since the loop was made."""
         return self._clock.now_seconds
 
     @contextmanager
     def real_time(self) -> Generator[None]:
-        """Lets the clock run at real speed inside the `with` block, for what happens outside the loop."""
+        """Let the clock run at real speed inside the `with`, for work outside of the loop."""
         self._clock.held += 1
         try:
             yield
@@ -77,7 +76,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
             self._clock.held -= 1
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """As in asyncio; the clock runs at real speed until the function has returned or its caller has left."""
+        """Do as asyncio does; the clock runs at real speed until the function has returned or its caller has left."""
         future = super().run_in_executor(executor, func, *args)
         self._clock.held += 1
         future.add_done_callback(self._release_clock)
@@ -89,6 +88,6 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     if sys.version_info >= (3, 12):  # before, there is no timeout, hence no timer for the clock to jump to
 
         async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - asyncio's
-            """As in asyncio; the executor's threads are given `timeout` real seconds to end."""
+            """Do as asyncio does; the threads of the executor get `timeout` real seconds to end."""
             with self.real_time():
                 await super().shutdown_default_executor(timeout)

@@ -4,15 +4,15 @@
         ...
     assert injected[0].node == "fetch"
 
-While nothing is injected, the engine does not know this module: it has slots for faults, which are free then, and
-none where an item or a call would have to look at it.
+The engine has slots for faults, which are empty while no fault is injected; items and calls never look at them, so they
+cost nothing.
 
 The points:
 
 - `"actor.start"`: a stateful node is entered, before its `__aenter__`.
 - `"node.call"`: a node is about to handle an item; each attempt and each item is a call.
-- `"channel.put"`: an item is about to enter the inbox of a node, because the node has no free place; in streams and
-  deployments, where inboxes are bounded.
+- `"channel.put"`: an item is about to enter the inbox of a node, because the node has no free place; only in streams
+  and deployments, where inboxes are bounded.
 - `"worker.process"`: a call of a node is about to be given to a worker process.
 """
 
@@ -35,10 +35,10 @@ from ._fault_points import InjectedCancel, Point, install, remove
 
 @dataclass(frozen=True)
 class Raise:
-    """Raise an exception there, as if the node, or what stands there, had raised it.
+    """Raise an exception at the point, as if the node had raised it, or the code at that point.
 
     Args:
-        error: the exception, of which every injection raises a copy, or its class.
+        error: the exception, or its class; each injection raises a copy, or a new instance.
     """
 
     error: BaseException | type[BaseException]
@@ -54,16 +54,16 @@ class Raise:
             return self.error()
         try:
             return copy.copy(self.error)
-        except Exception:  # noqa: BLE001 - a constructor with other parameters than `args`: then it is the object itself
+        except Exception:  # noqa: BLE001 - its constructor takes other arguments than `args`: use the object itself
             return self.error
 
 
 @dataclass(frozen=True)
 class Delay:
-    """Wait there before going on. A plain `def` cannot await: it blocks its thread, or the loop, in real time.
+    """Wait at the point before going on. For a plain `def`, which cannot await, this blocks its thread or the loop.
 
     Args:
-        seconds: how long.
+        seconds: how long to wait, in seconds.
     """
 
     seconds: float
@@ -77,7 +77,7 @@ class Delay:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Raise CancelledError there although the item was not cancelled, as when something awaited there is cancelled."""
+    """Raise CancelledError at the point, although the item was not cancelled."""
 
     async def _act(self) -> None:
         self._act_blocking()
@@ -88,7 +88,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Kill:
-    """End the worker process that was given the call, by SIGKILL; only at `"worker.process"`."""
+    """Kill the worker process that runs the call, by SIGKILL; only at `"worker.process"`."""
 
 
 Fault: TypeAlias = Raise | Delay | Cancel | Kill
@@ -99,9 +99,9 @@ class Injection:
     """One fault that was injected.
 
     Attributes:
-        point: where.
-        node: the node, as the plan names it: "fetch", "fetch#2".
-        number: which pass of the point it was, from 1; passes of other nodes do not count if one was named.
+        point: the point.
+        node: the name of the node in the plan: "fetch", "fetch#2".
+        number: the number of this pass of the point, from 1; passes of other nodes do not count if a node was named.
     """
 
     point: Point
@@ -110,7 +110,7 @@ class Injection:
 
 
 class Injections(Sequence[Injection]):
-    """What was injected so far, in order; grows inside the `with`.
+    """The injections so far, in order; the sequence grows inside the `with`.
 
     Attributes:
         passes: how often the point was passed, with or without a fault.
@@ -139,7 +139,7 @@ class Injections(Sequence[Injection]):
         return f"<{len(self)} of {self.passes} passes of {self._place()}: {self._fault}>"
 
     def _take(self, name: str) -> Fault | None:
-        """The point is passed; returns the fault if it is to happen now."""
+        """Count a pass of the point by a node; return the fault if it has to happen now, else None."""
         if self._node is not None and self._node not in (name, name.partition("#")[0]):
             return None
         with self._lock:
@@ -165,26 +165,26 @@ def inject(
     seed: int = 0,
     optional: bool = False,
 ) -> AbstractContextManager[Injections]:
-    """Inject a fault at a point of the engine, inside the `with`; every time it is passed, if nothing else is said.
+    """Inject a fault at a point of the engine, inside the `with`; by default each time the point is passed.
 
-    Graphs are traced again, as by `replace`; streams and deployments that run already are left alone, except at
-    `"worker.process"`. Nodes that are called without an engine have no points.
+    Graphs are traced again, as by `replace`. Streams and deployments that run already are not affected, except at
+    `"worker.process"`. Nodes that are called without an engine pass no points.
 
     Args:
-        point: where: `"actor.start"`, `"node.call"`, `"channel.put"` or `"worker.process"`.
-        fault: what: `Raise`, `Delay`, `Cancel` or `Kill`.
-        node: only for this node, or for nodes of this name; "fetch#2" is its second call site in a graph.
-        at: only at this pass, counted from 1, or at these: `at=3`, `at=range(1, 3)`.
-        every: only at each pass whose number it divides.
-        probability: at each pass with this probability, from 0 to 1, drawn from `seed`.
-        seed: the seed.
+        point: the point: `"actor.start"`, `"node.call"`, `"channel.put"` or `"worker.process"`.
+        fault: the fault: `Raise`, `Delay`, `Cancel` or `Kill`.
+        node: inject only for this node, or for nodes of this name; "fetch#2" is the second call site of a graph.
+        at: inject only at the pass with this number, counted from 1, or at several: `at=3`, `at=range(1, 3)`.
+        every: inject only at each `every`-th pass.
+        probability: inject at each pass with this probability, from 0 to 1, drawn from `seed`.
+        seed: the seed of the random numbers.
         optional: whether the `with` may end without any injection.
 
     Returns:
-        A context manager that gives the `Injections`.
+        A context manager, whose value is the `Injections`.
 
     Raises:
-        ValueError: the arguments contradict each other, or the point or the fault.
+        ValueError: there is no such point, or the arguments contradict each other.
         AssertionError: at the end of the `with`, if the fault never happened and is not `optional`.
     """
     if point not in get_args(Point):
