@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from .._errors import InboxClosed, NodeCancelledError, Overloaded, copy_of
 from .accepted import NOT_NEGATIVE, check_fields, instance, optional, whole
 from .channel import PriorityFifo
 from .loop_host import Actor
-from .own_loops import Inbox, Work
+from .own_loops import Inbox, Request, Work
 from .tasks import Condition
 
 
@@ -186,22 +186,6 @@ def _oldest(group: PriorityFifo[W]) -> float:
     return min([entry.arrived_at for entry in group.heads()])
 
 
-class _WaitingWork(Generic[T, U]):
-    """A work in the queue of a `Batcher`."""
-
-    __slots__ = ("arrived_at", "priority", "work")
-    group = None  # any works may be in one batch
-
-    def __init__(self, work: Work[T, U], arrived_at: float) -> None:
-        self.work = work
-        self.priority = work.priority
-        self.arrived_at = arrived_at
-
-    def is_wanted(self, now: float) -> bool:
-        work = self.work
-        return not work.cancelled and (work.deadline is None or now < work.deadline)
-
-
 class Batcher(Actor[T, U]):
     """Gives a function the items of a batch, and each item its result.
 
@@ -223,7 +207,7 @@ class Batcher(Actor[T, U]):
     ) -> None:
         self._call = call
         self._is_cancellable = runs_on == "loop"
-        self._queue: BatchQueue[_WaitingWork[T, U]] = BatchQueue(batch)
+        self._queue: BatchQueue[Request[T, U]] = BatchQueue(batch)
         self._may_refuse = batch.max_queue is not None
         self._free = concurrency
         self._name = name
@@ -231,18 +215,20 @@ class Batcher(Actor[T, U]):
         self._timer: asyncio.TimerHandle | None = None
         self._ending = False  # nothing more will come: no batch waits for others
         self._aborted = False
-        self._inbox: Inbox[Work[T, U]] | None = None  # while it is open
+        self._inbox: Inbox[Request[T, U]] | None = None  # while it is open
 
     async def loop(self, inbox: Inbox[Work[T, U]], /) -> None:
         """Collect batches and start them."""
-        queue, self._inbox = self._queue, inbox
+        # What the engine hands out are requests, which wait in the queue as they are.
+        queue, requests = self._queue, cast("Inbox[Request[T, U]]", inbox)
+        self._inbox = requests
         try:
             async with asyncio.TaskGroup() as batches:
                 try:
                     while True:
                         if queue.room <= 0:
                             await self._room.wait_for(lambda: queue.room > 0)
-                        self._came([await inbox.get(), *inbox.take_nowait(queue.room - 1)], batches)
+                        self._came([await requests.get(), *requests.take_nowait(queue.room - 1)], batches)
                         self._start(batches)
                 except InboxClosed:
                     self._ending = True
@@ -254,14 +240,15 @@ class Batcher(Actor[T, U]):
             self._inbox = None
             self._stop_timer()
 
-    def _came(self, works: list[Work[T, U]], batches: asyncio.TaskGroup) -> None:
+    def _came(self, works: list[Request[T, U]], batches: asyncio.TaskGroup) -> None:
         """Have works wait for a batch; those are refused for which there is no room."""
         now, queue = asyncio.get_running_loop().time(), self._queue
         for work in works:
             if self._may_refuse and queue.is_full and not self._make_room(now, batches):
                 work.fail(self._overloaded())
             else:
-                queue.add(_WaitingWork(work, now))
+                work.arrived_at = now
+                queue.add(work)
 
     def _make_room(self, now: float, batches: asyncio.TaskGroup) -> bool:
         """Return whether another work may wait, in a full queue once what is not wanted has left."""
@@ -284,14 +271,14 @@ class Batcher(Actor[T, U]):
         if self._queue.room > 0:
             self._room.notify_all()
 
-    def _take(self, now: float) -> list[Work[T, U]]:
+    def _take(self, now: float) -> list[Request[T, U]]:
         queue = self._queue
         if not self._ending and not queue.is_due(now):  # which it is not without its unwanted entries, either
             return []
         queue.drop_unwanted(now)
-        return [entry.work for entry in queue.take(now, at_once=self._ending)]
+        return queue.take(now, at_once=self._ending)
 
-    async def _run(self, batch: list[Work[T, U]], batches: asyncio.TaskGroup) -> None:
+    async def _run(self, batch: list[Request[T, U]], batches: asyncio.TaskGroup) -> None:
         results: list[Any]
         demand = _Demand(batch if self._is_cancellable else [])
         try:
@@ -335,7 +322,7 @@ class _Demand:
 
     __slots__ = ("_left", "has_ended", "task")
 
-    def __init__(self, batch: list[Work[Any, Any]]) -> None:
+    def __init__(self, batch: Sequence[Request[Any, Any]]) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.task: asyncio.Task[Any] = task

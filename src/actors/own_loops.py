@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-import anyio
-
 from .._errors import ChannelClosed, InboxClosed, WorkSettledError
 from ..telemetry.counters import ChannelStatistics
 from .channel import Channel
@@ -166,9 +164,24 @@ class AnyRequest(Generic[In]):
         deadline: the deadline of the call, in the loop's time (`loop.time()`); None without one.
         taken: whether it was handed out to the loop.
         on_over: called once with the request when it is settled or cancelled.
+        arrived_at: when it began to wait for a batch, in the loop's time; nothing before that.
+        group: None: any requests of one actor may be in one batch.
     """
 
-    __slots__ = ("_callbacks", "_cancelled", "_settled", "deadline", "on_over", "priority", "taken", "value")
+    __slots__ = (
+        "_callbacks",
+        "_cancelled",
+        "_settled",
+        "arrived_at",
+        "deadline",
+        "on_over",
+        "priority",
+        "taken",
+        "value",
+    )
+
+    arrived_at: float
+    group = None
 
     _public_name: ClassVar[str] = "Work"  # the class that the author of the actor knows, for the repr
 
@@ -186,6 +199,10 @@ class AnyRequest(Generic[In]):
     def cancelled(self) -> bool:
         """Whether the caller or reader has left; settling the request then does nothing."""
         return self._cancelled
+
+    def is_wanted(self, now: float) -> bool:
+        """Return whether the caller still waits, and has time left."""
+        return not self.cancelled and (self.deadline is None or now < self.deadline)
 
     def cancel(self) -> None:
         """Note that the caller or reader has left; nothing if the request is settled."""
@@ -440,13 +457,8 @@ class Mailbox(Inbox[W]):
     def take_nowait(self, max_items: int) -> list[W]:
         """Take up to `max_items` works without waiting; return an empty list if there are none."""
         taken: list[W] = []
-        while len(taken) < max_items and not self._suspended:
-            try:
-                work = self._channel.get_nowait()
-            except (anyio.WouldBlock, ChannelClosed):
-                break
-            if _hand_out(work):
-                taken.append(work)
+        while not self._suspended and (works := self._channel.get_many_nowait(max_items - len(taken))):
+            taken += [work for work in works if _hand_out(work)]
         return taken
 
     def put_nowait(self, work: W) -> bool:
