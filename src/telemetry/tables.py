@@ -128,7 +128,7 @@ _GAP, _INDENT = "  ", "  "
 
 
 def _fitted(table: Table, room: int | None) -> Table:
-    """Return a table without columns whose cells are all empty, and without those for which there is no room.
+    """Return a table without columns whose cells are all equal, and without those for which there is no room.
 
     The first column, and the first column of numbers, always stay.
     """

@@ -32,7 +32,7 @@ def clip(text: str, columns: int) -> str:
 
 
 def shorten(text: str, columns: int) -> str:
-    """Return `text`, with an ellipsis in its middle if it takes more than `columns`; the end of a name often matters."""
+    """Return `text`, with an ellipsis in its middle if it takes more than `columns`; its end may matter."""
     if width(text) <= columns:
         return text
     head = clip(text, columns // 2 + 1)
