@@ -57,7 +57,7 @@ class PlacedParameters:
 
 
 def owned(value: Any) -> Any:
-    """Return a pytree with copies of NumPy arrays: on a CPU, JAX would use in place an array that the user may change."""
+    """Return a pytree with copies of NumPy arrays, which JAX would use in place on a CPU, while the user changes them."""
     if isinstance(value, np.ndarray):
         return np.array(value)
     leaves, structure = jax.tree.flatten(value)
