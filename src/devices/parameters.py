@@ -57,7 +57,7 @@ class PlacedParameters:
 
 
 def owned(value: Any) -> Any:
-    """Return a pytree with copies of NumPy arrays, which JAX would use in place on a CPU, while the user changes them."""
+    """Return a pytree with copies of NumPy arrays: on a CPU, JAX would use the arrays of the user in place."""
     if isinstance(value, np.ndarray):
         return np.array(value)
     leaves, structure = jax.tree.flatten(value)
