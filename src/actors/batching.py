@@ -1,4 +1,4 @@
-"""Batching: `Batch`, and the actor that has items of many requests handled together by one call of a function."""
+"""Batching: `Batch`, and the actor that gathers items of many requests and handles them with one call of a function."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
@@ -16,17 +16,18 @@ from .tasks import Condition
 
 @dataclass(frozen=True)
 class Batch:
-    """Handle items of many requests together.
+    """How a node gathers items of many requests, to handle them together.
 
-    With `@node`, the function takes a list and returns a list. With `@device_node` it is written for one item: the
-    arrays of the items are stacked, padded to one of a few sizes, and computed by one vectorised program;
-    `devices.DeviceBatch` says more about how.
+    With `@node`, the function takes a list of items and returns a list of results. With `@device_node`, the function is
+    written for one item: the arrays of the items are stacked, padded to one of a few sizes, and computed by one
+    vectorised program; `devices.DeviceBatch` has further options for that.
 
     Args:
         max_size: the most items in one batch.
-        max_wait_seconds: how long the first item of a batch waits for others; 0 takes what is there.
-        max_queue: items that may wait beside those of the next batch; more are refused with `Overloaded`. None: their
-            callers wait.
+        max_wait_seconds: how long the first item of a batch waits for further items, in seconds; with 0, a batch has
+            the items that are waiting already.
+        max_queue: how many items may wait in addition to those of the next batch; further items are refused with
+            `Overloaded`. None: all callers wait.
 
     Raises:
         OptionsError: an argument has a value that it does not accept.
@@ -46,7 +47,7 @@ BATCH_FIELDS: Final = {
     "max_wait_seconds": NOT_NEGATIVE,
     "max_queue": optional(whole(0)),
 }
-# What `batch=` of a node accepts.
+# The values that `batch=` of a node accepts.
 BATCH: Final = optional(instance(Batch, "a Batch, such as penstock.Batch(max_size=32)"))
 
 
@@ -55,16 +56,16 @@ U = TypeVar("U")
 
 
 class WaitsForBatch(Protocol):
-    """An entry of a `BatchQueue`, told apart from others by identity: a work of a `Batcher`, or a call on a device."""
+    """An entry of a `BatchQueue`: a work of a `Batcher`, or a call on a device. Entries are compared by identity."""
 
     @property
     def priority(self) -> int:
-        """Higher first."""
+        """The priority; higher first."""
         ...
 
     @property
     def group(self) -> Hashable:
-        """Entries of equal groups may be in one batch."""
+        """The group; only entries of equal groups may be in one batch."""
         ...
 
     @property
@@ -73,7 +74,7 @@ class WaitsForBatch(Protocol):
         ...
 
     def is_wanted(self, now: float) -> bool:
-        """Return whether its caller still waits, and has time left."""
+        """Whether its caller still waits, and its deadline has not passed."""
         ...
 
 
@@ -81,10 +82,10 @@ W = TypeVar("W", bound=WaitsForBatch)
 
 
 class BatchQueue(Generic[W]):
-    """Decides which entries form a batch, and when: higher priorities first, first in first out within one.
+    """Decides which entries form a batch, and when: higher priorities first, first in, first out within one.
 
-    It has no clock and runs nothing. All times are those of one clock, whichever it is. `Batcher` does what it says on
-    the event loop, and a `DeviceQueue` on a device.
+    It is a state machine without a clock: callers pass the time, of any clock. A `Batcher` runs its batches on the
+    event loop or in threads, and a device runs its batches of calls.
     """
 
     __slots__ = ("_batch", "_groups", "count")
@@ -96,25 +97,28 @@ class BatchQueue(Generic[W]):
 
     @property
     def is_full(self) -> bool:
-        """Whether as many wait as may."""
+        """Whether no further entry may wait."""
         batch = self._batch
         return batch.max_queue is not None and self.count >= batch.max_size + batch.max_queue
 
     @property
     def room(self) -> int:
-        """How many more entries to ask for: one batch, or everything where some of it has to be refused."""
+        """How many more entries to take from the inbox: enough for one batch; or, with `max_queue`, one too many.
+
+        The one too many is needed to refuse entries, instead of leaving them in the inbox.
+        """
         batch = self._batch
         return batch.max_size - self.count if batch.max_queue is None else batch.max_size + batch.max_queue + 1
 
     @property
     def due_at(self) -> float | None:
-        """When the next batch has to begin, however small it is; None if there is none."""
+        """The time at which the next batch has to begin, even if it is not full; None if no entry waits."""
         if not self._groups:
             return None
         return min([_oldest(group) for group in self._groups.values()]) + self._batch.max_wait_seconds
 
     def add(self, entry: W) -> None:
-        """Have an entry wait."""
+        """Add an entry."""
         group = self._groups.get(entry.group)
         if group is None:
             group = self._groups[entry.group] = PriorityFifo()
@@ -122,35 +126,35 @@ class BatchQueue(Generic[W]):
         self.count += 1
 
     def discard(self, entry: W) -> None:
-        """Take an entry out, if it still waits."""
+        """Remove an entry, if it still waits."""
         group = self._groups.get(entry.group)
         if group is not None and group.discard(entry, entry.priority):
-            self._left(group, entry.group, 1)
+            self._removed(group, entry.group, 1)
 
-    def all(self) -> list[W]:
+    def entries(self) -> list[W]:
         """Return all entries that wait, group by group."""
         return [entry for group in self._groups.values() for entry in group]
 
     def drop_unwanted(self, now: float) -> list[W]:
-        """Take out and return the entries that are no longer wanted."""
+        """Remove and return the entries whose callers have left or whose deadlines have passed."""
         unwanted = [entry for group in self._groups.values() for entry in group if not entry.is_wanted(now)]
         for entry in unwanted:
             self.discard(entry)
         return unwanted
 
     def is_due(self, now: float) -> bool:
-        """Return whether a batch is full, or its first entry has waited long enough."""
+        """Whether a batch is full, or its first entry has waited for `max_wait_seconds`."""
         return any(self._is_due(group, self._batch.max_size, now) for group in self._groups.values())
 
     def take(
         self, now: float, *, at_once: bool = False, largest: Mapping[Hashable, int] = MappingProxyType({})
     ) -> list[W]:
-        """Take out a batch that is full, or whose first entry has waited long enough; else an empty list.
+        """Remove and return the next batch that is due; return an empty list if none is.
 
         Args:
             now: the time.
-            at_once: whether not to wait for more.
-            largest: for a group, the most entries, if they are fewer than the batch holds: more do not fit the device.
+            at_once: whether a batch is due in any case, without waiting for further entries.
+            largest: for some groups, a smaller limit than `max_size`, because more entries do not fit on the device.
         """
         max_size = self._batch.max_size
         if len(self._groups) == 1:  # nearly always
@@ -169,32 +173,32 @@ class BatchQueue(Generic[W]):
 
     def _taken(self, group: PriorityFifo[W], key: Hashable, size: int) -> list[W]:
         taken = group.pop_many(size) if size > 1 else [group.pop()]
-        self._left(group, key, len(taken))
+        self._removed(group, key, len(taken))
         return taken
 
     def _is_due(self, group: PriorityFifo[W], size: int, now: float) -> bool:
         return group.count >= size or now >= _oldest(group) + self._batch.max_wait_seconds
 
-    def _left(self, group: PriorityFifo[W], key: Hashable, number: int) -> None:
+    def _removed(self, group: PriorityFifo[W], key: Hashable, number: int) -> None:
         self.count -= number
         if not group.count:
             del self._groups[key]
 
 
 def _oldest(group: PriorityFifo[W]) -> float:
-    """Return when the first of the entries began to wait: within one priority they are in that order."""
+    """Return when the oldest entry began to wait; the first entry of each priority is its oldest."""
     return min([entry.arrived_at for entry in group.heads()])
 
 
 class Batcher(Actor[T, U]):
-    """Gives a function the items of a batch, and each item its result.
+    """An actor that calls a function with the items of a batch, and gives each item its result.
 
     Args:
-        call: handles a batch; returns one result, or exception, for each item.
-        batch: when it is called, and with how many.
-        concurrency: the most batches at a time.
-        name: name of the function, for errors.
-        runs_on: where it is called; a thread cannot be cancelled.
+        call: handles a batch; it returns one result or exception for each item.
+        batch: how items are gathered.
+        concurrency: how many batches are handled at a time.
+        name: the name of the function, for errors.
+        runs_on: where the function runs; a thread cannot be cancelled.
     """
 
     def __init__(
@@ -213,7 +217,7 @@ class Batcher(Actor[T, U]):
         self._name = name
         self._room = Condition()
         self._timer: asyncio.TimerHandle | None = None
-        self._ending = False  # nothing more will come: no batch waits for others
+        self._ending = False  # whether no more items will come, so that batches do not wait for others
         self._aborted = False
         self._inbox: Inbox[Request[T, U]] | None = None  # while it is open
 
@@ -228,20 +232,20 @@ class Batcher(Actor[T, U]):
                     while True:
                         if queue.room <= 0:
                             await self._room.wait_for(lambda: queue.room > 0)
-                        self._came([await requests.get(), *requests.take_nowait(queue.room - 1)], batches)
+                        self._enqueue([await requests.get(), *requests.take_nowait(queue.room - 1)], batches)
                         self._start(batches)
                 except InboxClosed:
                     self._ending = True
                     self._start(batches)
-                except BaseException:  # a cancel, as a rule; raised again, and the group takes no more
+                except BaseException:  # a cancellation, as a rule; the task group starts no more batches then
                     self._aborted = True
                     raise
         finally:
             self._inbox = None
             self._stop_timer()
 
-    def _came(self, works: list[Request[T, U]], batches: asyncio.TaskGroup) -> None:
-        """Have works wait for a batch; those are refused for which there is no room."""
+    def _enqueue(self, works: list[Request[T, U]], batches: asyncio.TaskGroup) -> None:
+        """Add works to the queue, and refuse those for which it has no room."""
         now, queue = asyncio.get_running_loop().time(), self._queue
         for work in works:
             if self._may_refuse and queue.is_full and not self._make_room(now, batches):
@@ -251,20 +255,20 @@ class Batcher(Actor[T, U]):
                 queue.add(work)
 
     def _make_room(self, now: float, batches: asyncio.TaskGroup) -> bool:
-        """Return whether another work may wait, in a full queue once what is not wanted has left."""
+        """Remove unwanted works from a full queue, and start batches that are due; return whether there is room now."""
         self._queue.drop_unwanted(now)
         if self._queue.is_full:
-            self._start(batches)  # a full batch may be on its way out
+            self._start(batches)  # a full batch may be waiting to start
         return not self._queue.is_full
 
     def _start(self, batches: asyncio.TaskGroup, due: float = 0.0) -> None:
-        """Start the batches that are due, and look again when the next one is."""
+        """Start the batches that are due, and set a timer for the next one."""
         loop = asyncio.get_running_loop()
-        now = max(loop.time(), due)  # a timer may run a clock's tick too early
+        now = max(loop.time(), due)  # a timer may run up to one tick of the clock too early
         while self._free and not self._aborted and (batch := self._take(now)):
             self._free -= 1
             batches.create_task(self._run(batch, batches), name=f"penstock-batch-{self._name}")
-        self._stop_timer()  # not before: where tasks are eager, a batch that does not wait has come by here
+        self._stop_timer()  # only now: with eager tasks, a batch that ends at once has called this and set a timer
         next_due = self._queue.due_at
         if self._free and next_due is not None and not self._aborted:
             self._timer = loop.call_at(next_due, self._start, batches, next_due)
@@ -273,26 +277,26 @@ class Batcher(Actor[T, U]):
 
     def _take(self, now: float) -> list[Request[T, U]]:
         queue = self._queue
-        if not self._ending and not queue.is_due(now):  # which it is not without its unwanted entries, either
+        if not self._ending and not queue.is_due(now):  # dropping unwanted entries would not change that
             return []
         queue.drop_unwanted(now)
         return queue.take(now, at_once=self._ending)
 
     async def _run(self, batch: list[Request[T, U]], batches: asyncio.TaskGroup) -> None:
         results: list[Any]
-        demand = _Demand(batch if self._is_cancellable else [])
+        demand = _BatchDemand(batch if self._is_cancellable else [])
         try:
             results = results_of(await self._call([work.value for work in batch]), len(batch), self._name)
         except asyncio.CancelledError as error:
             if demand.task.cancelling() > demand.has_ended:  # the loop was cancelled, and not only this batch
                 raise
             results = [_foreign_cancel(self._name, error) for _ in batch]
-        except Exception as error:  # noqa: BLE001 - whatever the function raises is the outcome of all of its items
+        except Exception as error:  # noqa: BLE001 - an error of the function is the outcome of all items of the batch
             results = [error, *(copy_of(error) for _ in batch[1:])]
-        # The next batch begins before the callers of this one are resumed: each would make the function wait for it.
+        # The next batch starts before the callers of this one are resumed, so that the function need not wait for them.
         self._free += 1
         if self._inbox is not None and (room := self._queue.room) > 0:
-            self._came(self._inbox.take_nowait(room), batches)
+            self._enqueue(self._inbox.take_nowait(room), batches)
         self._start(batches)
         for work, result in zip(batch, results, strict=True):
             if isinstance(result, BaseException):
@@ -312,7 +316,7 @@ class Batcher(Actor[T, U]):
         )
 
 
-class _Demand:
+class _BatchDemand:
     """Cancels the present task, which handles a batch, as soon as the callers of all of its items have left.
 
     Attributes:
@@ -320,20 +324,20 @@ class _Demand:
         has_ended: whether it was cancelled for that.
     """
 
-    __slots__ = ("_left", "has_ended", "task")
+    __slots__ = ("_callers", "has_ended", "task")
 
     def __init__(self, batch: Sequence[Request[Any, Any]]) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.task: asyncio.Task[Any] = task
         self.has_ended = False
-        self._left = len(batch)
+        self._callers = len(batch)
         for work in batch:
-            work.on_cancelled(self._lost)
+            work.on_cancelled(self._caller_left)
 
-    def _lost(self) -> None:
-        self._left -= 1
-        if not self._left and not self.task.done():
+    def _caller_left(self) -> None:
+        self._callers -= 1
+        if not self._callers and not self.task.done():
             self.has_ended = True
             self.task.cancel()
 
@@ -345,11 +349,11 @@ def _foreign_cancel(name: str, cause: BaseException) -> NodeCancelledError:
 
 
 def results_of(results: object, size: int, name: str) -> list[Any]:
-    """Return the results of a batch.
+    """Check the results of a batch, and return them as a list.
 
     Raises:
-        TypeError: it is no sequence.
-        ValueError: it is not one result for each item.
+        TypeError: the function did not return a sequence.
+        ValueError: there is not one result for each item.
     """
     if not isinstance(results, Sequence) or isinstance(results, str | bytes):
         raise TypeError(

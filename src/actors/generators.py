@@ -1,4 +1,4 @@
-"""Generators: the task that takes one opened generator through its attempts and fills the buffer beside its reader."""
+"""Generators: the task that runs a generator node for one item, and fills the buffer that its reader reads."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from .worker import Worker, WorkerGroup
 
 
-# GeneratorTask: a task that drives one opened stream into the channel beside its reader.
-#
-# A node that gives a stream is complete once it is opened; what follows belongs to the frame. The driver counts as one
-# of the frame's workers, so whatever ends the frame cancels it, and nothing ends before it has.
+# A step that gives a stream is done once the stream is opened. From then on, a `GeneratorTask` drives the generator and
+# puts its values into the buffer. The task counts as one of the workers of the frame: the end of the frame cancels it,
+# and the group of workers does not end before it has.
 
 # Makes the iterator of one attempt.
 Start = Callable[[], Any]
@@ -40,23 +39,23 @@ def open_stream(
     readers: Iterable[Reader[Any]] = (),
     given: Any = None,
 ) -> Reader[Any]:
-    """Open a stream; returns its reader.
+    """Open a stream; return its reader.
 
     Args:
-        actor: the actor that opens it, whose place it holds until it has ended.
-        frame: the frame that it belongs to.
-        capacity: values that it holds for its reader.
+        actor: the actor that opens the stream; the stream holds a place of it until it has ended.
+        frame: the frame that the stream belongs to.
+        capacity: how many values the stream holds for its reader.
         start: makes the iterator of one attempt.
-        readers: the streams that it reads itself; they are left when it ends.
-        given: what has to be closed even if nothing is ever asked of it: an iterator that came from outside.
+        readers: the streams that the generator itself reads; they are left when it ends.
+        given: an iterator that was passed as an argument; it has to be closed even if no value is ever asked for.
     """
     return GeneratorTask(actor, frame, StreamBuffer(capacity), start, tuple(readers), given).open()
 
 
 def reading(slots: tuple[int, ...]) -> "Invoke":
-    """Return what invokes a node that reads the streams in these slots; when it ends, however it does, it leaves them.
+    """Return a function that invokes a node that reads the streams in these slots, and leaves the streams at its end.
 
-    An attempt that has taken something from a stream is not repeated: what was read is gone.
+    After an attempt that has read a value from a stream, there is no further attempt: that value is gone.
     """
 
     async def invoke_reading(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
@@ -71,13 +70,13 @@ def reading(slots: tuple[int, ...]) -> "Invoke":
 
 
 class GeneratorTask:
-    """Drives one stream; a member of its frame's group.
+    """A task that drives one stream; it is a member of the group of workers of its frame.
 
     Attributes:
-        position: where it is: in its frame and actor, for as long as it lives.
+        position: its frame and its actor, which do not change.
         cancels: how often the engine has cancelled its task.
-        outside_call: none; a worker may have one.
-        inside: what is left when the stream has ended: the instance of a node that may be restarted.
+        outside_call: always None; it has the attribute because a worker has it.
+        inside: for a node that may be restarted: the context managers to leave when the stream has ended.
     """
 
     __slots__ = (
@@ -120,10 +119,10 @@ class GeneratorTask:
         self._readers = readers
         self._given = given
         self._begun = False
-        self._has_failed = False  # the generator, and its reader gets the error; nothing else keeps it
+        self._has_failed = False  # whether the generator has failed, and its error waits in the buffer for the reader
 
     def open(self) -> Reader[Any]:
-        """Start the task; returns the reader."""
+        """Start the task; return the reader."""
         group = self.group
         self._buffer.on_abandoned = self._reader_left
         if self._frame.span is not None:
@@ -134,7 +133,7 @@ class GeneratorTask:
         context = group.context.copy()
         context.run(current.source.set, self.position)
         self.task = start_task(group.loop, self._run(), context=context, name=f"penstock-stream {self._actor.name}")
-        # Not at the end of the task itself: one that is cancelled before its first step would never come there.
+        # A callback, because a task that is cancelled before its first step does not run a `finally` of its own.
         self.task.add_done_callback(self._ended)
         return self._buffer.reader()
 
@@ -143,11 +142,11 @@ class GeneratorTask:
         return self._start()
 
     def is_in(self, frame: "Frame", actor: "NodeActor") -> bool:
-        """Whether this is the stream of `actor` for `frame`."""
+        """Whether it drives the stream of `actor` for `frame`."""
         return self.position.frame is frame and self.position.actor is actor
 
     def cancel_if_in(self, frame: "Frame") -> None:
-        """The frame has ended: what was not read is dropped, and the iterator is closed."""
+        """End the stream of a frame that has ended: drop the values that were not read, and close the iterator."""
         if self.position.frame is frame:
             self._buffer.fail(asyncio.CancelledError(f"item {frame.item} is not wanted any more"))
             self._stop()
@@ -156,10 +155,10 @@ class GeneratorTask:
         if not self._has_failed:
             self._stop()
         elif self._frame.state == "running" and self._buffer.error is not None:
-            self._log_unread(self._buffer.error)  # otherwise it is what the frame has ended with
+            self._log_unread(self._buffer.error)  # otherwise it is the error of the frame
 
     def _stop(self) -> None:
-        # Before its first step a task could only be thrown away, and with it what has to be closed.
+        # Not before its first step: a cancelled task would not run at all then, and not close the iterator.
         if self._begun and not self.cancels and self.task is not None:
             self.cancels += 1
             self.task.cancel(_OWN_CANCEL)
@@ -169,7 +168,7 @@ class GeneratorTask:
         self.position.task = self.task
         self.position.remember()  # for the tasks that the generator starts
         try:
-            if self._frame.span is None or self._given is not None:  # an argument is no node
+            if self._frame.span is None or self._given is not None:  # a stream from an argument has no node, so no span
                 await self._drive_or_close()
             else:
                 with TracedExecution(self._frame.span, self._frame, self._actor) as execution:
@@ -179,7 +178,7 @@ class GeneratorTask:
             cancelled = NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled, not by the engine")
             cancelled.__cause__ = error
             self._fail(cancelled)
-        except BaseException as error:  # noqa: BLE001 - whatever the generator raises is for its reader
+        except BaseException as error:  # noqa: BLE001 - any exception of the generator is raised at its reader
             self._fail(error)
         finally:
             self._buffer.end()
@@ -201,7 +200,7 @@ class GeneratorTask:
             try:
                 if first is _END or not await buffer.put(first):
                     return
-                del first  # it would be kept as long as the stream is open
+                del first  # or it would be kept alive until the end of the stream
                 if isinstance(iterator, LoopStream):
                     await iterator.pour(buffer)
                     return
@@ -226,7 +225,7 @@ class GeneratorTask:
             buffer.end(error)
 
     def _log_unread(self, error: BaseException) -> None:
-        """The reader had left before it came to the error: without values in advance it would not have come up."""
+        """Log an error that the reader will not see, because it has left before."""
         logs.warning(
             "stream.unread_error", graph=self._frame.layout.name, node=self._actor.name, item=self._frame.item,
             error=repr(error),
@@ -236,7 +235,7 @@ class GeneratorTask:
         frame, group = self._frame, self.group
         self.position.frame = None
         self._buffer.end(NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled before it began"))
-        if not self._has_failed:  # else an error that nobody reads is logged
+        if not self._has_failed:  # if it has, and the reader leaves without reading the error, the error is logged
             self._buffer.on_abandoned = None
         for reader in self._readers:
             reader.leave()
@@ -250,7 +249,7 @@ class GeneratorTask:
 
 
 class _FirstItem(Invocation):
-    """The attempts up to the first value: what was given cannot be taken back, so nothing is repeated after that."""
+    """The attempts up to the first value. After that there are none: the reader may have that value already."""
 
     __slots__ = ("_attempt_number", "_owner")
 
@@ -262,7 +261,7 @@ class _FirstItem(Invocation):
         self._attempt_number = 1
 
     async def run(self) -> tuple[AsyncIterator[Any], Any]:
-        """Return the iterator of the attempt that went well, and its first value."""
+        """Return the iterator of the first attempt that succeeds, and its first value."""
         try:
             first: tuple[AsyncIterator[Any], Any] = await super().run()
             return first
@@ -270,7 +269,7 @@ class _FirstItem(Invocation):
             self._owner.position.attempt = self._attempt_number
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (), {}  # they were taken when the stream was opened
+        return (), {}  # `start` has the arguments already
 
     async def _attempt(self) -> Any:
         gate = self.actor.gate
@@ -279,7 +278,7 @@ class _FirstItem(Invocation):
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(gate.admit(self._owner))
             first = await self._timed_attempt()
-            self._owner.inside = stack.pop_all()  # the rest of the stream comes from this instance, too
+            self._owner.inside = stack.pop_all()  # stay inside: the rest of the stream comes from this instance, too
             return first
 
     def _run_body(self) -> Awaitable[Any]:
@@ -299,7 +298,7 @@ async def _begin(iterator: AsyncIterator[Any]) -> tuple[AsyncIterator[Any], Any]
 
 
 def _iterated(value: Any, name: str) -> AsyncIterator[Any]:
-    """Return the values that a fallback gives."""
+    """Return an async iterator over the values of a fallback."""
     if hasattr(value, "__aiter__"):
         iterator: AsyncIterator[Any] = aiter(value)
         return iterator

@@ -5,11 +5,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Self, TypeVar
 
-# StreamBuffer: a bounded stream of values from one producer to one reader.
-#
-# It touches the event loop only when somebody has to wait: `put_nowait`, and a reader that finds a value, are plain
-# calls on a deque. The producer holds the buffer, the reader a `Reader`: so a reader that is simply dropped is noticed
-# as well.
+# A stream buffer touches the event loop only when one side has to wait: `put_nowait`, and a reader that finds a value,
+# are plain calls on a deque. The producer holds the buffer, and the reader a `Reader`: so the producer notices also if
+# the reader is dropped without being closed.
 
 T = TypeVar("T")
 
@@ -27,12 +25,12 @@ class StreamBuffer(Generic[T]):
 
     Attributes:
         held: the values that wait for the reader.
-        position: values that the reader has taken.
-        ended: no more values will come.
-        abandoned: the reader has left, or read to the end: values are of no use any more.
-        on_abandoned: called once when the reader leaves before it has read to the end; None where nobody has to know,
-            as when the producer has ended.
-        waiter: what the reader waits with; it is resolved when there is a value, or the end.
+        position: how many values the reader has taken.
+        ended: whether no more values will come.
+        abandoned: whether the reader has left, or has read to the end, so that further values are useless.
+        on_abandoned: called once when the reader leaves before it has read to the end; None if that does not matter,
+            e.g. when the producer has ended.
+        waiter: the future with which the reader waits; it is resolved when there is a value, or at the end.
     """
 
     __slots__ = ("_error", "_putter", "abandoned", "capacity", "ended", "held", "on_abandoned", "position", "waiter")
@@ -52,11 +50,11 @@ class StreamBuffer(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """What the stream ended with, as long as its reader has not seen it."""
+        """The error at the end of the stream; None if there is none, or if the reader has seen it."""
         return self._error
 
     def put_nowait(self, value: T) -> bool:
-        """Put a value if there is room; returns False if there is none, or the reader has left."""
+        """Put a value if there is room; return False if there is none, or if the reader has left."""
         held = self.held
         if len(held) >= self.capacity or self.ended or self.abandoned:
             return False
@@ -67,7 +65,7 @@ class StreamBuffer(Generic[T]):
         return True
 
     async def put(self, value: T) -> bool:
-        """Put a value, waiting for room; returns False if the reader has left."""
+        """Put a value, waiting for room; return False if the reader has left."""
         while not self.put_nowait(value):
             if self.ended or self.abandoned:
                 return False
@@ -79,9 +77,9 @@ class StreamBuffer(Generic[T]):
         return True
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more values will come: the reader gets those that are there, and then the error or the end.
+        """End the stream: the reader gets the values that are left, and then the error or the end.
 
-        The first end counts.
+        Only the first call has an effect.
         """
         if not self.ended:
             self.ended = True
@@ -89,7 +87,7 @@ class StreamBuffer(Generic[T]):
             self._wake_reader()
 
     def fail(self, error: BaseException) -> None:
-        """End at once: what the reader has not taken is dropped, and it gets `error` next, also after an `end`."""
+        """End at once: drop the values that the reader has not taken, and raise `error` at it, even after `end`."""
         self.ended = True
         self._error = error
         self.held.clear()
@@ -97,7 +95,7 @@ class StreamBuffer(Generic[T]):
         self._wake_producer()
 
     def reader(self) -> "Reader[T]":
-        """Return the reading end; asked for once."""
+        """Return the reading end; to be called once."""
         return Reader(self)
 
     async def get(self) -> T:
@@ -105,7 +103,7 @@ class StreamBuffer(Generic[T]):
 
         Raises:
             StopAsyncIteration: the stream has ended, or the reader has left.
-            BaseException: what the stream ended with.
+            BaseException: the error at the end of the stream.
         """
         while not self.held:
             if self.abandoned:
@@ -116,12 +114,12 @@ class StreamBuffer(Generic[T]):
                 try:
                     raise StopAsyncIteration if error is None else error
                 finally:
-                    del error  # its traceback refers to this very call
+                    del error  # breaks a cycle: its traceback refers to this stack frame
             await self.wait()
         return self.take()
 
     def take(self) -> T:
-        """Take the next value, which is there."""
+        """Take the next value; there must be one in `held`."""
         self.position += 1
         if self._putter is not None:
             self._wake_producer()
@@ -131,7 +129,7 @@ class StreamBuffer(Generic[T]):
         """Wait until there is a value, or the end.
 
         Raises:
-            RuntimeError: somebody else waits already.
+            RuntimeError: another task waits already.
         """
         if self.waiter is not None:
             raise RuntimeError("this stream is being read by another task; a stream has one reader")
@@ -142,7 +140,7 @@ class StreamBuffer(Generic[T]):
             self.waiter = None
 
     def abandon(self) -> None:
-        """The reader has left: what is there is dropped, and the producer is told."""
+        """Note that the reader has left: drop the values, and tell the producer."""
         if self.abandoned:
             return
         self.abandoned = True
@@ -166,7 +164,8 @@ class StreamBuffer(Generic[T]):
 class Reader(Generic[T]):
     """The reading end of a stream of values: an async iterator with `aclose`, like an async generator.
 
-    A reader that is cancelled while it waits may go on reading; one that is closed or dropped has left.
+    A task that is cancelled while it waits for a value may go on reading. To close or drop the reader is to leave the
+    stream, which ends its producer.
     """
 
     __slots__ = ("_loop", "buffer")
@@ -186,29 +185,29 @@ class Reader(Generic[T]):
         return await buffer.get()
 
     def leave(self) -> None:
-        """Stop reading: the producer is told, and ends."""
+        """Stop reading, which ends the producer."""
         self.buffer.abandon()
 
     async def aclose(self) -> None:
-        """Stop reading, like an async generator that is closed. Idempotent."""
+        """Stop reading, as `aclose` of an async generator does. Idempotent."""
         self.buffer.abandon()
 
     def __del__(self) -> None:
         buffer: StreamBuffer[Any] | None = getattr(self, "buffer", None)
         if buffer is not None and buffer.on_abandoned is not None and not self._loop.is_closed():
-            # Perhaps in another thread: the garbage collector chooses where it runs.
+            # The garbage collector may run in any thread, so the loop has to be told in a thread-safe way.
             self._loop.call_soon_threadsafe(buffer.abandon)
 
 
 async def close_stream(iterator: Any) -> None:
-    """Close an async iterator, if it has something to close."""
+    """Close an async iterator, if it has `aclose`."""
     aclose: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
     if aclose is not None:
         await aclose()
 
 
 def plain_error(error: Any, origin: str) -> Any:
-    """Return the error, but not one that would end the loop of whoever reads the results, as if they were complete."""
+    """Return the error; but a RuntimeError for Stop(Async)Iteration, which would end the loop of a reader silently."""
     if not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     substitute = RuntimeError(f"{origin} raised {type(error).__name__}")

@@ -73,35 +73,38 @@ def device_node(
 
     Args:
         fn: the function, when used without parentheses.
-        name: how it is drawn, traced and named in errors; default: the name of the function.
-        device: where it runs, as `penstock.devices.select` takes it; "auto" leaves it to the execution option
+        name: the name of the node in drawings, traces and errors; default: the name of the function.
+        device: the device, as `penstock.devices.select` takes it; "auto" leaves the choice to the execution option
             `device_strategy`.
-        batch: calls of any number of requests are stacked and run as one vectorised program.
-        static: names of the parameters whose values the program is compiled for; they are hashable, and no arrays.
-        shared: names of the parameters that all calls of a batch pass the same arrays for, as a table that the body of
-            `map_each` takes from outside. They are passed once, and not stacked; calls with other arrays, told apart as
-            objects, run in other batches. Arrays that are written in the graph itself need no mention. Without effect
-            without `batch=`.
-        donate: the result may take the memory of arguments that are results of device nodes, and that nothing
-            else reads, not even another attempt. Without effect with `batch=`: what is stacked is new.
-        pure: the function does nothing but compute its result: equal calls are merged, a batch that failed is tried
-            again in parts, and neighbours become one program.
+        batch: stacks calls of any number of requests, and runs them as one vectorised program.
+        static: names of the parameters whose values are compiled into the program; they must be hashable, and no
+            arrays.
+        shared: names of the parameters for which all calls of a batch pass the same arrays, such as a table that the
+            body of `map_each` captures. These arrays are passed once, and not stacked; calls with other arrays (other
+            objects) run in other batches. Arrays that are written in the graph itself need not be named. Only with
+            `batch=`.
+        donate: whether the result may take over the memory of arguments. Only arguments that are results of device
+            nodes, and that nothing else reads, not even another attempt, are donated. No effect with `batch=`, because
+            stacked arrays are new.
+        pure: states that the function has no effects. Then equal calls are merged, a batch that failed is tried again
+            in parts, and adjacent nodes become one program.
         in_specs: for a mesh: how each argument is split over it. A tuple with a `PartitionSpec` for each parameter, a
-            dictionary by their names, or one for all; None is a copy on every device. A prefix of the argument's
-            pytree serves, and a `NamedSharding` over the same mesh. With `batch=`, the first axis is that of the batch,
-            except for what is `shared`.
-        out_specs: for a mesh: how the result is split over it; default: as the compiler likes.
-        replicas: how many devices have a copy: `device`, and those of its platform that follow. The next free one takes
-            the next call.
-        prefetch: jobs that a device holds: one runs while the next is transferred. So a host array that was passed must
-            not be written into before its result is there.
-        sample_input: arguments of one item, without those that come from resources, or a list of several: what
-            `deploy(..., warmup=True)` compiles before the first call.
-        concurrency: the most items in flight in it at a time, per Engine; default: as many as come.
-        timeout_seconds: seconds that one attempt may take.
+            dictionary by parameter, or one spec for all; None is a copy on every device. A spec may be a prefix of the
+            argument's pytree, or a `NamedSharding` over the same mesh. With `batch=`, the first axis is that of the
+            batch, except for `shared` parameters.
+        out_specs: for a mesh: how the result is split over it; by default the compiler decides.
+        replicas: how many devices run the node: `device`, and the next ones of its platform. Each call goes to the
+            next free one.
+        prefetch: how many jobs a device holds: one runs while the next is transferred. So do not write into a host
+            array that was passed before its result is there.
+        sample_input: the arguments of one item, or a list of several such tuples, without arguments that come from
+            resources: `deploy(..., warmup=True)` compiles the programs for these before the first call.
+        concurrency: how many items the node handles at a time, per Engine; default: as many as come.
+        timeout_seconds: how long one attempt may take, in seconds.
         retry: which failures are worth another attempt.
-        fallback: function of the exception, run once after the last attempt; its result is the node's.
-        **unknown: what is no option; it is refused.
+        fallback: a function of the exception, called once after the last attempt has failed; its result becomes the
+            result of the node.
+        **unknown: any other option is refused.
 
     Returns:
         A `Node`.
@@ -142,29 +145,29 @@ class DeviceNode(Node[P, R]):
     """A node whose function runs on a device; made by `penstock.device_node`."""
 
     def compile_statistics(self) -> CompileStatistics:
-        """Return what its programs have cost, and why there is more than one."""
+        """Return how many programs were compiled for this node, how long that took, and why each was needed."""
         return self._device_executor.statistics()
 
     def batch_statistics(self) -> BatchStatistics:
-        """Return what its batches held, and how much of it was padding; all 0 for a node without `batch=`."""
+        """Return how many calls the batches held, and how many rows were padding; all 0 without `batch=`."""
         return self._device_executor.batch_log.statistics()
 
     async def warmup(
         self, *sample: Any, resources: Mapping[str, Any] | None = None, constants: Mapping[str, Any] | None = None
     ) -> None:
-        """Compile what calls like a sample need, before the first of them; for a batched node, batches of every size.
+        """Compile the programs for calls like a sample, before the first call; for a batched node, for all batch sizes.
 
         Args:
-            *sample: arguments of one item, in order, without those that are given by parameter.
-            resources: by parameter, arguments like those that will come from resources.
-            constants: by parameter, arrays like those that are written in the graph, or are defaults: a batched node
-                takes them once for a whole batch, in another program than arrays that callers pass. What is named in
-                `shared=` is a part of the sample. `deploy(..., warmup=True)` finds out by itself.
+            *sample: the arguments of one item, in order, without those in `resources` and `constants`.
+            resources: for arguments that will come from resources: similar values, by parameter.
+            constants: for arrays that are written in the graph or are defaults: similar arrays, by parameter. A batched
+                node takes these once for a whole batch, in another program than arrays that callers pass. Arguments
+                named in `shared=` belong to the sample. `deploy(..., warmup=True)` finds all of this out by itself.
 
         Raises:
             TypeError: the sample has too many arguments, or too few.
             DeviceError: there is no such device.
-            Exception: what the function raised while it was traced.
+            Exception: the error that the function raised while it was traced.
         """
         given, same = resources or {}, constants or {}
         pools, options = default_engine()._runtime.pools, resolve("Engine", {}, {})

@@ -22,21 +22,21 @@ else:
 def einsum(subscripts: str, *operands: Any, device: Hashable = "auto") -> "jax.Array":
     """Sum products of arrays over indices, as `jax.numpy.einsum` does.
 
-    In a graph, it is a device node. Neighbours of which each reads the one before, and nothing else does, are one sum
-    over all of their operands, and are computed in the order that costs least.
+    In a graph, a call is a device node. If the result of one einsum is only read by another einsum, the two become one
+    sum over all of their operands, which is computed in the order that costs least.
 
     Args:
-        subscripts: the indices of each operand and of the result: `"ij,jk->ik"`. They are fixed when the graph is
-            traced. With `"..."`, for axes without indices, an einsum is computed by itself.
-        *operands: arrays of JAX or NumPy, or what nodes give.
-        device: where it runs, in a graph; as `penstock.devices.select` takes it.
+        subscripts: the indices of each operand and of the result: `"ij,jk->ik"`. They must be known while the graph is
+            traced. An einsum with `"..."`, for axes without indices, is not merged with others.
+        *operands: arrays of JAX or NumPy; in a graph, also results of nodes.
+        device: in a graph: the device, as `penstock.devices.select` takes it.
 
     Returns:
-        An array; its axes are those of the indices behind `->`, or of those that occur once, in alphabetical order.
+        An array; its axes are the indices after `->`, or the indices that occur once, in alphabetical order.
 
     Raises:
-        GraphTraceError: in a graph, the subscripts are malformed, or are for another number of operands.
-        ValueError: the same outside of one; and, when it is compiled, shapes do not fit the subscripts.
+        GraphTraceError: in a graph: the subscripts are malformed, or are for another number of operands.
+        ValueError: the same outside of a graph; or, when the einsum is compiled: the shapes do not fit the subscripts.
         MissingExtraError: JAX is not installed.
     """
     require_jax()
@@ -44,7 +44,7 @@ def einsum(subscripts: str, *operands: Any, device: Hashable = "auto") -> "jax.A
         from .contraction import Subscripts
 
         try:
-            # In a graph they could be a value that is not known yet, which no annotation keeps away.
+            # In a graph, the subscripts could be a symbolic value, which the annotation cannot exclude.
             parsed = Subscripts.parse(_checked_text(subscripts), len(operands))
         except (TypeError, ValueError) as error:
             raise GraphTraceError(f"{call_location()}: {error}") from None
@@ -57,7 +57,8 @@ def einsum(subscripts: str, *operands: Any, device: Hashable = "auto") -> "jax.A
     return cast("jax.Array", untyped.numpy.einsum(subscripts, *operands))
 
 
-# As many as a large program has; one that was forgotten is made again, and is not merged with equal calls before.
+# More than a large program has. A node that was evicted is made again, but is not merged with equal calls of the old
+# one.
 @lru_cache(maxsize=1024)
 def _node(subscripts: "Subscripts", device: Hashable) -> DeviceNode[..., Any]:
     from .contraction import Contraction

@@ -482,7 +482,7 @@ class EngineDevice:
         if self._timer is not None:
             self._timer.cancel()
         for queue in list(self.busy):
-            for call in queue.waiting.all():
+            for call in queue.waiting.entries():
                 queue.waiting.discard(call)
                 call.fail(EngineClosedError("the Engine was closed while this call waited for a device"))
         self.busy.clear()

@@ -1,4 +1,4 @@
-"""JAX as Penstock uses it: loaded and started when it is first needed, and typed where it is not."""
+"""JAX as Penstock uses it: it is imported and started at its first use, and untyped parts get types here."""
 
 import importlib
 import os
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Device(Protocol):
-    """What Penstock uses of a `jax.Device`, which is one of these."""
+    """The part of `jax.Device` that Penstock uses."""
 
     @property
     def id(self) -> int:
@@ -39,12 +39,12 @@ class Device(Protocol):
         ...
 
     def memory_stats(self) -> dict[str, int] | None:
-        """Return what its allocator counts, in bytes; None where it does not."""
+        """Return the counters of its allocator, in bytes; None if it has none."""
         ...
 
 
 def all_devices(platform: str | None = None) -> list[Device]:
-    """Return the devices of a platform, those of other processes included; of the default one without a name.
+    """Return the devices of a platform, including those of other processes; without a name, of the default platform.
 
     Raises:
         RuntimeError: there is no such platform.
@@ -55,7 +55,7 @@ def all_devices(platform: str | None = None) -> list[Device]:
 
 
 def asked_platforms() -> str | None:
-    """Return the platforms that the environment or the configuration asks for; None if it is left to JAX."""
+    """Return the platforms that the environment or the configuration of JAX names; None if JAX chooses."""
     import jax
 
     return cast("str | None", getattr(jax.config, "jax_platforms", None)) or None
@@ -77,7 +77,7 @@ def jit(function: "Callable[..., jax.Array]", platform: str) -> "Callable[..., j
 
 
 def local_devices(platform: str | None = None) -> list[Device]:
-    """Return the devices of a platform that belong to this process; of the default one without a name.
+    """Return the devices of a platform that belong to this process; without a name, of the default platform.
 
     Raises:
         RuntimeError: there is no such platform.
@@ -97,18 +97,16 @@ def platforms() -> list[str]:
 
 
 def is_device(value: object) -> TypeGuard[Device]:
-    """Return whether something is a device of JAX."""
+    """Whether a value is a device of JAX."""
     import jax
 
     return isinstance(value, jax.Device)  # pyright: ignore[reportUnknownMemberType]
 
 
-# The one place that loads JAX, and says what to install where it is missing.
-#
-# Modules of this folder are imported with `penstock`, which must not load JAX. So they name its types under
-# `TYPE_CHECKING`, and a function that needs it says `require_jax()` and then `import jax`.
+# Modules of this folder are imported with `penstock`, which must not import JAX. So they import its types under
+# `TYPE_CHECKING`, and a function that needs JAX calls `require_jax()` first and then imports it.
 
-# The environment belongs to the process: one thread at a time changes it and puts it back.
+# Starting JAX changes the environment of the process and restores it, so only one thread at a time may do that.
 _starting = threading.Lock()
 _start = StartOfBackends()
 
@@ -117,9 +115,9 @@ _stayed_in_parent = False
 
 
 def require_jax() -> None:
-    """Load JAX, or say how to get it.
+    """Import JAX, or raise an error that says how to install it.
 
-    The first call takes about half a second, and is not for the event loop.
+    The first call takes about half a second: do not make it on the event loop.
 
     Raises:
         MissingExtraError: JAX is not installed.
@@ -127,7 +125,7 @@ def require_jax() -> None:
     try:
         importlib.import_module("jax")
     except ModuleNotFoundError as error:
-        if error.name not in ("jax", "jaxlib"):  # of a JAX that is there and broken, its own words say more
+        if error.name not in ("jax", "jaxlib"):  # JAX is installed but broken, and its own error says more
             raise
         raise MissingExtraError(
             f'penstock.devices needs JAX, and there is no module named {error.name!r}: pip install "penstock[jax]"',
@@ -136,11 +134,11 @@ def require_jax() -> None:
 
 
 def start_backends() -> None:
-    """Load JAX and let it look for devices, which starts its backends. The environment stays as it is.
+    """Import JAX and have it look for devices, which starts its backends. The environment variables stay as they are.
 
-    While it is imported, JAX sets variables of its own, for the log level of its C++ part and for TPUs. Its backends
-    read them when they start; after that they would only confuse child processes, so they are taken back. The same
-    goes for the flag that has JAX compute right values on a CPU.
+    While JAX is imported, it sets variables for the log level of its C++ part and for TPUs. Its backends read them when
+    they start; after that, the variables would only confuse child processes, so they are restored. The same is done for
+    the flag that makes JAX compute right values on a CPU.
 
     Raises:
         MissingExtraError: JAX is not installed.
@@ -188,7 +186,7 @@ def _start_backends() -> None:
 def _look_what_stayed() -> None:
     global _stayed_in_parent, _starting  # noqa: PLW0603 - one for the process, as JAX is
     _starting = threading.Lock()  # a thread of the parent may have held it
-    # Code that makes an array starts JAX as well. Its public interface does not tell: asking it for a device starts it.
+    # Code that makes an array starts JAX as well. Public functions cannot tell whether it has started: they start it.
     bridge = sys.modules.get("jax._src.xla_bridge")
     _stayed_in_parent |= _is_started or (bridge is not None and bridge.backends_are_initialized())
 
@@ -197,15 +195,15 @@ os.register_at_fork(after_in_child=_look_what_stayed)
 
 
 def persistent_compile_cache(folder: str | Path, *, min_compile_seconds: float = 0.0, min_bytes: int = 0) -> None:
-    """Keep compiled programs in a folder, for this process and those after it. Changes JAX's configuration.
+    """Keep compiled programs in a folder, for this process and later ones. This changes the configuration of JAX.
 
-    A compilation that takes 400 ms takes 14 ms when it is read. A folder may be shared by processes that run the same
-    JAX on the same kind of device; others do not find their programs there, and add their own.
+    A program that takes 400 ms to compile takes 14 ms to read. Processes may share a folder; a process finds the
+    programs there that were compiled by the same JAX for the same kind of device, and adds others.
 
     Args:
-        folder: made if it is not there. JAX never removes anything from it.
-        min_compile_seconds: programs that compile faster are not kept.
-        min_bytes: programs that are smaller are not kept.
+        folder: the folder; made if it does not exist. JAX never removes a file from it.
+        min_compile_seconds: programs that compile in less time are not kept.
+        min_bytes: smaller programs are not kept.
 
     Raises:
         MissingExtraError: JAX is not installed.
@@ -221,5 +219,5 @@ def persistent_compile_cache(folder: str | Path, *, min_compile_seconds: float =
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", min_compile_seconds)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", min_bytes)
-    # Whether there is a folder is asked once per process, at the first compilation, which may have been.
+    # JAX looks for the folder once, at the first compilation of the process, which may have happened already.
     compilation_cache.reset_cache()

@@ -1,4 +1,4 @@
-"""What the machine gives to this process: cores, control-group limits, a SLURM allocation."""
+"""The resources that the machine gives to this process: cores, control-group limits, a SLURM allocation."""
 
 import os
 import platform
@@ -13,12 +13,12 @@ _NO_LIMIT: Final = 1 << 62
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupLimits:
-    """What the control groups of this process allow it; of nested groups, the tightest.
+    """The limits of the control groups of this process; of nested groups, the tightest limits.
 
     Attributes:
-        version: 1 or 2, of the groups that can limit CPU and memory; None where there are none.
-        cpu_quota: cores' worth of CPU time; None if unlimited.
-        memory_bytes: most memory; None if unlimited.
+        version: the version, 1 or 2, of the groups that can limit CPU and memory; None if there are none.
+        cpu_quota: how many cores' worth of CPU time the process may use; None if unlimited.
+        memory_bytes: how much memory the process may use, in bytes; None if unlimited.
     """
 
     version: int | None
@@ -115,20 +115,18 @@ def _text(path: Path) -> str:
         return ""
 
 
-# What the machine gives to this process: cores and what they can do, control-group limits, a SLURM allocation.
-#
-# Everything here is read from files and variables, works without JAX, and changes nothing.
+# The functions below read files and variables. They work without JAX, and change nothing.
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuStatus:
-    """The processor, and what this process may use of it.
+    """The processor, and the cores that this process may use.
 
     Attributes:
-        model: name of the processor; empty if the system does not tell.
+        model: the name of the processor; empty if unknown.
         architecture: its instruction set: "x86_64", "aarch64".
-        cores: logical cores of the machine; None if the system does not tell.
-        affinity: numbers of the cores that this process may run on; None where a system has no such thing.
+        cores: how many logical cores the machine has; None if unknown.
+        affinity: the numbers of the cores that this process may run on; None on systems without CPU affinity.
         features: instruction-set extensions, as Linux names them; empty on other systems.
     """
 
@@ -146,7 +144,7 @@ class CpuStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmAllocation:
-    """What SLURM says that it has allocated; None for what it does not say.
+    """The allocation of a SLURM job; a field is None if SLURM does not set its variable.
 
     Attributes:
         job_id: number of the job.
@@ -170,10 +168,10 @@ class SlurmAllocation:
 
 
 def read_cpu(proc: Path = Path("/proc")) -> CpuStatus:
-    """Return what the system tells about the processor.
+    """Return the processor of this machine.
 
     Args:
-        proc: where the kernel's tables are.
+        proc: the folder of the kernel's tables.
     """
     fields: dict[str, str] = {}
     try:
@@ -196,7 +194,7 @@ _MEGABYTE: Final = 1 << 20
 
 
 def read_slurm(environment: Mapping[str, str]) -> SlurmAllocation | None:
-    """Return the allocation that the variables of a process tell of; None outside of SLURM.
+    """Return the allocation in the environment variables of a process; None outside of SLURM.
 
     Args:
         environment: the variables.
@@ -223,9 +221,9 @@ def read_slurm(environment: Mapping[str, str]) -> SlurmAllocation | None:
 
 
 def has_nvidia_gpu(device_files: Path = Path("/dev")) -> bool:
-    """Return whether the driver of an NVIDIA GPU offers one to this process.
+    """Whether the driver offers an NVIDIA GPU to this process.
 
     Args:
-        device_files: where the system keeps its device files.
+        device_files: the folder of the device files.
     """
     return any(device_files.glob("nvidia[0-9]*"))

@@ -1,4 +1,4 @@
-"""Parameters: arguments that come from resources, placed on a device once and not with every call."""
+"""Parameters: arguments that come from resources; they are placed on a device once, and not with each call."""
 
 from contextlib import nullcontext
 from time import perf_counter
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class PlacedParameters:
     """The parameters that programs use on one device or mesh.
 
-    Every argument that is a parameter keeps its present value placed; one that was reloaded is let go with the last
-    call that uses it. Arguments of several nodes that are the same object share a placed copy.
+    The present value of each parameter stays on the device; after a reload, the old value is released with the last
+    call that uses it. Parameters of several nodes that are the same object share one copy on the device.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class PlacedParameters:
         self._restarts = 0
 
     def place(self, user: "tuple[JittedFunction, int]", value: Any, span: "JobSpan | None" = None) -> Any:
-        """Return a parameter as it lies on the device; on the dispatch thread, and it may still be on its way.
+        """Return the array of a parameter on the device; its transfer may still be under way. On the dispatch thread.
 
         Args:
-            user: the program and the position of the argument; while it uses a value, that stays placed.
-            value: the parameter, told apart from others by identity.
-            span: of the job that it is placed for.
+            user: the program and the position of the argument; a value stays on the device while a user has it.
+            value: the parameter; compared with others by identity.
+            span: the span of the job that needs it.
         """
         present = self._present.get(user)
         if present is None or present.value is not value:
@@ -50,14 +50,14 @@ class PlacedParameters:
         return present.placed
 
     def placed_since(self, restarts: int) -> None:
-        """Forget what was placed before the last restart of the device's thread."""
+        """Forget the parameters that were placed before the last restart of the device's thread."""
         if restarts != self._restarts:
             self._restarts = restarts
             self._present.clear()
 
 
 def owned(value: Any) -> Any:
-    """Return a pytree with copies of NumPy's arrays: on a CPU, JAX would use in place what the caller may write to."""
+    """Return a pytree with copies of NumPy arrays: on a CPU, JAX would use the arrays of the user in place."""
     if isinstance(value, np.ndarray):
         return np.array(value)
     leaves, structure = jax.tree.flatten(value)
@@ -67,7 +67,7 @@ def owned(value: Any) -> Any:
 
 
 def check_same_shapes(old: Any, new: Any) -> None:
-    """Refuse parameters for which programs would have to be compiled anew.
+    """Check that new parameters have the shapes of the old ones, so that no program has to be compiled anew.
 
     Raises:
         DeviceError: the structure, a shape or a dtype differs.
@@ -120,9 +120,9 @@ class _Placed:
 
 
 class SameParameters:
-    """Gives equal parameters of one argument as the same object, as parameters are told apart by identity.
+    """Maps equal parameters of one argument to the same object, because parameters are compared by identity.
 
-    `f([weights["a"], weights["b"]], x)` makes a list for each call, and `f(weights[0], x)` a view of an array.
+    `f([weights["a"], weights["b"]], x)` makes a new list for each call, and `f(weights[0], x)` a new view of an array.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class SameParameters:
         self._structure: Any = None
 
     def of(self, value: Any) -> Any:
-        """Return the last object if it had the same arrays in the same structure; else this one."""
+        """Return the last object if it has the same arrays in the same structure as `value`; else `value`."""
         if value is self._last:
             return value
         leaves, structure = jax.tree.flatten(value)

@@ -1,4 +1,4 @@
-"""What there is to compute on, and what to do about it. Looking changes neither the environment nor JAX."""
+"""The devices and the machine, with recommendations. Looking changes neither the environment nor JAX."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -15,18 +15,18 @@ from .machine import CgroupLimits, CpuStatus, SlurmAllocation, has_nvidia_gpu, r
 from .self_check import JAX_REQUIREMENT, SelfCheckResult, self_check
 
 _OLDEST_JAX: Final = (0, 9, 2)
-# Above this share an allocator that is asked for a batch of another size is likely to fail.
+# If a larger share of the memory is in use, an allocation for a batch of another size is likely to fail.
 _NEARLY_FULL: Final = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """Something that could be better.
+    """A recommendation for this machine.
 
     Attributes:
-        code: a name for programs, which stays: "jax-missing", "cpu-quota".
-        text: what is the matter.
-        remedy: what to do.
+        code: a stable name, for programs: "jax-missing", "cpu-quota".
+        text: what could be better.
+        remedy: what to do about it.
     """
 
     code: str
@@ -39,7 +39,7 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What recommendations follow from."""
+    """The facts that recommendations are derived from."""
 
     jax_version: str | None
     backend_error: str | None
@@ -53,7 +53,7 @@ class Findings:
 
 
 def recommend(found: Findings) -> tuple[Recommendation, ...]:
-    """Return what could be better, the most important first."""
+    """Return the recommendations, the most important first."""
     return (*_about_jax(found), *_about_devices(found), *_about_cores(found))
 
 
@@ -149,14 +149,14 @@ class DeviceStatus:
     """A device.
 
     Attributes:
-        name: what `select` takes for it, "gpu:0"; of a device of another process, what JAX calls it.
-        id: number that JAX gives it, unique in its platform over all processes.
-        platform: name of its platform: "cpu", "gpu", "tpu".
-        kind: name of its hardware.
-        process: number of the process that it belongs to; 0 unless `jax.distributed` is in use.
-        is_local: whether that is this process.
-        memory_bytes_in_use: memory that arrays of this process take; None if the backend does not tell.
-        memory_bytes_limit: memory that they may take; None if the backend does not tell.
+        name: the name that `select` takes, "gpu:0"; for a device of another process, its name in JAX.
+        id: the number that JAX gives it, unique in its platform over all processes.
+        platform: the name of its platform: "cpu", "gpu", "tpu".
+        kind: the name of its hardware.
+        process: the number of the process that it belongs to; 0 unless `jax.distributed` is in use.
+        is_local: whether it belongs to this process.
+        memory_bytes_in_use: how much memory arrays of this process take; None if unknown.
+        memory_bytes_limit: how much memory they may take; None if unknown.
     """
 
     name: str
@@ -171,20 +171,20 @@ class DeviceStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status(Rendered):
-    """What there is to compute on. `str()` shows it as a table, with the recommendations below.
+    """The devices and the machine. `str()` shows them as a table, with the recommendations below.
 
     Attributes:
-        jax_version: the installed JAX; None without.
-        jaxlib_version: the installed jaxlib; None without.
-        default_platform: the platform that "auto" means; None if no backend was started.
-        platforms: names of the platforms that JAX has started.
-        devices: the devices, those of the default platform first.
-        backend_error: why no backend was started, where one was asked for; None if that worked.
+        jax_version: the version of JAX; None if it is not installed.
+        jaxlib_version: the version of jaxlib; None if it is not installed.
+        default_platform: the platform that "auto" stands for; None if no backend was started.
+        platforms: the names of the platforms that JAX has started.
+        devices: the devices; those of the default platform come first.
+        backend_error: the reason why no backend could be started; None if there was no error.
         self_checks: for each kind of device in this process, whether it computes right values.
         cpu: the processor.
-        cgroup: limits of the control group.
+        cgroup: the limits of the control group.
         slurm: the allocation of a SLURM job; None outside of one.
-        recommendations: what could be better, the most important first.
+        recommendations: the recommendations, the most important first.
     """
 
     jax_version: str | None
@@ -221,15 +221,19 @@ class Status(Rendered):
 
 
 def status(*, start_backend: bool = True) -> Status:
-    """Return what there is to compute on; also without JAX, which is then the first recommendation.
+    """Return the devices and the machine. It works without JAX, too: then the first recommendation is to install it.
 
-    The devices are known to JAX's backends alone. The first call starts them, if nothing else did: it loads JAX, takes
-    a second or so, and on a GPU reserves memory as every JAX program does. It also runs the self-check, once for each
-    kind of device. So it is not for the event loop: `await asyncio.to_thread(devices.status)`.
+    Only the backends of JAX know the devices. So the first call imports JAX and starts the backends, if they have not
+    started: that takes about a second, and on a GPU reserves memory as every JAX program does. It also runs the
+    self-check once for each kind of device. Do not call it on the event loop, but in a thread:
+    `await asyncio.to_thread(devices.status)`.
 
     Args:
-        start_backend: False leaves JAX alone, and `devices` empty: before `jax.distributed.initialize()`, or beside a
-            program that needs the memory of the GPU.
+        start_backend: whether to start JAX. With False, `devices` is empty; use it before
+            `jax.distributed.initialize()`, or beside a program that needs the memory of the GPU.
+
+    Returns:
+        The `Status`.
     """
     found: list[Device] = []
     names: list[str] = []
@@ -320,7 +324,7 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
         yield "SLURM job", status.slurm.job_id
 
 
-# Of a hundred features, those that decide how fast numbers are computed.
+# The features, of about a hundred, that decide how fast numbers are computed.
 _NOTABLE = frozenset(
     {
         *("avx", "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni"),

@@ -1,4 +1,4 @@
-"""Which devices there are, and which is meant: by name, by number, as a mesh, or as the object of JAX."""
+"""The devices of this process, and how one is selected: by name, by number, as a mesh, or as an object of JAX."""
 
 import math
 from dataclasses import dataclass, replace
@@ -22,18 +22,18 @@ def devices_of(platform: str) -> list[Device]:
     """Return the devices of a platform that belong to this process.
 
     Args:
-        platform: its name, or "auto" for that of the accelerators, or of the CPU where there are none.
+        platform: the name of the platform; "auto" for the accelerators, or for the CPU if there are none.
 
     Raises:
-        DeviceError: there is no such platform; the message lists those that there are.
+        DeviceError: there is no such platform; the message lists the devices.
     """
     start_backends()
     if platform == AUTO:
         return local_devices()
     try:
-        # JAX takes an empty name for none.
+        # JAX would take an empty name for the default platform.
         found = local_devices(platform.lower()) if platform else []
-    except RuntimeError:  # what JAX says of a platform that it does not know is less than what follows
+    except RuntimeError:  # the platform is unknown to JAX; the error below says more
         found = []
     if not found:
         raise DeviceError(f"there is no platform {platform!r}; {available()}")
@@ -55,16 +55,16 @@ def available() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMesh:
-    """A mesh of this process's devices, looked for when it is first used, so that a module can name one.
+    """A mesh of the devices of this process. The devices are looked up at its first use, so a module can define one.
 
-    Its axes are of type Auto: a node is plain JAX for one item and knows of no mesh, so the compiler spreads what is
-    inside, from what `in_specs` and `out_specs` say about its border. With Explicit axes each product in the node would
-    have to say how its result lies. For that, pass a mesh of `jax.make_mesh` instead.
+    Its axes are of type Auto: a node is plain JAX code for one item and does not refer to the mesh, so the compiler
+    chooses the shardings inside of the node from the `in_specs` and `out_specs` at its border. With Explicit axes, each
+    product in the node would have to name the sharding of its result; for that, pass a mesh of `jax.make_mesh`.
 
     Args:
-        shape: how many devices along each axis.
-        axis_names: a name for each axis, as `jax.sharding.PartitionSpec` uses them.
-        device: "auto" for the accelerators, or the CPU where there are none, or the name of a platform.
+        shape: how many devices there are along each axis.
+        axis_names: a name for each axis, for `jax.sharding.PartitionSpec`.
+        device: the name of a platform; "auto" for the accelerators, or for the CPU if there are none.
 
     Raises:
         ValueError: the shape and the names do not fit together.
@@ -134,7 +134,7 @@ class DeviceMesh:
         """Return the mesh as JAX has it, of the first devices; equal ones for equal calls.
 
         Raises:
-            DeviceError: there are fewer devices; the message lists them, and says how to simulate some.
+            DeviceError: there are fewer devices; the message lists them, and says how to simulate more.
             MissingExtraError: JAX is not installed.
         """
         if self._whole is not None:
@@ -179,20 +179,23 @@ def select(device: "DeviceMesh | jax.sharding.Mesh") -> "jax.sharding.Mesh": ...
 
 
 def select(device: "str | Device | DeviceMesh | jax.sharding.Mesh" = AUTO) -> "Device | jax.sharding.Mesh":
-    """Return the device, or the mesh, that is meant.
+    """Return a device or a mesh.
 
-    The first use of JAX in a process loads it and starts its backends, which takes a second or so: not for the event
-    loop.
+    The first use of JAX in a process imports it and starts its backends, which takes about a second: do not do that on
+    the event loop.
 
     Args:
-        device: "auto" for the first accelerator, or the CPU where there is none; the name of a platform ("cpu", "gpu",
-            "cuda", "rocm", "tpu") for its first device; with a number ("gpu:1") for one of this process's devices of
-            that platform, counted from 0; a `jax.Device` or a `jax.sharding.Mesh`, which are returned as they are; or a
-            `DeviceMesh`, which is resolved.
+        device: "auto" for the first accelerator, or for the CPU if there is none; the name of a platform ("cpu", "gpu",
+            "cuda", "rocm", "tpu") for its first device; a name with a number ("gpu:1") for one of the devices of this
+            process on that platform, counted from 0; a `jax.Device` or a `jax.sharding.Mesh`, which is returned as it
+            is; or a `DeviceMesh`, whose mesh is returned.
+
+    Returns:
+        A `jax.Device`, or a `jax.sharding.Mesh`.
 
     Raises:
-        DeviceError: this process has no such device; the message lists those that it has.
-        TypeError: it is something else.
+        DeviceError: this process has no such device; the message lists the devices that it has.
+        TypeError: `device` is of another type.
         MissingExtraError: JAX is not installed.
     """
     if isinstance(device, DeviceMesh):
@@ -205,7 +208,7 @@ def select(device: "str | Device | DeviceMesh | jax.sharding.Mesh" = AUTO) -> "D
 
 
 def is_selectable(device: object) -> bool:
-    """Return whether something is of a kind that `select` takes; the device may be missing all the same."""
+    """Whether a value is of a type that `select` accepts; the device itself may not exist."""
     if isinstance(device, str | DeviceMesh):
         return True
     require_jax()
@@ -215,10 +218,10 @@ def is_selectable(device: object) -> bool:
 
 
 def following(device: Device, count: int) -> list[Device]:
-    """Return so many devices of a platform, beginning with this one.
+    """Return `count` devices of a platform, beginning with this one.
 
     Raises:
-        DeviceError: there are fewer; the message lists them.
+        DeviceError: there are fewer devices; the message lists them.
     """
     if count == 1:
         return [device]

@@ -1,7 +1,8 @@
 """The self-check: a JAX that computes wrong values is refused before it has computed anything for a user.
 
-JAX 0.10.2 on CPU does, and others since: a dot that is followed by a reduction, with a constant of equal elements,
-gives NaN or garbage. Penstock compiles so that those are right (`wrong_fusions`), and this is what finds out.
+JAX 0.10.2 on a CPU does, and later versions do: a dot that is followed by a reduction, with a constant of equal
+elements, gives NaN or garbage. Penstock sets compiler options that avoid this (`wrong_fusions`), and the self-check
+finds out whether they work.
 """
 
 import threading
@@ -30,7 +31,7 @@ Matrix: TypeAlias = "npt.NDArray[np.float32]"
 
 # As in pyproject.toml, in the quotes that a shell needs.
 JAX_REQUIREMENT: Final = '"jax>=0.9.2"'
-# The last one that is right without an option, on all of Python 3.11 to 3.14.
+# The last version that computes right values without an option, on Python 3.11 to 3.14.
 _RIGHT_JAX: Final = '"jax==0.10.1"'
 # The size at which the fault of 0.10.2 was found.
 _SIZE: Final = 256
@@ -38,14 +39,14 @@ _SIZE: Final = 256
 
 @dataclass(frozen=True, kw_only=True)
 class SelfCheckResult:
-    """What the self-check found out about one kind of device.
+    """The result of the self-check for one kind of device.
 
     Attributes:
-        platform: name of its platform: "cpu", "gpu", "tpu".
-        kind: name of its hardware, as JAX gives it.
+        platform: the name of its platform: "cpu", "gpu", "tpu".
+        kind: the name of its hardware, as JAX gives it.
         passed: whether it computed right values.
-        seconds: time that the check took, most of it to compile.
-        error: what to do about it; None if it passed.
+        seconds: how long the check took, most of it for compiling.
+        error: what is wrong, and what to do about it; None if it passed.
     """
 
     platform: str
@@ -70,13 +71,13 @@ class SelfCheck:
 
     @property
     def results(self) -> Mapping[tuple[str, str], SelfCheckResult]:
-        """What was found so far, by platform and kind of device."""
+        """The results so far, by platform and kind of device."""
         return dict(self._results)
 
     def check(self, device: Device) -> SelfCheckResult:
-        """Check the kind of a device, unless that was done; concurrent first callers wait for one check.
+        """Check the kind of a device, if it was not checked before; concurrent callers wait for the same check.
 
-        It blocks for about 50 ms, to compile: call it in the thread of the device, never on the event loop.
+        The check blocks for about 50 ms, to compile: call it in the thread of the device, never on the event loop.
         """
         key = (device.platform, device.device_kind)
         if key not in self._results:
@@ -89,7 +90,7 @@ class SelfCheck:
         """Check the kind of a device, as `check` does, and refuse one that computes wrong values.
 
         Raises:
-            DeviceError: it does; the message says what to install.
+            DeviceError: it computes wrong values; the message says what to install.
         """
         result = self.check(device)
         if result.error is not None:
@@ -99,7 +100,7 @@ class SelfCheck:
         require_jax()
         import numpy as np
 
-        # Small whole numbers: exact also where a device rounds the inputs of a product to bfloat16 or TF32.
+        # Small whole numbers, which are exact even if the device rounds the inputs of a product to bfloat16 or TF32.
         matrix = (np.arange(_SIZE * _SIZE, dtype=np.float32).reshape(_SIZE, _SIZE) % 7) - 3
         right = (matrix @ np.ones((_SIZE, _SIZE), np.float32)).sum(0)
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How the steps that are no node's handler run: control flow with its bodies, and those that give streams."""
+"""How steps run that are not the handler of a node: control flow with its bodies, and the opening of streams."""
 
 import asyncio
 import functools
@@ -23,26 +23,25 @@ from .control import Control, check_items, checked_branch, iteration_limit
 from .program import Wired
 from .source import ReorderWindow
 
-# Running the bodies of control flow: private sub-graphs, driven by the worker that is in the control-flow step.
-#
-# The worker works in the body's group itself, so a loop costs no task and no wake-up for each iteration; only what runs
-# beside it gets workers of its own.
+# The bodies of control flow are private sub-graphs, driven by the worker that is in the control-flow step. This worker
+# works in the group of the body itself, so an iteration of a loop costs no task and no wake-up; further workers are
+# started only for steps that run beside each other.
 
 Args = tuple[Any, ...]
 
 
 def body_of(control: Control, bodies: tuple[Wired, ...], threads: Callable[[], ThreadPool]) -> Body:
-    """Return what runs a control-flow step: it decides which body runs on what.
+    """Return the function that runs a control-flow step: it chooses the body, and passes it its arguments.
 
     Args:
-        control: the kind of the step.
+        control: the construct of the step.
         bodies: its bodies.
         threads: returns the threads of the Engine.
     """
     counts = [len(wired.program.plan.captures) for wired in bodies]
 
     def captured(args: Args, index: int, own: int) -> Args:
-        """Return what body `index` takes from outside; `own` arguments of the step come first."""
+        """Return the values that body `index` captures; `own` is the number of arguments of the step before them."""
         start = own + sum(counts[:index])
         return args[start : start + counts[index]]
 
@@ -62,7 +61,8 @@ def body_of(control: Control, bodies: tuple[Wired, ...], threads: Callable[[], T
             if not await run_body(worker, predicate, frame, (value, *outside[0]), iteration):
                 return value
             value = await run_body(worker, body, frame, (value, *outside[1]), iteration)
-            # A body that never waits must not keep the loop from others, nor a deadline from being noticed.
+            # A body that never suspends must not keep the event loop from other tasks, nor from the timer of a
+            # deadline.
             if iteration % 64 == 63:
                 await asyncio.sleep(0)
         if await run_body(worker, predicate, frame, (value, *outside[0]), control.limit):
@@ -73,7 +73,7 @@ def body_of(control: Control, bodies: tuple[Wired, ...], threads: Callable[[], T
         items = args[0]
         check_items(items)
         if _is_array_of_jax(items):
-            # Its rows are computed, by programs that are compiled: seconds for some thousand rows.
+            # In a thread: `list` computes each row with compiled programs, which takes seconds for some thousand rows.
             await take_thread(worker)
             items = await call_in_thread(threads(), worker, list, (items,), {})
         return await _BodyRuns(worker, bodies[0], frame, captured(args, 0, 1)).run(items, control.limit)
@@ -82,25 +82,25 @@ def body_of(control: Control, bodies: tuple[Wired, ...], threads: Callable[[], T
 
 
 async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int) -> Any:
-    """Run a body once, for one value; returns its result."""
+    """Run a body once, for one value; return its result."""
     return (await _BodyRuns(worker, wired, parent, inputs[1:]).run(inputs[:1], 1, item))[0]
 
 
 def _is_array_of_jax(items: object) -> bool:
-    jax: Any = sys.modules.get("jax")  # nobody else could have made one
+    jax: Any = sys.modules.get("jax")  # if JAX was not imported, there is no array of JAX
     return jax is not None and not isinstance(items, list | tuple) and isinstance(items, jax.Array)
 
 
 class _Bodies:
-    """The frames of one body inside of another frame: how each begins, and how all of them end."""
+    """The frames of one body inside of another frame; it starts each of them, and ends all of them."""
 
-    _frames: dict[int, Frame]  # those that have not ended, and with a window those that wait for their turn
+    _frames: dict[int, Frame]  # the frames that have not ended; with a window, also those that wait for their turn
 
     def __init__(self, wired: Wired, parent: Frame, outside: Args) -> None:
         self._wired = wired
         self._parent = parent
         self._outside = outside
-        self._span: Span | None = None  # that of the step around, if it is sampled
+        self._span: Span | None = None  # the span of the control-flow step, if it is sampled
         self._stopped = False
         self._empty = asyncio.Event()
         self._group = parent.group.for_bodies(self._ended)
@@ -114,13 +114,13 @@ class _Bodies:
         group.start(frame, wired.entries)
 
     def stop(self) -> None:
-        """Begin nothing more, and cancel what runs."""
+        """Start no further frames, and cancel those that run."""
         self._stopped = True
         for frame in list(self._frames.values()):
             frame.cancel()
 
     async def _unwound(self) -> None:
-        """Wait until nothing runs any more, also while being cancelled."""
+        """Wait until all handlers have ended, even if the caller is cancelled."""
         self._group.close()
         await until(self._empty.is_set, self._empty.wait)
 
@@ -131,8 +131,8 @@ class _Bodies:
 class _BodyRuns(_Bodies):
     """The runs of a body for several values, a bounded number at a time. It listens to their frames.
 
-    It has no `ReorderWindow`: a run that has ended makes room for the next one, in its turn or not, and each iteration
-    of a loop is one of these, so it is cheap to make.
+    It has no `ReorderWindow`: a run that has ended makes room for the next one at once, in any order. And each
+    iteration of a loop makes a `_BodyRuns`, so making one has to be cheap.
     """
 
     def __init__(self, worker: Worker, wired: Wired, parent: Frame, outside: Args) -> None:
@@ -149,7 +149,7 @@ class _BodyRuns(_Bodies):
         self._items: Sequence[Any] = ()
 
     async def run(self, items: Iterable[Any], limit: int, first_item: int = 0) -> list[Any]:
-        """Run the body for each of `items`, `limit` at a time; returns the results in order."""
+        """Run the body for each of `items`, `limit` at a time; return the results in the order of the items."""
         self._items = items if isinstance(items, list | tuple) else list(items)
         self._results = [None] * len(self._items)
         self._limit = limit
@@ -157,7 +157,8 @@ class _BodyRuns(_Bodies):
         group = self._group
         group.is_exclusive = len(self._items) == 1
         worker, around = Worker(group, nested=True), self._worker
-        # A body that never waits is short, but many of them must not keep the loop from others.
+        # The worker of the body uses up the budget of the worker around it: a body that never suspends is short, but
+        # many of them must not keep the loop from other tasks.
         worker.budget = worker.inner_budget = around.inner_budget
         token = current.source.set(worker.position)
         self._parent.body_begun(self.stop)
@@ -174,16 +175,16 @@ class _BodyRuns(_Bodies):
             await self._unwound()
         if self._error is not None:
             raise self._error
-        if self._stopped:  # the cancel of this task is about to come
+        if self._stopped:  # the frame around it has ended, and the cancellation of this task is on its way
             raise asyncio.CancelledError
         return self._results
 
     @property
     def service(self) -> None:
-        """A body belongs to the frame around it."""
+        """None: a body belongs to the frame around it, which knows its deployment."""
 
     def frame_done(self, frame: Frame) -> None:
-        """Keep the result; a failure ends the whole."""
+        """Keep the result of a run; a failure stops all runs."""
         index = frame.item - self._first_item
         if frame.state == "done":
             self._results[index] = frame.result
@@ -194,12 +195,12 @@ class _BodyRuns(_Bodies):
             self.frame_settled(frame)
 
     def frame_settled(self, frame: Frame) -> None:
-        """Start the next item in the place of this one."""
+        """Start the next run in the place of one whose last handler has ended."""
         del self._frames[frame.item]
         self._fill()
 
     def _fill(self) -> None:
-        """Start items while there is room; a body without steps ends at once, so this comes back to itself."""
+        """Start runs while there is room. A body without steps ends at once and calls this again, which returns."""
         if self._filling:
             return
         self._filling = True
@@ -218,7 +219,8 @@ class _BodyRuns(_Bodies):
 class StreamMap(_Bodies):
     """Runs a body for each value of a stream, a bounded number at a time.
 
-    A value counts from before it is taken until its result is given on, in its turn: so no node waits for the window.
+    A value counts in the window from before it is taken until its result is passed on, in its turn. So the stream waits
+    when the window is full, and no node does.
     """
 
     def __init__(
@@ -230,9 +232,9 @@ class StreamMap(_Bodies):
         self._frames = self._window.frames
 
     async def results(self) -> AsyncGenerator[Any, None]:
-        """Yield the results, in the order of the values; the first error ends it, in its turn."""
+        """Yield the results, in the order of the values; raise the first error in its turn."""
         window, items, parent = self._window, self._items, self._parent
-        self._span = None if parent.span is None else spans.present()  # that of the step that drives this
+        self._span = None if parent.span is None else spans.present()  # the span of the step that drives this
         parent.body_begun(self.stop)
         try:
             while True:
@@ -243,7 +245,7 @@ class StreamMap(_Bodies):
                     room -= 1
                 if (frame := window.take()) is not None:
                     yield frame.outcome()
-                    del frame  # its result would be kept while the next one is waited for
+                    del frame  # or it would keep its result alive while this waits for the next one
                 elif window.frames or not items.ended:
                     await window.wait(items if room and not items.ended else None)
                 elif items.error is not None:
@@ -266,11 +268,11 @@ class StreamMap(_Bodies):
 
 
 def opening(capacity: int, streams: tuple[int, ...]) -> Invoke:
-    """Return what opens the stream of a node.
+    """Return a function that opens the stream of a node.
 
     Args:
-        capacity: values that it holds for its reader.
-        streams: slots of the streams that the node reads itself.
+        capacity: how many values the stream holds for its reader.
+        streams: the slots of the streams that the node itself reads.
     """
 
     async def open_node(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
@@ -282,7 +284,7 @@ def opening(capacity: int, streams: tuple[int, ...]) -> Invoke:
 
 
 def opening_in_loop(host: LoopHost, capacity: int, streams: tuple[int, ...]) -> Invoke:
-    """Return what opens the stream of an actor that owns its loop; takes what `opening` takes, and the actor's host."""
+    """Return a function that opens the stream of an actor that owns its loop; arguments as for `opening`."""
 
     async def open_in_loop(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         args, _ = actor.arguments(frame.values)
@@ -294,7 +296,7 @@ def opening_in_loop(host: LoopHost, capacity: int, streams: tuple[int, ...]) -> 
 
 
 def mapping(limit: int, body: Wired) -> Invoke:
-    """Return what opens the stream of a `map_each`, with at most `limit` items in flight."""
+    """Return a function that opens the stream of a `map_each`, with at most `limit` items in flight."""
 
     async def open_map(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         (items, *outside), _ = actor.arguments(frame.values)
@@ -305,7 +307,7 @@ def mapping(limit: int, body: Wired) -> Invoke:
 
 
 def input_of(parameter: str) -> Invoke:
-    """Return what opens a stream that was passed as an argument."""
+    """Return a function that opens a stream that was passed as an argument."""
 
     async def open_input(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         given = frame.values[actor.slot]
@@ -319,7 +321,7 @@ def input_of(parameter: str) -> Invoke:
 
 
 async def hand_over(worker: Worker, actor: NodeActor, frame: Frame) -> None:
-    """Give the stream that a graph returns to whoever reads it; the frame goes on until it has been read."""
+    """Hand the stream that a graph returns to its reader; the frame goes on until the stream has been read."""
     assert frame.on_result_stream is not None
     frame.hold()
     frame.on_result_stream(frame.values[actor.slot])

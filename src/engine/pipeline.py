@@ -1,4 +1,4 @@
-"""Pipeline: the running part of a stream of calls: source, window and group, and how they end."""
+"""Pipeline: a running stream of calls, with its source, its window and its workers; and its progress bar."""
 
 import asyncio
 import importlib
@@ -39,13 +39,15 @@ if TYPE_CHECKING:
 
 
 class ReaderWait:
-    """A watch that runs while the reader waits, in `with`; also where a second one comes, who is refused in there.
+    """A stopwatch that runs while the reader of a stream waits: a context manager around each wait.
 
-    A reader that is cancelled meanwhile gets a `CancelledError` of its own, whose context is the one that arrived. The
-    traceback of an error refers to every frame that it passes, and so to the stream. Who runs the reader may keep the
-    error in a cycle: the task groups of anyio, which servers cancel when a client leaves, keep the innermost
-    `CancelledError` beside their own frame. That one has passed no frame outside of the engine, so the stream is closed
-    as soon as its reader drops it, and not when cycles are collected.
+    A second reader, which is refused, may come while the first one waits; the watch runs until both have left.
+
+    If the reader is cancelled while it waits, a new `CancelledError` is raised, with the one that arrived as its
+    context. The reason: the traceback of an error refers to the stack frames that it passes, and so to the stream. The
+    task groups of anyio, which servers cancel when a client leaves, keep the innermost `CancelledError` in a cycle with
+    their own frame. With the new error, the innermost one has passed no frame outside of the engine. So a stream is
+    closed as soon as its reader drops it, and not when the garbage collector runs.
     """
 
     __slots__ = ("_before", "_readers", "_since")
@@ -69,21 +71,21 @@ class ReaderWait:
 
     @property
     def seconds(self) -> float:
-        """Seconds so far, with those of a wait that goes on: the reader of a `map` waits once, until it is over."""
+        """The time so far in seconds, including a wait that goes on: the reader of a `map` has a single long wait."""
         since = self._since
         return self._before if since is None else self._before + perf_counter() - since
 
 
-# Rate and bottleneck are those of this time: long enough for a calm number, short enough to follow a change.
+# The bar shows the rate and the bottleneck of this time: long enough for a calm number, short enough to follow changes.
 _MEMORY_SECONDS: Final = 10.0
 
 
 def is_shown(wanted: bool) -> bool:
-    """Return whether progress can be shown, if that is wanted: standard error is a terminal.
+    """Whether a progress bar is wanted and can be shown, because standard error is a terminal.
 
     Raises:
         OptionsError: `progress=` is neither True nor False.
-        MissingExtraError: it is, and rich is not installed.
+        MissingExtraError: a bar can be shown, but rich is not installed.
     """
     check("progress", wanted, SWITCH)
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
@@ -100,22 +102,22 @@ def is_shown(wanted: bool) -> bool:
 
 
 def length_of(calls: object) -> int | None:
-    """Return how many calls there are, if they say so; a generator does not."""
+    """Return the number of calls; None if it is unknown, as for a generator."""
     try:
         length = operator.length_hint(calls, -1)
-    except Exception:  # noqa: BLE001 - user code; a bar without an end is better than no stream
+    except Exception:  # noqa: BLE001 - user code; a bar without a total is better than no stream
         return None
     return None if length < 0 else length
 
 
 class StreamProgress:
-    """The bar of a stream that has begun.
+    """The progress bar of a stream that has begun.
 
     Args:
-        loop: that of the stream.
-        name: says what is streamed.
+        loop: the event loop of the stream.
+        name: returns the name to show.
         total: how many items there will be; None if unknown.
-        statistics: the counters of the stream.
+        statistics: returns the counters of the stream.
     """
 
     def __init__(
@@ -134,11 +136,11 @@ class StreamProgress:
         self._bar = Bar(self._look, loop)
 
     def end(self) -> None:
-        """Show what has been reached, and nothing of what the end of the stream does to the counters."""
+        """Show the present numbers as the last ones, before the end of the stream changes the counters."""
         self._bar.end()
 
     async def aclose(self) -> None:
-        """End, and wait until the last numbers are on the terminal, also while being cancelled."""
+        """End, and wait until the last numbers are on the terminal, even if the caller is cancelled."""
         self.end()
         await uninterrupted(self._bar.drawn())
 
@@ -162,23 +164,28 @@ class StreamProgress:
 
 
 class Pipeline:
-    """Feeds calls through actors. It does not know the `Stream` object, so a stream that is dropped can end it.
+    """Takes calls from a source through the actors of a scope.
+
+    It does not refer to the `Stream` object. So that object is collected when the reader drops it, and ends the
+    pipeline.
 
     Args:
-        scope: whose actors the items go through.
-        calls: where they come from.
+        scope: the scope, whose actors the items go through.
+        calls: the source of the calls.
         options: the options of the stream.
-        prepare: returns the actors of a graph; asked once for each, so a stream keeps the plans that it began with.
-        owns_scope: whether the scope ends with the pipeline.
-        admission: for a stream of a deployment, its admission: every item needs a place there as well.
-        context: what handlers run in; a copy of the caller's.
+        prepare: returns the actors of a graph; called once for each graph, so that a stream keeps the plans that it
+            began with.
+        owns_scope: whether the scope is closed with the pipeline.
+        admission: for a stream of a deployment, its admission: each item needs a place there as well.
+        context: the context of the handlers; by default a copy of the caller's.
 
     Attributes:
-        window: the places, and the items that have ended.
-        uptime: how long it has been open.
-        skipped: how many items its reader did not get.
-        on_closed: called with the pipeline when it has ended.
-        progress: what shows how far it is; None if nobody wants to see that.
+        window: the window, with the items in flight.
+        uptime: how long the stream has been open.
+        skipped: how many items were skipped.
+        on_item_settled: called with each item whose last handler has ended; may be None.
+        on_closed: called with the pipeline when it has ended; may be None.
+        progress: the progress bar; None without one.
     """
 
     def __init__(
@@ -206,11 +213,11 @@ class Pipeline:
         self._context = copy_context() if context is None else context
         self._parent = enclosing_frame()
         self._caller = calling_actor()
-        self._items: set[Frame] = set()  # those that have workers of their own
+        self._items: set[Frame] = set()  # the items that have workers of their own
         self._changed = Condition()
         self._wired: dict[Any, Wired] = {}
         self._exhausted = False
-        self._error: BaseException | None = None  # what ends the whole stream, at once
+        self._error: BaseException | None = None  # the error that ends the whole stream, at once
         self._source_error: Exception | None = None
         self._closing: asyncio.Task[None] | None = None
         self._finishing = False
@@ -224,12 +231,12 @@ class Pipeline:
             self._timer = self.loop.call_at(self._deadline, self._expire, options.timeout_seconds)
         self._span: Span | None = None
         if options.trace_execution:
-            # Not current where items begin traces of their own: the source would hang its spans below it, without end.
+            # Not current if items begin traces of their own: all spans of the source would become its children.
             self._span = spans.start_stream(None if options.trace_items else self._context)
         self._outcome: tuple[Outcome, BaseException | None] | None = None
         self.skipped = 0
-        # Unsampled items share a context and the workers that run in it. An item that is sampled, begins a trace, or
-        # belongs to a deployment, has a context of its own, and so workers of its own.
+        # Unsampled items share a context, and workers that run in it. An item that is sampled, begins a trace, or
+        # belongs to a deployment has a context of its own, and so workers of its own.
         is_sampled = self._span is not None and self._span.is_recording()
         own_workers = admission is not None or options.trace_items or is_sampled
         self._group: WorkerGroup | None = None if own_workers else scope.group(self._context, ends_at=self._deadline)
@@ -237,33 +244,34 @@ class Pipeline:
             self._group.caller = self._caller
         on_settled = self._item_settled if own_workers else None
         self.window = ReorderWindow(self.loop, options.max_in_flight, self.abort, on_settled, ordered=options.ordered)
-        # The loop knows its tasks only weakly: without this, those of a dropped stream would be collected, not ended.
+        # Keeps the pipeline, and so its tasks, alive: a loop refers to its tasks weakly, and the tasks of a dropped
+        # stream would be collected instead of ended.
         scope.engine.stream_opened(self)
         if options.collect_metrics:
             metrics.opened(self)
         self._source = start_task(self.loop, self._feed(calls), context=self._context.copy(), name="penstock-source")
 
     async def next_frame(self) -> Frame | None:
-        """Take out the next item that has ended, in its turn; None at the end of the stream.
+        """Wait for the item whose turn it is to end, and take it; None at the end of the stream.
 
         Raises:
-            BaseException: what ended the whole stream: an error of the source, the deadline, KeyboardInterrupt.
+            BaseException: the error that ended the whole stream: of the source, the deadline, KeyboardInterrupt.
         """
         return self.window.take() if await self.first_ended() is not None else None
 
     async def first_ended(self) -> Frame | None:
-        """Wait until an item can be taken out, and leave it there; None at the end of the stream."""
+        """Wait until an item can be taken, and return it without taking it; None at the end of the stream."""
         while (frame := self.window.peek()) is None:
             if self._error is not None:
                 error, self._error = self._error, _closed_error()
                 if isinstance(error, DeadlineExceeded):
-                    self._error = DeadlineExceeded(*error.args)  # that it has expired is asked for later
+                    self._error = DeadlineExceeded(*error.args)  # `_close` and `_item_settled` ask for it later
                 try:
                     raise error
                 finally:
-                    del error  # its traceback refers to this very call
+                    del error  # breaks a cycle: its traceback refers to this stack frame
             if self._exhausted and not self.window.in_flight:
-                if self._source_error is not None:  # in its turn: what the source gave before has been handed out
+                if self._source_error is not None:  # in its turn: all items before it have been taken
                     raise self._source_error
                 return None
             with self._reader_wait:
@@ -272,29 +280,29 @@ class Pipeline:
 
     @property
     def name(self) -> str:
-        """The name of the graph that its items go through, or of one of them."""
+        """The name of the graph of its items; if they are of several graphs, the name of one."""
         return self._graph_name or "a stream"
 
     @property
     def reader_wait_seconds(self) -> float:
-        """How long its reader has waited for items."""
+        """How long the reader has waited for items so far, in seconds."""
         return self._reader_wait.seconds
 
     def look(self) -> "WindowLook":
-        """Return what its items do now, for a profile."""
+        """Return what the items in flight do now, for a profile."""
         return _window_look(self.window)
 
     @property
     def actors_uptime(self) -> Uptime:
-        """How long the actors have been counting: of a stream of a deployment, longer than the stream is open."""
+        """The time that the counters of the actors cover; in a deployment, longer than the stream is open."""
         return self._scope.uptime
 
     def counters(self) -> Iterable[Reading]:
-        """Return how its items have ended, for metrics."""
+        """Return how many items have ended, by outcome, for metrics."""
         return () if not self._graph_name else _stream_counters(self._graph_name, self.window)
 
     def levels(self) -> Iterable[Reading]:
-        """Return how many count in its limit now, for metrics."""
+        """Return how many items count in `max_in_flight` now, for metrics."""
         return () if not self._graph_name else _stream_levels(self._graph_name, self.window)
 
     def actors(self) -> list[NodeActor]:
@@ -302,16 +310,16 @@ class Pipeline:
         return self._scope.wiring.actors()
 
     def frames(self) -> Iterator[Frame]:
-        """Yield the items for which something may still run."""
+        """Yield the items for which handlers may still run."""
         yield from self.window.frames.values()
         yield from self._items
-        if self._group is not None:  # those that were taken out, and have not unwound
+        if self._group is not None:  # items that were taken, but whose handlers still unwind
             for worker in self._group.workers:
                 if worker.position.frame is not None:
                     yield worker.position.frame.root
 
     def abort(self, error: BaseException | None = None) -> None:
-        """Begin to end everything; `aclose` waits for it."""
+        """Begin to end the stream; `aclose` waits for that."""
         if self._error is None:
             self._error = error if error is not None else _closed_error()
             error = error or self._source_error
@@ -323,35 +331,35 @@ class Pipeline:
         self.window.wake_reader()
 
     def raised(self, error: BaseException | None) -> None:
-        """The reader gets the error of an item, which ends the stream."""
+        """Note that the error of an item is raised at the reader, which ends the stream."""
         self._outcome = outcome_of("failed", error), error
 
     def skip(self, frame: Frame) -> None:
-        """The reader does not get an item."""
+        """Count and log an item that failed and is skipped."""
         self.skipped += 1
         spans.item_skipped(self._span, frame.layout.name, frame.item, frame.error)
         logs.warning("stream.item_skipped", graph=frame.layout.name, item=frame.item, error=repr(frame.error))
 
     def finish(self) -> None:
-        """Ask the source for no more; what it gave goes on to its end, and can be read after that."""
+        """Ask the source for no more calls; items in flight go on to their ends, and can still be read."""
         self._finishing = self.window.closed = True
         if self.window.asking:
             self._source.cancel()
 
     async def aclose(self) -> None:
-        """End everything: cancel what runs, close the source, release stateful nodes; waits until nothing is left."""
+        """End the stream: cancel its items, close the source, leave stateful nodes; wait until all have ended."""
         refuse_to_close_from_inside(self.window)
         self.abort()
         assert self._closing is not None
         await uninterrupted(self._closing)
 
     async def end(self) -> None:
-        """End it with its Engine: the next read raises that, and does not look like the end of the stream."""
+        """End the stream because its Engine is closed; the next read raises an error that says so."""
         self.abort(EngineClosedError("the Engine was closed while this stream was open"))
         await self.aclose()
 
     async def _feed(self, calls: Calls) -> None:
-        """The task of the source, from its first step to its last."""
+        """Take calls from the source until it ends; this is the task of the source."""
         try:
             if self._group is None or isinstance(calls, AsyncIterable):
                 if not await feed(calls, self.window, self._start) and self._finishing:
@@ -367,7 +375,7 @@ class Pipeline:
                 self._source_error = NodeCancelledError("the source of this stream was cancelled")
                 self._source_error.__cause__ = error
             raise
-        except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt and the like: the reader raises it
+        except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the reader raises it
             self.abort(error)
         finally:
             self._exhausted = True
@@ -435,7 +443,7 @@ class Pipeline:
         expired = isinstance(self._error, DeadlineExceeded)
         for frame in list(self.window.frames.values()):
             frame.cancel(expired=expired)
-        await self._changed.wait_for(lambda: not self._items)  # items with workers of their own unwind
+        await self._changed.wait_for(lambda: not self._items)  # until items with workers of their own have unwound
         if not self._finishing:
             self.window.clear()
         if self._group is not None:
@@ -454,7 +462,7 @@ class Pipeline:
     def _closed(self) -> None:
         self.uptime.stop()
         outcome, error = self._outcome or ("cancelled", None)
-        self._outcome = self._source_error = None  # their tracebacks refer to the reader, and so to this pipeline
+        self._outcome = self._source_error = None  # breaks cycles: their tracebacks refer to this pipeline
         if self._span is not None:
             spans.end_stream(
                 self._span, outcome, error, items=self.window.submitted, failed=self.window.failed,
@@ -478,11 +486,11 @@ def _cut_short() -> EngineClosedError:
 
 
 def _stream_counters(graph: str, window: ReorderWindow) -> Iterator[Reading]:
-    """Yield how many items of a stream of calls have ended, by how.
+    """Yield how many items of a stream of calls have ended, by outcome.
 
     Args:
-        graph: name of the graph of its first call.
-        window: its places and items.
+        graph: the name of the graph of its first call.
+        window: its window.
     """
     failed, cancelled, expired = window.failed, window.cancelled, window.expired
     counts = {
@@ -496,14 +504,14 @@ def _stream_counters(graph: str, window: ReorderWindow) -> Iterator[Reading]:
 
 
 def _stream_levels(graph: str, window: ReorderWindow) -> Iterator[Reading]:
-    """Yield how many items of a stream of calls count in its limit, and the limit; as above."""
+    """Yield how many items of a stream of calls count in `max_in_flight` now, and the limit; arguments as above."""
     of = names.GRAPH, graph
     yield series(names.METRIC_STREAM_IN_FLIGHT, of), window.in_flight, None
     yield series(names.METRIC_STREAM_MAX_IN_FLIGHT, of), window.size, None
 
 
 def _window_look(window: ReorderWindow) -> "WindowLook":
-    """Return what the items of a stream do now."""
+    """Return what the items in a window do now, for a profile."""
     from ..telemetry.profiling.records import WindowLook
 
     return WindowLook(

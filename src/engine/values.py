@@ -1,4 +1,4 @@
-"""Streams of values: the running part of a call whose graph gives a stream, and what its reader holds."""
+"""Streams of values: `StreamingCall`, a call whose graph gives a stream, and `ValuesStream`, which its reader holds."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -34,7 +34,7 @@ class CallScope(Protocol):
 
     @property
     def service(self) -> AnyDeployment | None:
-        """The deployment; None for a scope of its own."""
+        """The deployment that is called; None for a call with a scope of its own."""
         ...
 
     def admit_nowait(self, graph: Graph[..., Any]) -> tuple[Scope, Wired, int] | None:
@@ -42,36 +42,36 @@ class CallScope(Protocol):
         ...
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
-        """Wait until the call may begin; returns the scope, the actors of the graph, and the number of the call.
+        """Wait until the call may begin; return the scope, the actors of the graph, and the number of the call.
 
         Raises:
-            DeadlineExceeded: it could not begin in time.
+            DeadlineExceeded: the call could not begin before its deadline.
         """
         ...
 
     def withdrawn(self) -> None:
-        """The call was closed before it could ask for anything."""
+        """Note that the call was closed before `admit`."""
         ...
 
     def begun(self, frame: Frame, /) -> None:
-        """The call is in flight."""
+        """Note that the call is in flight."""
         ...
 
     def settled(self, frame: Frame, /) -> None:
-        """Nothing runs for the call any more."""
+        """Note that the call has ended, and its last handler has unwound."""
         ...
 
     def abort_soon(self) -> object:
-        """KeyboardInterrupt or SystemExit ends everything."""
+        """End everything in the scope, because a handler raised KeyboardInterrupt or SystemExit."""
         ...
 
     async def call_ended(self) -> None:
-        """The call has ended, or was not admitted."""
+        """Release the scope: the call has ended, or was not admitted."""
         ...
 
 
 class OwnScope:
-    """A scope for one call alone."""
+    """A scope for a single call, of `engine.stream`."""
 
     service = None
 
@@ -84,7 +84,7 @@ class OwnScope:
         """Return None: the stateful nodes of the graph have to be started first."""
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
-        """Start the stateful nodes of the graph."""
+        """Open the resources and start the stateful nodes of the graph."""
         scheduler: ChosenScheduler = "parallel" if self._options.scheduler == "auto" else self._options.scheduler
         self._scope = Scope(self.runtime, self._options, scheduler, is_one_call=True)
         timer = asyncio.timeout_at(deadline)
@@ -101,29 +101,29 @@ class OwnScope:
             ) from error
 
     def withdrawn(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no scope was made."""
 
     def begun(self, frame: Frame) -> None:
-        """The call fails when its stateful nodes crash too often."""
+        """Have the call fail if its stateful nodes crash too often."""
         assert self._scope is not None
         self._scope.on_failed = lambda make_error: frame.fail(make_error("the stream"))
 
     def settled(self, frame: Frame) -> None:
-        """Nothing counts calls here."""
+        """Forget the call."""
         assert self._scope is not None
         self._scope.on_failed = None
 
     def abort_soon(self) -> None:
-        """The frame has ended, and there is nothing else."""
+        """Do nothing: the scope has only this call, which has ended."""
 
     async def call_ended(self) -> None:
-        """End the scope."""
+        """Close the scope."""
         if self._scope is not None:
             await self._scope.close()
 
 
 class DeploymentScope:
-    """The scope of a deployment, for one of its calls.
+    """The scope of a deployment, for a call of `service.stream`.
 
     Attributes:
         service: the deployment.
@@ -150,7 +150,7 @@ class DeploymentScope:
         return self._scope, wired, in_flight.items - 1
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
-        """Wait for a place."""
+        """Wait until the resources are open, and for a place."""
         scope, in_flight = self.service.check_callable()
         wired = await self.service.restored(self.service.graphs.values(call.graph), call.graph, deadline)
         await in_flight.reserve(call.graph.name, priority, deadline)
@@ -159,15 +159,15 @@ class DeploymentScope:
         return scope, wired, in_flight.items - 1
 
     def withdrawn(self) -> None:
-        """It counts as a call whose caller went away."""
+        """Count the call as cancelled."""
         self._in_flight.counts["cancelled"] += 1
 
     def begun(self, frame: Frame) -> None:
-        """The end of the deployment ends it."""
+        """Add the call to those in flight, so that the end of the deployment ends it."""
         self._in_flight.live.add(frame)
 
     def settled(self, frame: Frame) -> None:
-        """Count it, and give its place back."""
+        """Count the call, and give back its place."""
         self._in_flight.settled(frame)
 
     def abort_soon(self) -> None:
@@ -175,21 +175,21 @@ class DeploymentScope:
         self.service.abort_soon()
 
     async def call_ended(self) -> None:
-        """The deployment goes on."""
+        """Do nothing: the deployment goes on."""
 
 
 class StreamingCall:
-    """One call that gives a stream. It listens to the call's frame.
+    """A call that gives a stream. It listens to the frame of the call.
 
-    It does not know the `Stream` object, so a stream that is dropped can end it.
+    It does not refer to the `Stream` object. So that object is collected when the reader drops it, and ends the call.
 
     Attributes:
         loop: its event loop.
-        reader: what the call gives; None until it is opened.
-        uptime: how long it has been open.
-        reader_wait: how long its reader has waited for values.
-        progress: what shows how many values there were; None if nobody wants to see that.
-        has_expired: whether it has ended with `DeadlineExceeded`.
+        reader: the reader of the stream; None until the stream is opened.
+        uptime: how long the stream has been open.
+        reader_wait: how long the reader has waited for values.
+        progress: the progress bar; None without one.
+        has_expired: whether the call has ended with `DeadlineExceeded`.
     """
 
     def __init__(self, where: CallScope, call: Call[Any], options: ExecutionOptions) -> None:
@@ -204,13 +204,13 @@ class StreamingCall:
         )
         frame.listener = self
         frame.on_result_stream = self._open
-        if options.collect_metrics:  # a deployment counts its own calls in flight
+        if options.collect_metrics:  # admission counts the calls in flight of a deployment
             frame.count(where.runtime.counted_runs if where.service is None else None)
         self.uptime = Uptime()
         self.reader_wait = ReaderWait()
         self.progress: StreamProgress | None = None
-        self.has_expired = False  # noted when it ends: its frame forgets its error once the reader has it
-        self._scope: Scope | None = None  # once it is launched
+        self.has_expired = False  # noted when the call ends: its frame forgets the error once the reader has it
+        self._scope: Scope | None = None  # set when the call is launched
         self._error: BaseException | None = None
         self._was_read = False
         self._was_left = False
@@ -229,7 +229,7 @@ class StreamingCall:
 
     @property
     def reader_wait_seconds(self) -> float:
-        """How long its reader has waited for values."""
+        """How long the reader has waited for values so far, in seconds."""
         return self.reader_wait.seconds
 
     @property
@@ -238,7 +238,7 @@ class StreamingCall:
         return self._call.graph.name
 
     def look(self) -> None:
-        """Return what its items do now, for a profile: they have no places, only those of the nodes."""
+        """Return None, for a profile: the values of a stream have no window of their own."""
 
     @property
     def is_over(self) -> bool:
@@ -252,11 +252,11 @@ class StreamingCall:
 
     @property
     def actors_uptime(self) -> Uptime | None:
-        """How long the actors have been counting; None before there are any."""
+        """The time that the counters of the actors cover; None before there are any actors."""
         return None if self._scope is None else self._scope.uptime
 
     def actors(self) -> list[NodeActor]:
-        """Return the actors that it goes through."""
+        """Return the actors that the call goes through."""
         return [] if self._scope is None else self._scope.wiring.actors()
 
     def frames(self) -> Iterator[Frame]:
@@ -265,10 +265,10 @@ class StreamingCall:
             yield self._frame
 
     async def opened(self) -> Reader[Any]:
-        """Wait until there is something to read.
+        """Wait until the stream is opened; return its reader.
 
         Raises:
-            BaseException: what ended the call before: a refusal, the deadline, a failed node.
+            BaseException: the error that ended the call before, such as a refusal, the deadline, or that of a node.
         """
         await self._opened.wait()
         if self.reader is None:
@@ -277,21 +277,21 @@ class StreamingCall:
         return self.reader
 
     def was_read(self, error: BaseException | None) -> None:
-        """The reader has come to the end, or to the error: that is the call's outcome, unless it has one already."""
+        """Note that the reader has come to the end, or to an error: that becomes the outcome of the call."""
         frame = self._frame
         if self._was_read or self._scope is None:
             return
         self._was_read = True
         if error is None:
             frame.let_go()
-        elif frame.state == "running":  # else the call has ended with it
+        elif frame.state == "running":  # if not, the call has ended with this error already
             frame.fail(error)
 
     async def ended(self) -> None:
-        """Wait until the call has ended and nothing of it is left.
+        """Wait until the call has ended and none of its tasks is left.
 
         Raises:
-            BaseException: what the call ended with, if that was an error.
+            BaseException: the error of the call, if it failed.
         """
         await self._over.wait()
         if self._frame.state == "failed" and self._frame.error is not None:
@@ -301,10 +301,10 @@ class StreamingCall:
             if error is not None:
                 raise error
         finally:
-            del error  # its traceback refers to this very call
+            del error  # breaks a cycle: its traceback refers to this stack frame
 
     def abort(self, error: BaseException | None = None) -> None:
-        """Begin to end everything; `aclose` waits for it."""
+        """Begin to end the call; `aclose` waits for that."""
         if self._over.is_set():
             return
         self._was_left = self._was_left or error is None
@@ -319,31 +319,31 @@ class StreamingCall:
             self._frame.fail(error)
 
     async def aclose(self) -> None:
-        """End everything: cancel what runs, wait until nothing is left."""
+        """End the call: cancel its handlers, and wait until none of its tasks is left."""
         self.refuse_from_inside()
         self.abort()
         await until(self._over.is_set, self._over.wait)
 
     async def end(self) -> None:
-        """End it with its Engine: the next read raises that, and does not look like the end of the stream."""
+        """End the stream because its Engine is closed; the next read raises an error that says so."""
         self.abort(EngineClosedError("the Engine was closed while this stream was open"))
         await self.aclose()
 
     def refuse_from_inside(self) -> None:
-        """Refuse what waits for this call in one of its own nodes.
+        """Refuse to wait for this call inside of one of its own nodes.
 
         Raises:
-            ReentrantCallError: that is where it is called.
+            ReentrantCallError: a handler of this call is the caller.
         """
         refuse_to_close_from_inside(self)
 
     @property
     def service(self) -> AnyDeployment | None:
-        """The deployment that the call belongs to."""
+        """The deployment that is called; None if there is none."""
         return self._where.service
 
     def frame_done(self, frame: Frame) -> None:
-        """The outcome is known: an error is raised at the reader, at once."""
+        """Take the outcome of the call; an error is raised at the reader at once, before values that are left."""
         self.has_expired = frame.has_expired
         self._frame.close()
         if frame.state != "done" and self.reader is not None and not self.reader.buffer.abandoned:
@@ -356,7 +356,7 @@ class StreamingCall:
             self.frame_settled(frame)
 
     def frame_settled(self, frame: Frame) -> None:
-        """Give the place back, now that nothing runs for the call any more."""
+        """Report the outcome, and give back the place: the last handler of the call has ended."""
         self._frame.report()
         self._where.settled(frame)
         self._settled.set()
@@ -382,7 +382,7 @@ class StreamingCall:
                 self._where.withdrawn()
         except asyncio.CancelledError as error:
             self._cancelled(error)
-        except BaseException as error:  # noqa: BLE001 - whoever reads the stream raises it
+        except BaseException as error:  # noqa: BLE001 - the reader raises it
             self._error = error
         await self._end()
 
@@ -391,7 +391,7 @@ class StreamingCall:
             await uninterrupted(self._ended())
         except asyncio.CancelledError as error:
             self._cancelled(error)
-        except BaseException as error:  # noqa: BLE001 - as above: a stateful node did not end well
+        except BaseException as error:  # noqa: BLE001 - the reader raises it: a stateful node could not be left
             self._error = self._error or error
         finally:
             self._finish()
@@ -405,7 +405,7 @@ class StreamingCall:
         self._over.set()
 
     async def _ended(self) -> None:
-        """Leave the scope, and have the last numbers shown."""
+        """Leave the scope, and show the last numbers of the progress bar."""
         progress, self.progress = self.progress, None
         try:
             await self._where.call_ended()
@@ -414,7 +414,7 @@ class StreamingCall:
                 await progress.aclose()
 
     def _cancelled(self, cause: BaseException) -> None:
-        """Its task was cancelled: by `abort`, or else by whoever shuts the loop down."""
+        """Note that the task was cancelled: by `abort`, or from outside, such as when the loop is shut down."""
         if self._error is None:
             self._error = NodeCancelledError("the task of this stream was cancelled")
             self._error.__cause__ = cause
@@ -435,16 +435,17 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ValuesStream(Stream[T_co]):
-    """The values of one call.
+    """The values of one call, as an async iterator.
 
     Args:
         start: starts the call.
-        shows_progress: whether it is shown how many there were.
+        shows_progress: whether a bar shows how many values there were.
     """
 
     def __init__(self, start: Callable[[], StreamingCall], *, shows_progress: bool = False) -> None:
         self._shows_progress = shows_progress
-        # Not its own method: a stream that is dropped has to go at once, and not when cycles are collected.
+        # Not a bound method of this object: the cycle would keep a dropped stream alive until the garbage collector
+        # runs.
         self._start_call = start
         self._call: StreamingCall | None = None
         self._buffer: StreamBuffer[Any] | None = None
@@ -454,7 +455,7 @@ class ValuesStream(Stream[T_co]):
         """Return the next value.
 
         Raises:
-            Exception: what the call failed with; the stream is closed then.
+            Exception: the error of the call; the stream is closed then.
         """
         buffer = self._buffer or await self._open()
         if (
@@ -478,22 +479,22 @@ class ValuesStream(Stream[T_co]):
         return await self._next(buffer)
 
     async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
-        """Iterate over one `Outcome` for each value; an error of the call is in the last one and never raised."""
+        """Iterate over one `Outcome` for each value; an error of the call is in the last outcome and not raised."""
         while True:
             try:
                 value = await self.__anext__()
             except StopAsyncIteration:
                 return
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is the last outcome
+            except Exception as error:  # noqa: BLE001 - any error is the last outcome
                 yield Outcome(self.position, None, error)
                 return
             yield Outcome(self.position - 1, value, None)
 
     async def wait_started(self) -> None:
-        """Wait for the first value, and leave it there; for a server, before it sends its headers.
+        """Wait for the first value without taking it; for a server, before it sends its headers.
 
         Raises:
-            Exception: what the call failed with before, a refusal (`Overloaded`) included.
+            Exception: the error of the call before its first value, such as `Overloaded`.
         """
         buffer = self._buffer or await self._open()
         with self._start().reader_wait:
@@ -503,7 +504,7 @@ class ValuesStream(Stream[T_co]):
             await self._next(buffer)  # raises it
 
     async def aclose(self) -> None:
-        """End the stream: cancel what runs for the call, wait until nothing is left. Idempotent."""
+        """End the stream: cancel the call, and wait until none of its tasks is left. Idempotent."""
         if self._call is not None:
             self._call.refuse_from_inside()
         self._closed = True
@@ -512,7 +513,7 @@ class ValuesStream(Stream[T_co]):
 
     @property
     def position(self) -> int:
-        """How many values were taken out."""
+        """How many values the reader has taken."""
         return 0 if self._buffer is None else self._buffer.position
 
     def statistics(self) -> StreamStatistics:
@@ -558,7 +559,7 @@ class ValuesStream(Stream[T_co]):
             error = failure
         call = self._start()
         call.was_read(error)
-        error = None  # its traceback refers to this very call
+        error = None  # breaks a cycle: its traceback refers to this stack frame
         with call.reader_wait:
             await call.ended()
         raise StopAsyncIteration
@@ -566,7 +567,7 @@ class ValuesStream(Stream[T_co]):
     def __del__(self) -> None:
         call = getattr(self, "_call", None)
         if call is not None and not self._closed and not call.is_over and not call.loop.is_closed():
-            # Perhaps in another thread: the garbage collector chooses where it runs.
+            # The garbage collector may run in any thread, so the loop has to be told in a thread-safe way.
             call.loop.call_soon_threadsafe(call.abort)
 
 

@@ -1,7 +1,7 @@
 """The record of a node's counters, which statistics, metrics, profiles, live looks and drawings all read.
 
-Only the actor of a node writes them down. What a record says over time is the difference of two (`counted`), what
-several nodes or scopes say together is their sum (`total`).
+Only the actor of a node makes such records. What happened over time is the difference of two records (`counted`); the
+counters of several nodes or scopes are the sum of their records (`total`).
 """
 
 from collections.abc import Callable, Iterable
@@ -23,15 +23,15 @@ class ChannelStatistics:
     means that the producer is.
 
     Attributes:
-        depth: items held now.
-        capacity: items it may hold; None if unbounded.
-        high_water: the most items it ever held.
-        bytes_held: bytes held now, where the size of items is known.
-        puts: items that entered since the channel was made.
-        waiting_putters: tasks that wait for room now.
-        waiting_getters: tasks that wait for an item now.
-        put_wait_seconds: time that putters spent waiting, in total; of those that wait now, until now.
-        get_wait_seconds: time that getters spent waiting, in total; of those that wait now, nothing yet.
+        depth: how many items it holds now.
+        capacity: how many items it may hold; None if unbounded.
+        high_water: the most items that it has held.
+        bytes_held: how many bytes it holds now, counted for items whose size is known.
+        puts: how many items have entered since the channel was made.
+        waiting_putters: how many tasks wait for room now.
+        waiting_getters: how many tasks wait for an item now.
+        put_wait_seconds: how long puts have waited for room in total, including the puts that wait now.
+        get_wait_seconds: how long gets have waited for an item in total, without the gets that wait now.
     """
 
     depth: int
@@ -50,22 +50,21 @@ class ActorStatistics:
     """A snapshot of an actor.
 
     Attributes:
-        graph: name of its graph, or of the body of control flow that it belongs to.
-        node: name of the node, as drawn.
-        completed: items that it finished with a result.
-        failed: items that ended in an error here, after the last attempt and the fallback.
-        retried: attempts beyond the first.
-        restarts: how often its instance was replaced by a new one; 0 for what has no instance.
-        in_flight: items in it now, over all call sites that share its places.
-        concurrency: the most items in flight; None if unlimited.
-        busy_seconds: time spent in its handlers, waits included, over all items; None for an `async def` without a
-            policy that starts no tasks, which is not timed, and for a node that gives or reads a stream, whose time is
-            that of the nodes before it as well.
-        inbox: the inbox; a full one (and a growing `put_wait_seconds`) says that this node limits the pipeline.
-        state: of a stateful node or one that owns its loop: "running"; "restarting" from a crash on until it runs
-            again; "stopped" if it will not, because it is not restarted or its scope has ended. None for other nodes.
-        places: a number that stands for its places: `in_flight` and `concurrency` of records with the same number are
-            of the same places.
+        graph: the name of its graph, or of the body of control flow that it belongs to.
+        node: the name of the node, as drawn.
+        completed: how many items it has finished with a result.
+        failed: how many items have ended here with an error, after the last attempt and the fallback.
+        retried: how many attempts there were beyond the first of each item.
+        restarts: how often its instance was replaced by a new one; 0 for a node without an instance.
+        in_flight: how many items are in it now, over all call sites that share its places.
+        concurrency: how many items it handles at a time; None if unlimited.
+        busy_seconds: the time spent in its handlers over all items, including waits. None for an `async def` without a
+            policy that starts no tasks, which is not timed; and for a node that gives or reads a stream, whose time
+            would include that of the nodes before it.
+        inbox: the inbox. If it is full, and its `put_wait_seconds` grows, this node limits the pipeline.
+        state: for a stateful node, or one that owns its loop: "running"; "restarting" after a crash until it runs
+            again; "stopped" if it is not restarted, or if its scope has ended. None for other nodes.
+        places: a number that identifies its places: records with the same number share `in_flight` and `concurrency`.
     """
 
     graph: str
@@ -83,11 +82,11 @@ class ActorStatistics:
 
 
 def name_of(graph: str, node: str) -> str:
-    """Return what to call a node in a sentence: one in a body of control flow has the name of the body before its own.
+    """Return the name of a node for a sentence; in a body of control flow, the name of the body comes first.
 
     Args:
-        graph: name of its graph; of a body "graph/body".
-        node: its name, as drawn.
+        graph: the name of its graph; for a body, "graph/body".
+        node: the name of the node, as drawn.
     """
     return "/".join([*graph.split("/")[1:], node])
 
@@ -99,7 +98,7 @@ _INBOX_COUNTERS = "puts", "put_wait_seconds", "get_wait_seconds"
 
 
 def less(later: Record, earlier: Record, *counters: str) -> Record:
-    """Return a record with those of its fields that count reduced by what they were; one that is None stays None."""
+    """Return the later record, with the named counters reduced by their earlier values; None stays None."""
     changes = {
         name: now - (getattr(earlier, name) or 0) for name in counters if (now := getattr(later, name)) is not None
     }
@@ -107,12 +106,12 @@ def less(later: Record, earlier: Record, *counters: str) -> Record:
 
 
 def counted(now: ActorStatistics, before: ActorStatistics | None, less: Callable[..., Any] = less) -> ActorStatistics:
-    """Return what was counted between two looks at one node; everything, if there was no earlier one.
+    """Return the counts of a node between two records; if there is no earlier record, the counts of the later one.
 
     Args:
-        now: the later look.
-        before: the earlier one.
-        less: takes the one from the other; it may refuse to.
+        now: the later record.
+        before: the earlier record.
+        less: subtracts the earlier record from the later one; it may raise.
     """
     if before is None:
         return now
@@ -121,7 +120,7 @@ def counted(now: ActorStatistics, before: ActorStatistics | None, less: Callable
 
 
 def total(records: Iterable[ActorStatistics]) -> ActorStatistics:
-    """Return what records add up to, under the names of the first; places that several share count once."""
+    """Return the sum of records, under the names of the first; places that several of them share count once."""
     first, *others = records
     if not others:
         return first
@@ -155,5 +154,5 @@ def total(records: Iterable[ActorStatistics]) -> ActorStatistics:
 
 
 def _limit(limits: list[int | None]) -> int | None:
-    """Return the sum of limits; None if one of them is none."""
+    """Return the sum of limits; None if one of them is None, which means unlimited."""
     return None if None in limits else sum(limit or 0 for limit in limits)

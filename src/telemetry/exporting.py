@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 
-# Closes what sends telemetry when the interpreter exits, without keeping it from exiting.
+# Closing the exporters at the exit of the interpreter, within a time limit.
 #
-# The SDK's own handlers wait for an endpoint that is down: for all retries of each batch, up to half a minute for each
-# signal. Python starts no thread at exit, so each of these waits for that moment from the beginning.
+# The SDK's own exit handlers wait for an endpoint that is down: for all retries of each batch, up to half a minute for
+# each signal. So each exporter is closed in a thread, and the exit waits for these only `EXIT_SECONDS`. The threads are
+# started early, because Python starts no thread at exit.
 
 # A full queue of the SDK, 2,048 spans, goes to a receiver on the same machine in 0.2 s by HTTP and in 0.4 s by gRPC.
 # There is time for one retry, which comes after a second.
@@ -33,14 +34,14 @@ EXIT_SECONDS = 3.0
 
 
 class _Closer:
-    """Calls a function in a thread of its own when told to."""
+    """A thread that waits, and calls a function at the exit."""
 
     def __init__(self, close: Callable[[], None]) -> None:
         self._close = close
         self.start()
 
     def start(self) -> None:
-        """Begin to wait; once more in a process that was forked, which has no such thread."""
+        """Start the thread; to be called again in a forked process, which does not have the thread."""
         self.told = threading.Event()
         self.done = threading.Event()
         threading.Thread(target=self._run, name="penstock-telemetry-exit", daemon=True).start()
@@ -52,7 +53,7 @@ class _Closer:
 
 
 def close_at_exit(closes: Sequence[Callable[[], None]]) -> None:
-    """Call functions side by side at exit, and wait for them, `EXIT_SECONDS` at most."""
+    """Call functions at the exit of the interpreter, each in a thread, and wait for them for at most `EXIT_SECONDS`."""
     closers = [_Closer(close) for close in closes]
     if not closers:
         return
@@ -63,7 +64,8 @@ def close_at_exit(closes: Sequence[Callable[[], None]]) -> None:
 
     atexit.register(_close, closers)
     os.register_at_fork(after_in_child=go_on_in_child)
-    # The children that `multiprocessing` forks end without `atexit`, and begin without the finalizers of their parent.
+    # Children that `multiprocessing` has forked end without `atexit`, and do not inherit the finalizers of their
+    # parent.
     register_after_fork(go_on_in_child, lambda _: Finalize(None, _close, [closers], exitpriority=-1))
 
 
@@ -80,35 +82,37 @@ def _close(closers: Sequence[_Closer]) -> None:
 # Libraries call the API of OpenTelemetry and nothing else. What is set up here belongs to the application, so the SDK
 # is an extra, and only `setup` loads it.
 
-# What OTEL_EXPORTER_OTLP_PROTOCOL may say, and the exporter that speaks it. The first is the standard's default.
+# The values of OTEL_EXPORTER_OTLP_PROTOCOL, and the exporter for each. The first one is the default of the standard.
 _PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
 def setup(*, service_name: str, endpoint: str | None = None) -> None:
     """Send the spans and metrics of this application to a receiver of OTLP: a collector, Jaeger, or any other.
 
-    Call it once, before the first call of a graph. It sets the global providers of OpenTelemetry, so that everything
-    else in the process that is instrumented is sent, too, and `trace.get_tracer_provider().force_flush()` works.
-    Spans that handlers make in worker processes are sent from there. When the interpreter exits, what is left is sent,
-    for 3 seconds at most.
+    Call it once, before the first call of a graph. It sets the global providers of OpenTelemetry, so that all other
+    instrumented libraries in the process send their spans and metrics, too. Spans that handlers make in worker
+    processes are sent from these. At the exit of the interpreter, unsent data is sent for at most 3 seconds;
+    `trace.get_tracer_provider().force_flush()` sends it earlier.
 
-    The standard `OTEL_*` variables say the rest, and one that is set wins over an argument: the operator has the last
-    word. `OTEL_EXPORTER_OTLP_PROTOCOL` chooses between `http/protobuf`, the default, and `grpc`;
-    `OTEL_TRACES_SAMPLER` what is sampled (unset, all but the requests that their callers do not sample);
-    `OTEL_TRACES_EXPORTER=none` or `OTEL_METRICS_EXPORTER=none` turns one off, `OTEL_SDK_DISABLED=true` both.
+    The standard `OTEL_*` variables configure everything else, and a variable wins over an argument, so that the
+    operator decides. `OTEL_EXPORTER_OTLP_PROTOCOL` chooses between `http/protobuf`, the default, and `grpc`.
+    `OTEL_TRACES_SAMPLER` chooses which calls are sampled; by default all, except requests that their callers do not
+    sample. `OTEL_TRACES_EXPORTER=none` or `OTEL_METRICS_EXPORTER=none` turns one of the two off,
+    `OTEL_SDK_DISABLED=true` both.
 
-    What has a provider already, set by the application or by an earlier call, stays as it is, and a warning
+    If the application, or an earlier call, has set a provider already, that provider stays, and the warning
     `telemetry.already_set_up` is logged.
 
     Args:
-        service_name: `service.name` of what is sent, unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` has one.
-        endpoint: URL of the receiver, unless `OTEL_EXPORTER_OTLP_ENDPOINT` is set, as in `http://collector:4318`. For
-            HTTP it is the base to which `/v1/traces` and `/v1/metrics` are added. Unset, it is this machine, at port
-            4318 (4317 for gRPC).
+        service_name: the `service.name` of all spans and metrics, unless `OTEL_SERVICE_NAME` or
+            `OTEL_RESOURCE_ATTRIBUTES` sets it.
+        endpoint: the URL of the receiver, such as `http://collector:4318`, unless `OTEL_EXPORTER_OTLP_ENDPOINT` is set.
+            For HTTP, `/v1/traces` and `/v1/metrics` are added to it. By default, the receiver is on this machine, at
+            port 4318 (4317 for gRPC).
 
     Raises:
-        ImportError: the SDK is not installed, or an exporter that a variable names; the message says what to install.
-        ValueError: a variable asks for a protocol that there is no exporter for.
+        ImportError: the SDK, or an exporter that a variable names, is not installed; the message says what to install.
+        ValueError: a variable names a protocol for which there is no exporter.
     """
     if _read("OTEL_SDK_DISABLED").lower() == "true":
         return
@@ -138,13 +142,13 @@ def _send_traces(exporters: list[Callable[[], Any]], resource: "Resource") -> "T
 
 
 def _send_traces_of_worker(resource: dict[str, Any], endpoint: str | None) -> None:
-    """Do in a worker process what `setup` did in the one that started it; metrics stay there.
+    """Set up the sending of spans in a worker process, as `setup` did in its parent; a worker sends no metrics.
 
     Args:
-        resource: attributes of that process, which this one shares but for its `service.instance.id`.
+        resource: the resource attributes of the parent; the worker shares all but `service.instance.id`.
         endpoint: as for `setup`.
     """
-    if not _has_none(trace.get_tracer_provider()):  # the module of its node has set one up
+    if not _has_none(trace.get_tracer_provider()):  # the module of the node has set one up
         return
     try:
         from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
@@ -160,7 +164,7 @@ def _send_metrics(exporters: list[Callable[[], Any]], resource: "Resource") -> "
     from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
     made = [make() for make in exporters]
-    # Some are readers themselves: that of Prometheus is asked, and does not send.
+    # Some exporters are metric readers themselves: the exporter for Prometheus does not send, but is scraped.
     readers = [each if isinstance(each, MetricReader) else PeriodicExportingMetricReader(each) for each in made]
     provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
     metrics.set_meter_provider(provider)
@@ -168,7 +172,7 @@ def _send_metrics(exporters: list[Callable[[], Any]], resource: "Resource") -> "
 
 
 def _is_free(signal: str, provider: object) -> bool:
-    """Whether the application has set no provider yet; warns otherwise."""
+    """Whether no provider is set yet; logs a warning if one is."""
     if _has_none(provider):
         return True
     remedy = "call telemetry.setup() once, and only where nothing else sets a provider"
@@ -177,12 +181,12 @@ def _is_free(signal: str, provider: object) -> bool:
 
 
 def _has_none(provider: object) -> bool:
-    # Until one is set, the API shows a stand-in, and that of metrics has no public name.
+    # Until a provider is set, the API returns a proxy, whose class has no public name for metrics.
     return "Proxy" in type(provider).__name__
 
 
 def _find_exporters(signal: str, endpoint: str | None) -> list[Callable[[], Any]]:
-    """Return what makes the exporters that the variables ask for."""
+    """Return a function for each exporter that the variables name, which makes the exporter."""
     names = [name.strip() for name in (_read(f"OTEL_{signal.upper()}_EXPORTER") or "otlp").split(",")]
     return [_exporter(signal, name, endpoint) for name in names if name.lower() != "none"]
 
@@ -218,4 +222,4 @@ def _resource(service_name: str) -> "Resource":
 
 
 def _read(variable: str) -> str:
-    return os.environ.get(variable, "").strip()  # to the standard, empty means unset
+    return os.environ.get(variable, "").strip()  # in the standard, an empty variable counts as unset

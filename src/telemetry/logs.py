@@ -1,27 +1,27 @@
-"""Logs: structlog events with the ids of the trace that they belong to, and the item that they are about."""
+"""Logs: structlog events with the ids of their trace, and the graph, node, item and attempt that they are about."""
 
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from opentelemetry import trace
 
-# Return what the handler that runs here works on, as fields; nothing outside of one. The engine sets it.
+# Functions that return the fields of the item that is being handled here; the floors above register them.
 _describers: list[Callable[[], Mapping[str, object]]] = []
 
 _ITEM_FIELDS = frozenset({"graph", "node", "item", "attempt"})
 
 
 def describe_items(describe: Callable[[], Mapping[str, object]]) -> None:
-    """Have the fields of the item that is being handled come from here."""
+    """Register a function that returns the fields of the item that is being handled by the caller; empty if none is."""
     _describers.append(describe)
 
 
 def add_trace_context(logger: Any, method_name: str, event_dict: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Add where an event belongs: a processor for `structlog.configure(processors=[...])`.
+    """Add the trace and the item to a log event; a processor for `structlog.configure(processors=[...])`.
 
-    Inside of a span, recorded or not, it adds `trace_id` and `span_id`. Inside of a node's handler, also in threads,
-    tasks and worker processes, it adds `graph`, `node`, `item` and `attempt`, unless the event names one of these
-    itself: then it may be about another item. What the event has already stays as it is.
+    Inside of a span, recorded or not, it adds `trace_id` and `span_id`. Inside of the handler of a node, also in its
+    threads, tasks and worker processes, it adds `graph`, `node`, `item` and `attempt`; but if the event has one of
+    these fields, it adds none of them, since the event may be about another item. Fields of the event are not changed.
 
     Args:
         logger: not used.
@@ -29,7 +29,7 @@ def add_trace_context(logger: Any, method_name: str, event_dict: MutableMapping[
         event_dict: the event.
 
     Returns:
-        The event.
+        The event, with the fields added.
     """
     for name, value in _ids().items():
         event_dict.setdefault(name, value)
@@ -41,7 +41,7 @@ def add_trace_context(logger: Any, method_name: str, event_dict: MutableMapping[
 
 def warning(event: str, **fields: object) -> None:
     """Log a warning, with the trace and span ids of the caller's span if it has one, recorded or not."""
-    # Loaded at the first warning: with rich installed, structlog takes as long to import as the rest of this package.
+    # Imported at the first warning: with rich installed, structlog takes as long to import as the rest of this package.
     import structlog
 
     logger: structlog.stdlib.BoundLogger = structlog.get_logger("penstock")
@@ -50,6 +50,6 @@ def warning(event: str, **fields: object) -> None:
 
 def _ids() -> dict[str, str]:
     context = trace.get_current_span().get_span_context()
-    if not context.is_valid:  # not `is_recording`: an unsampled request is looked up by its trace id, too
+    if not context.is_valid:  # not `is_recording`: logs of unsampled requests are found by their trace id, too
         return {}
     return {"trace_id": trace.format_trace_id(context.trace_id), "span_id": trace.format_span_id(context.span_id)}

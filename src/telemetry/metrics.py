@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 
-# The boundaries that the semantic conventions give for the durations of HTTP requests, in seconds.
+# The bucket boundaries that the semantic conventions recommend for the durations of HTTP requests, in seconds.
 RUN_BOUNDARIES: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 # A stream takes as long as its input is: from below a second to a day.
 STREAM_BOUNDARIES: Final = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 10800.0, 43200.0, 86400.0)
@@ -29,7 +29,7 @@ class Observed:
 
     Attributes:
         name: its name.
-        kind: "counter" for what only grows, "up_down" for a level. Both can be added up over attributes.
+        kind: "counter" for a number that only grows, "up_down" for a level. Both can be summed over attributes.
         unit: in UCUM.
         description: what it says.
     """
@@ -46,9 +46,9 @@ class Recorded:
 
     Attributes:
         name: its name.
-        unit: in UCUM.
-        description: what it says.
-        boundaries: of its buckets, unless the application has a view of its own.
+        unit: its unit, in UCUM.
+        description: what it measures.
+        boundaries: the boundaries of its buckets, unless the application has a view of its own.
     """
 
     name: str
@@ -96,22 +96,20 @@ OBSERVED: Final = (
 COUNTERS: Final = frozenset(metric.name for metric in OBSERVED if metric.kind == "counter")
 
 
-# What metrics read of whatever counts: numbers of series, and the protocol of who gives them.
-#
-# Telemetry knows no engine. What wants to be counted implements `Source`, and says when it opens and
-# closes.
+# Sources of metrics. Telemetry does not import the engine: an object with counters implements `Source`, and reports
+# when it opens and closes.
 
 
 class Series:
-    """A metric with its attributes; made by `series`, one for each.
+    """A metric with its attributes; `series` makes one object for each.
 
     Attributes:
         metric: name of the metric, one of `definitions.OBSERVED`.
         attributes: of bounded cardinality: graphs, nodes, outcomes, never an item or a run.
     """
 
-    # It is equal to itself alone: a scope that closes looks up one for each of its numbers, and comparing names takes
-    # longer than all else.
+    # Compared by identity: a scope that closes looks up the series of each of its numbers, and comparing names would
+    # take longer than all other work.
     __slots__ = ("attributes", "metric")
 
     def __init__(self, metric: str, attributes: tuple[tuple[str, str | bool], ...]) -> None:
@@ -128,33 +126,32 @@ def series(metric: str, *attributes: tuple[str, str | bool]) -> Series:
     return _known.get(key) or _known.setdefault(key, Series(metric, attributes))  # one, whichever thread comes first
 
 
-# A number of a series; those of one series are added up. With it, what it belongs to, if several sources may give the
-# same number, which is added once then; or None.
+# A series, a number, and the object that the number belongs to, or None. The numbers of a series are added up; if
+# several sources give the number of the same object, it is added once.
 Reading: TypeAlias = tuple[Series, float, object]
 
 
 class Source(Protocol):
-    """Something that counts: the actors of a scope, a stream, a deployment, a device.
+    """An object with counters: the actors of a scope, a stream, a deployment, a device.
 
-    Its methods are called by any thread, while others go on counting.
+    Its methods are called from any thread, while other threads go on counting.
     """
 
     def counters(self) -> Iterable[Reading]:
-        """Return what only grows."""
+        """Return its counters, which only grow."""
         ...
 
     def levels(self) -> Iterable[Reading]:
-        """Return what is so now."""
+        """Return its levels, as they are now."""
         ...
 
 
-# The instruments: made when something is first counted, because they take longer to import than to use.
-#
-# Those of the API stand in until the application sets a provider, and pass on to its instruments then.
+# The instruments are made at the first count, because importing them takes longer than using them. Until the
+# application sets a provider, they are proxies of the API, which then pass on to its instruments.
 
 Totals: TypeAlias = Callable[[], Mapping[str, Mapping[Series, float]]]
 
-# Instruments are read one after the other; within this time they tell of one and the same moment.
+# A reader reads one instrument after the other; within this time, all of them return numbers of the same moment.
 _SAME_MOMENT_SECONDS: Final = 1.0
 
 
@@ -162,11 +159,11 @@ class Instruments:
     """All instruments of one meter.
 
     Args:
-        meter: makes them.
-        totals: what the observable ones tell.
+        meter: the meter, which makes them.
+        totals: returns the numbers of the observable instruments.
 
     Attributes:
-        histograms: those that are recorded, by name.
+        histograms: the histograms, by name.
     """
 
     def __init__(self, meter: "Meter", totals: Totals) -> None:
@@ -191,7 +188,7 @@ class Instruments:
             make(metric.name, [self._callback(metric)], metric.unit, metric.description)
 
     def unlock(self) -> None:
-        """Have a new lock; also in a process that was forked, where a thread that is not here may hold the old one."""
+        """Make a new lock; also in a forked process, where a thread of the parent may hold the old one."""
         self._lock = threading.Lock()
 
     def _callback(self, metric: Observed) -> "Callable[[CallbackOptions], Iterable[Observation]]":
@@ -204,13 +201,13 @@ class Instruments:
         return observe
 
     def _now(self, metric: str) -> Mapping[str, Mapping[Series, float]]:
-        """Return all numbers: looked at once for all instruments, and anew when one is read again."""
+        """Return all numbers: read once for all instruments, and anew when an instrument is read a second time."""
         with self._lock:
             now = monotonic()
             begins = metric in self._told or not self._told
             if begins:
                 self._told.clear()
-            # One that takes so long goes on with newer numbers, and is still the same collection.
+            # A collection that takes longer goes on with newer numbers.
             if begins or now > self._looked_at + _SAME_MOMENT_SECONDS:
                 self._look = self._totals()
                 self._looked_at = now
@@ -219,8 +216,8 @@ class Instruments:
 
 
 _instruments: Instruments | None = None
-# Returns the meter provider of the application; None if it has set up no metrics, or nothing was counted yet. As
-# `spans.tracer_provider`: should the attribute go away, durations are merely recorded in vain.
+# Returns the meter provider of the application; None if it has none, or if nothing was counted yet. It reads a private
+# attribute, for speed, as `spans.tracer_provider` does: if a later version lacks it, durations are recorded in vain.
 meter_provider: Callable[[], object] = partial(getattr, None, "_METER_PROVIDER", None)
 _lock = threading.Lock()
 
@@ -254,40 +251,38 @@ def histogram(name: str) -> "Histogram | None":
     return None if _instruments is None or meter_provider() is None else _instruments.histograms[name]
 
 
-# Who counts now, and what those have counted who do no more.
-#
-# A source is known from its opening to its closing, by a weak reference. When it closes, its counters are added to
-# those of all that closed before it, by metric and attributes: so totals only grow, and take no more memory for each
-# scope. Sources open and close on event loops, or when they are collected as garbage, which must never wait for a
-# reader; and readers have threads of their own.
+# The registry of sources. It holds a weak reference to each source from its opening to its closing. When a source
+# closes, its counters are added to one sum for all closed sources, by metric and attributes: so totals only grow, and
+# closed scopes take no memory. Sources open and close on event loops, or in the garbage collector, which must never
+# wait for a reader; readers have threads of their own.
 
 
 class Registry:
-    """Adds up what is open and what has closed. Everything may be called from any thread."""
+    """Adds up the counters of open and closed sources. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._open: WeakValueDictionary[int, Source] = WeakValueDictionary()
-        self._departed: deque[tuple[Source | None, dict[Series, float]]] = deque()  # not added to `_totals` yet
+        self._departed: deque[tuple[Source | None, dict[Series, float]]] = deque()  # closed, not in `_totals` yet
         self._totals: dict[Series, float] = {}
         self._highest: dict[Series, float] = {}
         self.unlock()
 
     def unlock(self) -> None:
-        """Have new locks; also in a process that was forked, where a thread that is not here may hold the old ones."""
-        self._lock = threading.Lock()  # never waited for by `closed` and `add`
+        """Make new locks; also in a forked process, where a thread of the parent may hold the old ones."""
+        self._lock = threading.Lock()  # `closed` and `add` never wait for it
         self._reading = threading.Lock()
 
     def opened(self, source: Source) -> None:
-        """Read a source from now on, until it is closed or gone."""
+        """Read a source from now on, until it is closed or collected as garbage."""
         self._open[id(source)] = source
 
     def closed(self, source: Source) -> None:
-        """Keep what a source has counted, which counts no more; nothing if it was not open."""
+        """Keep the last counters of a source that has closed; nothing if it was not open."""
         if self._open.get(id(source)) is source:
             self.vanished(source)
 
     def vanished(self, source: Source) -> None:
-        """Keep what an open source has counted that is being collected as garbage; its weak reference is dead."""
+        """Keep the last counters of an open source that is being collected as garbage; its weak reference is dead."""
         counters: dict[Series, float] = {}
         _add(counters, source.counters(), set())
         self._departed.append((source, counters))  # before it leaves `_open`: see `totals`
@@ -296,16 +291,16 @@ class Registry:
         self._fold()
 
     def add(self, readings: Iterable[Reading]) -> None:
-        """Add to the counters of what is no source."""
+        """Add to counters that belong to no source."""
         counters: dict[Series, float] = {}
         _add(counters, readings, set())
         self._departed.append((None, counters))
         self._fold()
 
     def totals(self) -> dict[str, dict[Series, float]]:
-        """Return all numbers, by metric and series; what is a counter is never less than before."""
+        """Return all numbers, by metric and series; a counter is never smaller than at an earlier call."""
         with self._reading:
-            # What closes meanwhile is in one of the two, or in both, and then left out of the first.
+            # A source that closes meanwhile is in one of the two, or in both; then it is left out of the first.
             with self._lock:
                 sources = [source for reference in self._open.valuerefs() if (source := reference()) is not None]
                 just_closed = self._take_departed()
@@ -319,7 +314,7 @@ class Registry:
             return self._sorted(found)
 
     def _fold(self) -> None:
-        """Add what has closed to the totals, unless a reader is at them, which does this afterwards."""
+        """Add the closed sources to the totals; if a reader is using these, the reader does that afterwards."""
         while self._departed and self._lock.acquire(blocking=False):
             try:
                 self._take_departed()
@@ -339,8 +334,8 @@ class Registry:
         by_metric: dict[str, dict[Series, float]] = {}
         for series, value in found.items():
             if series.metric in COUNTERS:
-                # Numbers are read while others change them, one after the other: what is between two of them may be
-                # missing for a moment.
+                # Other threads count while the numbers are read, one after the other, so an item may be missing from
+                # all of them for a moment. A counter must not go back, so its highest value counts.
                 value = self._highest[series] = max(value, self._highest.get(series, value))
             by_metric.setdefault(series.metric, {})[series] = value
         return by_metric
@@ -361,41 +356,41 @@ os.register_at_fork(after_in_child=_registry.unlock)
 
 
 def opened(source: Source) -> None:
-    """Read a source from now on, until it is closed or gone."""
+    """Read a source from now on, until it is closed or collected as garbage."""
     create(_registry.totals)
     _registry.opened(source)
 
 
 def closed(source: Source) -> None:
-    """Keep what a source has counted, which counts no more; nothing if it was not open."""
+    """Keep the last counters of a source that has closed; nothing if it was not open."""
     _registry.closed(source)
 
 
 def vanished(source: Source) -> None:
-    """Keep what an open source has counted that is being collected as garbage; its weak reference is dead."""
+    """Keep the last counters of an open source that is being collected as garbage; its weak reference is dead."""
     _registry.vanished(source)
 
 
 def add(readings: Iterable[Reading]) -> None:
-    """Add to the counters of what is no source."""
+    """Add to counters that belong to no source."""
     _registry.add(readings)
 
 
 def run_ended(graph: str, seconds: float, outcome: str, error: BaseException | None, span: "Span | None") -> None:
-    """Record one call.
+    """Record the duration of one call.
 
     Args:
-        graph: name of the graph.
-        seconds: how long it took, from the call to the outcome, waiting for a place included.
+        graph: the name of the graph.
+        seconds: the time from the call to its outcome, including its wait for a place.
         outcome: done, failed, cancelled, expired or refused.
-        error: what it ended with.
-        span: that of the call: a sampled one becomes an example of its bucket.
+        error: the error of the call; None if there was none.
+        span: the span of the call; if it is sampled, it becomes an exemplar of its bucket.
     """
     _record(names.METRIC_RUN_DURATION, graph, seconds, outcome, error, span)
 
 
 def stream_ended(graph: str, seconds: float, outcome: str, error: BaseException | None, span: "Span | None") -> None:
-    """Record one stream of calls; as `run_ended`."""
+    """Record the duration of one stream of calls; arguments as for `run_ended`."""
     _record(names.METRIC_STREAM_DURATION, graph, seconds, outcome, error, span)
 
 

@@ -1,14 +1,15 @@
-"""Every span, attribute, event and log name of Penstock, in one place.
+"""The names of all spans, attributes, events and metrics of Penstock.
 
-Attributes follow the OpenTelemetry semantic conventions 1.44, those of model calls included, where these have a name;
-the rest begins with `penstock.`. Times are in seconds.
+Attributes have the names of the OpenTelemetry semantic conventions 1.44, model calls included, where these define one;
+all others begin with `penstock.`. Times are in seconds.
 """
 
 SEMANTIC_CONVENTIONS = "1.44.0"
 SCHEMA_URL = f"https://opentelemetry.io/schemas/{SEMANTIC_CONVENTIONS}"
 INSTRUMENTATION = "penstock"
 
-# Spans. Each name but that of a stream is followed by that of a graph or node; a node execution is named as its node.
+# Spans. All names but that of a stream are followed by the name of a graph or node; the span of a node execution has
+# the name of its node.
 RUN = "penstock.run"
 STREAM = "penstock.stream"
 BATCH = "penstock.batch"

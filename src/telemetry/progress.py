@@ -1,4 +1,4 @@
-"""Progress: how far something has got, and its bar in a terminal."""
+"""Progress: the progress of a stream, and its bar in a terminal."""
 
 import asyncio
 import sys
@@ -18,15 +18,15 @@ from .text import printable
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far something has got.
+    """The progress of a stream at one moment.
 
     Attributes:
-        name: what it is.
-        done: items that have ended.
-        failed: those of them that ended in an error.
-        total: how many there will be; None if unknown.
-        per_second: how many have ended each second lately; None if there is nothing to say.
-        limits: name of the node that limits; empty if none is known to.
+        name: the name to show.
+        done: how many items have ended.
+        failed: how many of these ended in an error.
+        total: how many items there will be; None if unknown.
+        per_second: how many items have ended each second lately; None if unknown.
+        limits: the name of the node that limits; empty if none is known to.
     """
 
     name: str
@@ -38,13 +38,13 @@ class Standing:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """How long the rest takes at this rate; None if it cannot be told."""
+        """How long the remaining items take at this rate, in seconds; None if unknown."""
         if self.total is None or not self.per_second or self.done >= self.total:
             return None
         return (self.total - self.done) / self.per_second
 
     def words(self) -> str:
-        """Return what stands beside the bar."""
+        """Return the text beside the bar."""
         remaining = self.remaining_seconds
         said = (
             count(self.done) + ("" if self.total is None else f"/{count(self.total)}"),
@@ -60,19 +60,18 @@ def _whole(seconds: float) -> str:
     return duration(seconds) if seconds > 59 else f"{ceil(seconds)} s"
 
 
-# Display: draws all bars of the process on standard error, in a thread of its own. It needs rich.
-#
-# A terminal can be slow, or be stopped with Ctrl-S, so no event loop writes to it.
+# The display draws all bars of the process on standard error, with rich. It has a thread of its own, because a terminal
+# can be slow, or stopped with Ctrl-S, and must not block an event loop.
 
 _REFRESH_SECONDS: Final = 0.25
 
 
 class Bar:
-    """A bar. Its numbers are taken in the thread of the event loop, and drawn in that of the display.
+    """A bar. Its numbers are read in the thread of the event loop, and drawn in the thread of the display.
 
     Args:
-        look: says how far it is.
-        loop: where that may be asked.
+        look: returns the present progress.
+        loop: the event loop on which `look` is called.
     """
 
     def __init__(self, look: Callable[[], Standing], loop: asyncio.AbstractEventLoop) -> None:
@@ -84,7 +83,7 @@ class Bar:
         _DISPLAY.add(self)
 
     def end(self) -> None:
-        """Take the last numbers."""
+        """Read the last numbers."""
         if not self.has_ended:
             self.standing = self._look()
             self.has_ended = True
@@ -97,11 +96,11 @@ class Bar:
             thread.join()  # it has nothing left to do
 
     def refresh_soon(self) -> bool:
-        """Have the numbers taken; returns whether there is a loop that can."""
+        """Schedule a reading of the numbers; return False if the loop is closed."""
         return self._call_soon(self._refresh)
 
     def was_drawn(self, ending: threading.Thread | None) -> None:
-        """The last numbers are on the terminal.
+        """Note that the last numbers are on the terminal.
 
         Args:
             ending: the thread of the display, if it ends now.
@@ -119,13 +118,13 @@ class Bar:
     def _call_soon(self, callback: Callable[[], object]) -> bool:
         try:
             self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # it was closed without ending its streams
+        except RuntimeError:  # the loop was closed, but its streams were not
             return False
         return True
 
 
 class _Display:
-    """All bars that there are, below each other; those that have ended stay until the last one has."""
+    """All bars of the process, below each other; bars that have ended stay until the last one has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -138,7 +137,7 @@ class _Display:
         with self._lock:
             self._bars.append(bar)
             if self._thread is None:
-                # A daemon: a loop that was stopped in the middle does not keep the interpreter from ending.
+                # A daemon, so that a loop that was stopped in the middle cannot keep the interpreter from ending.
                 self._thread = threading.Thread(target=self._draw, name="penstock-progress", daemon=True)
                 self._thread.start()
 
@@ -162,7 +161,7 @@ class _Display:
     def _draw_until_all_ended(self) -> list[Bar]:
         """Return the bars that ended last, once the display is closed."""
         tasks: dict[Bar, TaskID] = {}
-        # What the program prints meanwhile appears above the bars, if it goes to a terminal too.
+        # Output of the program appears above the bars, if it goes to a terminal as well.
         goes_to_terminal = sys.stdout is not None and sys.stdout.isatty()
         with Progress(
             TextColumn("{task.description}", markup=False),

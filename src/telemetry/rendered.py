@@ -1,4 +1,4 @@
-"""Records that can be looked at: printed, with rich, and in a notebook; what shows them is loaded when it is asked."""
+"""Records that show themselves as tables: printed, with rich, and in a notebook. The code for that is loaded late."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class Rendered(ABC):
-    """A record that is shown as a table; its `repr` stays that of a record.
+    """Base class of records that `str()`, rich and notebooks show as a table; the `repr` is that of a dataclass.
 
-    One that `str()` says in a sentence has a `__str__` of its own.
+    A record that is shown as a sentence overrides `__str__`.
     """
 
     @abstractmethod
     def _table(self) -> "Table":
-        """Return what is shown."""
+        """Return the table to show."""
 
     def __str__(self) -> str:
         from .tables import to_text

@@ -1,4 +1,4 @@
-"""Spans: what opens and ends them. Nothing is opened for what is not sampled."""
+"""Spans: functions and classes that open and end them. Calls that are not sampled have none."""
 
 import contextvars
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -19,19 +19,17 @@ if TYPE_CHECKING:
     from opentelemetry.propagators.composite import CompositePropagator
 
 
-# The tracer of Penstock, and what all of its spans have in common.
-#
 # Spans are held explicitly and passed as `context=`. A context is attached only around one call of user code, never
-# across a `yield`: a stream that is left early could not detach it.
+# across a `yield`, because a stream that is left early could not detach it.
 
 _tracer = trace.get_tracer(names.INSTRUMENTATION, schema_url=names.SCHEMA_URL)
 
 Value = str | int | float | Sequence[str]
 
 
-# Returns the tracer provider of the application; None if it has set up no tracing. Each call asks this, so it is plain
-# C: `get_tracer_provider()` reads the environment as long as there is no provider, which costs as much as running ten
-# nodes. Should the attribute go away, spans are merely started in vain.
+# Returns the tracer provider of the application; None if it has none. Each call of a graph asks for it, so it is a C
+# function that reads a private attribute: `get_tracer_provider()` reads the environment as long as there is no
+# provider, which costs as much as running ten nodes. If a later version lacks the attribute, spans are started in vain.
 tracer_provider: Callable[[], object] = partial(getattr, trace, "_TRACER_PROVIDER", trace)
 
 
@@ -46,26 +44,26 @@ def start(
     """Start a span.
 
     Args:
-        name: its name.
-        parent: the context with the span that it is a child of; that of the caller by default.
-        attributes: what the sampler may see, too.
-        kind: CLIENT for calls of other systems.
-        links: to the spans that it does something for.
+        name: the name of the span.
+        parent: the context with the parent span; by default the context of the caller.
+        attributes: the attributes, which the sampler sees as well.
+        kind: the kind; CLIENT for calls of other systems.
+        links: links to the spans that the work is done for.
     """
     return _tracer.start_span(name, context=parent, kind=kind, attributes=attributes, links=links)
 
 
 def record_error(span: Span, error: BaseException) -> None:
-    """Say on a span that what it stands for has failed, and how."""
+    """Mark a span as failed, with the type and the text of the error."""
     span.set_attribute(names.ERROR_TYPE, type(error).__qualname__)
     span.set_status(Status(StatusCode.ERROR, message_of(error)))
     if isinstance(error, Exception):
-        with suppress(Exception):  # the SDK asks for its text as well
+        with suppress(Exception):  # the SDK calls its `__str__`, which is user code
             span.record_exception(error)
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an error of the user, which must not become another error for its trace."""
+    """Return the text of an error of the user; if its `__str__` raises, a text that says so."""
     try:
         return str(error)
     except Exception as broken:  # noqa: BLE001 - the user's `__str__`
@@ -76,7 +74,7 @@ Headers = Mapping[str, str] | Iterable[tuple[str, str] | tuple[bytes, bytes] | t
 
 
 class _Call(Protocol):
-    """A call of a graph, which this floor does not know."""
+    """A call of a graph; a Protocol, because this floor cannot import the engine."""
 
     def _continued(self, headers: Mapping[str, str], /) -> object: ...
 
@@ -86,44 +84,49 @@ CallT = TypeVar("CallT", bound=_Call)
 
 @contextmanager
 def continue_trace(headers: Headers) -> Generator[None]:
-    """Let the calls inside of a `with` block belong to the trace of a request.
+    """Make the calls inside of a `with` block part of the trace of a request.
 
-    For servers that are not instrumented: an instrumented one does this by itself, and has a span of its own. Calls
-    become children of the caller's span, and its decision counts: of a request that it does not sample, no spans are
-    recorded, and logs still carry its trace id. Headers without a trace change nothing.
+    For servers that are not instrumented: an instrumented server does this by itself, and has a span of its own. The
+    spans of the calls become children of the span of the client. If the client does not sample the request, no spans
+    are recorded, and logs still have its trace id. Headers without a trace change nothing.
 
-    It reads W3C Trace Context and Baggage (`traceparent`, `tracestate`, `baggage`), or what `OTEL_PROPAGATORS` says.
+    It reads W3C Trace Context and Baggage (`traceparent`, `tracestate`, `baggage`), or the formats that
+    `OTEL_PROPAGATORS` names.
 
     Args:
-        headers: those of the request, in any case: a mapping, or pairs as ASGI has them in `scope["headers"]`.
+        headers: the headers of the request, in upper or lower case: a mapping, or pairs as in ASGI's
+            `scope["headers"]`.
     """
     token = otel_context.attach(propagate.extract(_carrier(headers), otel_context.get_current()))
     try:
         yield
     finally:
-        # Not `detach`, which logs an error where nothing was attached: an async generator that is left early, with this
-        # block around its `yield`, may be closed in another context.
+        # Not `detach`, which logs an error if the context is another one: an async generator with this block around its
+        # `yield` may be closed in another context when it is left early.
         with suppress(ValueError):
             token.var.reset(token)
 
 
 def continued(call: CallT, headers: Headers) -> CallT:
-    """Return the call, as one that belongs to the trace of a message: its span is a child of the sender's.
+    """Return a call that is part of the trace of a message: its span is a child of the sender's span.
 
-    For consumers, whose calls come from a source, where `continue_trace` cannot be around each of them. A stream of
-    calls takes it with `trace_items=True`; `run`, and a stream of one call, as it is. Whether it is recorded is decided
-    as the sampler does for a request: as the sender has decided, by default. Headers without a trace change nothing.
+    For consumers of queues, where a stream takes calls from a source, and `continue_trace` cannot be around each call.
+    A stream of calls needs `trace_items=True` for it; `run`, and a stream of one call, need nothing. The sampler
+    decides whether the span is recorded; by default, as the sender has decided. Headers without a trace change nothing.
 
     Args:
         call: a call of a graph, not yet started.
-        headers: those of the message, in any form that `continue_trace` takes, and as Kafka's clients have them: pairs
-            of text and bytes.
+        headers: the headers of the message, in any form that `continue_trace` accepts, or pairs of text and bytes, as
+            Kafka's clients have them.
+
+    Returns:
+        The call to pass to the stream, or to `run`.
     """
     return cast(CallT, call._continued(_carrier(headers)))
 
 
 def _carrier(headers: Headers) -> dict[str, str]:
-    """Return headers by their names in lower case, those of the same name as one list, as HTTP has it."""
+    """Return headers by their names in lower case; headers of the same name are joined by commas, as in HTTP."""
     carrier: dict[str, str] = {}
     pairs: Iterable[tuple[str | bytes, str | bytes]]
     pairs = cast("Mapping[str, str]", headers).items() if isinstance(headers, Mapping) else headers
@@ -140,18 +143,18 @@ _set_up: Callable[[], None] | None = None
 
 
 def set_up_workers(set_up: Callable[[], None]) -> None:
-    """Have every worker process that is started from now on call this, pickled, when it has its first sampled item."""
+    """Have each worker process that starts from now on call this function, pickled, before its first sampled item."""
     global _set_up  # noqa: PLW0603 - one for the process, as the provider of traces is
     _set_up = set_up
 
 
 def set_up_of_workers() -> Callable[[], None] | None:
-    """Return what a new worker process has to call; None if the application exports no traces."""
+    """Return the function that a new worker process has to call; None if the application exports no traces."""
     return _set_up
 
 
 def outgoing() -> dict[str, str]:
-    """Return the headers of the present context; none if it has no span and no baggage."""
+    """Return the headers of the present context, for a worker process; empty if it has neither span nor baggage."""
     headers: dict[str, str] = {}
     if otel_context.get_current():
         _w3c().inject(headers)
@@ -160,11 +163,11 @@ def outgoing() -> dict[str, str]:
 
 @contextmanager
 def incoming(headers: Mapping[str, str], set_up: Callable[[], None]) -> Generator[None, None, None]:
-    """Make the context of the process that sent these headers current around one call.
+    """Make the context of the engine's process current around one call in a worker process.
 
     Args:
-        headers: what `outgoing` returned there.
-        set_up: called if the call is sampled, and has to have its spans sent.
+        headers: the result of `outgoing` in the engine's process.
+        set_up: called if the call is sampled, to set up the sending of spans.
     """
     token = otel_context.attach(_w3c().extract(headers))
     try:
@@ -177,7 +180,7 @@ def incoming(headers: Mapping[str, str], set_up: Callable[[], None]) -> Generato
 
 @cache
 def _w3c() -> "CompositePropagator":
-    """Return the propagator for workers; not the one that the application has chosen for what leaves it."""
+    """Return the propagator for worker processes; the one that the application has set is for other systems."""
     from opentelemetry.baggage.propagation import W3CBaggagePropagator
     from opentelemetry.propagators.composite import CompositePropagator
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -186,17 +189,17 @@ def _w3c() -> "CompositePropagator":
 
 
 class FrameSpan:
-    """The span that the node executions of one item are children of, and since when their inputs are complete.
+    """The parent of the spans of one item's node executions, and the times since when their inputs are complete.
 
     Only items of sampled calls have one.
 
     Args:
-        parent: the span.
-        body: name of the body of control flow that the item is in; None if it is in none.
+        parent: the parent span.
+        body: the name of the body of control flow that the item is in; None if it is in none.
 
     Attributes:
         parent, body: the same.
-        context: what their spans get as their parent.
+        context: the context with the parent span.
     """
 
     __slots__ = ("_begun_at", "_ready_at", "body", "context", "parent")
@@ -209,13 +212,13 @@ class FrameSpan:
         self._ready_at: dict[int, float] = {}
 
     def completed(self, consumers: Iterable[int]) -> None:
-        """A value is there that these steps read; the last one that a step waits for makes its inputs complete."""
+        """Note that a value is ready which these steps read; the last value of a step makes its inputs complete."""
         now = perf_counter()
         for consumer in consumers:
             self._ready_at[consumer] = now
 
     def waited_seconds(self, step: int) -> float:
-        """Return for how long the inputs of a step have been complete."""
+        """Return for how long the inputs of a step have been complete, in seconds."""
         return perf_counter() - self._ready_at.get(step, self._begun_at)
 
 
@@ -229,19 +232,19 @@ def start_run(
     stream: Span | None = None,
     begins_trace: bool = False,
 ) -> tuple[Span | None, bool]:
-    """Start the span of one call: a child of what its headers name, of its stream, or else of the caller's span.
+    """Start the span of one call: a child of the span in its headers, or of its stream, or of the caller's span.
 
     Args:
-        graph: name of the graph.
-        context: that of the call, and of it alone: the span is made current there.
-        is_wanted: whether there is to be a span; without one, the call still carries the ids of its headers.
-        headers: those that the call goes on from, if it goes on from any.
+        graph: the name of the graph.
+        context: the context of the call, which no other call shares: the span is made current in it.
+        is_wanted: whether a span is started; if not, logs of the call still get the ids in its headers.
+        headers: the headers of the trace that the call continues; None if it continues none.
         item: the index of the call in a stream.
         stream: the span of that stream.
-        begins_trace: whether the item is linked to its stream, and no child of it.
+        begins_trace: whether the item begins a trace that is linked to its stream, and is no child of the stream.
 
     Returns:
-        The span, None if none is wanted or the application has set up no tracing; and whether it is recorded.
+        The span, or None if none is wanted or the application has set up no tracing; and whether it is recorded.
     """
     is_wanted = is_wanted and tracer_provider() is not None
     if not is_wanted and headers is None:
@@ -267,7 +270,7 @@ def start_run(
 
 
 def admitted(span: Span | None, waited_seconds: float) -> None:
-    """Note that a call has waited for its place."""
+    """Note on the span of a call how long it has waited for its place."""
     if span is not None:
         span.set_attribute(names.ADMISSION_WAIT, waited_seconds)
 
@@ -278,7 +281,7 @@ def end_run(span: Span | None, outcome: str, error: BaseException | None = None)
     Args:
         span: the span.
         outcome: done, failed, cancelled, expired or refused.
-        error: what the call ended with.
+        error: the error of the call; None if there was none.
     """
     if span is None:
         return
@@ -290,7 +293,7 @@ def end_run(span: Span | None, outcome: str, error: BaseException | None = None)
 
 
 def start_stream(context: contextvars.Context | None) -> Span | None:
-    """Start the span of a stream, and make it current in `context`, if there is one."""
+    """Start the span of a stream; if a context is given, make the span current in it."""
     if tracer_provider() is None:
         return None
     span = start(names.STREAM)
@@ -300,7 +303,7 @@ def start_stream(context: contextvars.Context | None) -> Span | None:
 
 
 def item_skipped(span: Span | None, graph: str, item: int, error: BaseException | None) -> None:
-    """Note on the span of a stream that its reader does not get an item."""
+    """Note on the span of a stream that an item was skipped."""
     if span is not None and span.is_recording():
         attributes: dict[str, str | int] = {names.GRAPH: graph, names.ITEM: item}
         if error is not None:
@@ -316,29 +319,30 @@ def end_stream(
 
     Args:
         span: the span.
-        outcome: as of a call; cancelled if its reader has left before its end.
-        error: what ended the whole stream.
-        items: that were started.
-        failed: of these.
-        skipped: of those.
+        outcome: as for a call; cancelled if its reader has left before its end.
+        error: the error that ended the whole stream; None if there was none.
+        items: how many items were started.
+        failed: how many of these failed.
+        skipped: how many of the failed ones were skipped.
     """
     if span is not None and span.is_recording():
         span.set_attributes({names.STREAM_ITEMS: items, names.STREAM_FAILED: failed, names.STREAM_SKIPPED: skipped})
     end_run(span, outcome, error)
 
 
-# In the words of OpenAI's responses and Anthropic's messages, then of OpenAI's chat completions and embeddings.
+# The first name is that in OpenAI's responses and Anthropic's messages, the second that in OpenAI's chat completions
+# and embeddings.
 _INPUT = ("input_tokens", "prompt_tokens")
 _OUTPUT = ("output_tokens", "completion_tokens")
-# Anthropic counts these beside `input_tokens`, OpenAI as a part of it; the conventions count all of them.
+# Anthropic counts these in addition to `input_tokens`, OpenAI as a part of it; the conventions count all input tokens.
 _BESIDE_INPUT = ("cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 def usage_of(result: Any) -> dict[str, str | int]:
-    """Return the attributes of a result: tokens and the model that answered; none for one that says nothing.
+    """Return the span attributes of a model's result: its tokens and the model that answered; empty if it has none.
 
     Args:
-        result: what the node returned: an object with attributes, or a mapping.
+        result: the result of the node: an object with attributes, or a mapping.
     """
     found: dict[str, str | int] = {}
     usage = _read(result, "usage")
@@ -367,20 +371,21 @@ def _read(value: Any, field: str) -> Any:
         if isinstance(value, Mapping):
             return value.get(field)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return getattr(value, field, None)
-    except Exception:  # noqa: BLE001 - code of the user's result, which must not fail the node for its trace
+    except Exception:  # noqa: BLE001 - user code, such as a property; tracing must not fail the node
         return None
 
 
 class NodeSpan:
-    """The span of one node execution, current from its start to its end, which have to be in one task.
+    """The span of one node execution. It is current from its start to its end, which must be in the same task.
 
     Args:
-        parent: of the item.
-        name: of the node.
-        function: what it runs; None for what is no function of the user.
+        parent: the parent of the spans of the item.
+        name: the name of the node.
+        function: the function of the node; None if it has none.
         item: the index of the item.
-        model: the model that it calls, if that is what it does.
-        waited_seconds: how long the item has waited since its inputs are complete; None for what never waits.
+        model: the model that the node calls; None if it calls none.
+        waited_seconds: how long the item has waited since its inputs were complete; None for a link of a chain, which
+            never waits.
     """
 
     __slots__ = ("_calls_model", "_span", "_token")
@@ -413,16 +418,16 @@ class NodeSpan:
         self._token: Token[Context] = otel_context.attach(trace.set_span_in_context(self._span))
 
     def returned(self, value: Any) -> None:
-        """Read what a model says about its call."""
+        """Add the attributes of a model's result, if the node calls a model."""
         if self._calls_model:
             self._span.set_attributes(usage_of(value))
 
     def end(self, outcome: str, error: BaseException | None = None) -> None:
-        """End it.
+        """End the span.
 
         Args:
             outcome: done, failed, cancelled or expired.
-            error: what the execution ended with, if that is to be shown.
+            error: the error to show; None if there is none.
         """
         otel_context.detach(self._token)
         self._span.set_attribute(names.OUTCOME, outcome)
@@ -432,7 +437,7 @@ class NodeSpan:
 
 
 def present() -> Span:
-    """Return the span that is current here: for the engine, inside of a node execution, that of the node."""
+    """Return the current span; inside of a node execution, that of the node."""
     return trace.get_current_span()
 
 
@@ -447,7 +452,7 @@ def fell_back(node: str, error: BaseException) -> None:
 
 
 def consists_of(nodes: tuple[str, ...]) -> None:
-    """Note on the span of the present node execution that it does what these nodes do."""
+    """Note on the span of the present node execution that its node was fused from these nodes."""
     present().set_attribute(names.NODES, nodes)
 
 
@@ -457,10 +462,10 @@ def _failed(node: str, error: BaseException) -> Mapping[str, str]:
 
 # Spans of what runs on a device: batches and single calls, and the compilations and transfers that they wait for.
 #
-# A device works for many calls at a time, so the span of a batch is linked to those of its items, and they to it. It is
-# a child of the first one that is sampled: so it is sampled as well, whatever the sampler, and is found in that trace.
+# A device works for many calls at a time, so the span of a batch is linked to the spans of its items, and they to it.
+# It is a child of the first item that is sampled: so any sampler samples it as well, and it is found in that trace.
 
-# The SDK keeps so many unless told otherwise, and drops the rest without a word.
+# The default limit of the SDK, which drops further links silently.
 MAX_LINKS = 128
 
 
@@ -472,7 +477,7 @@ class DeviceWait:
 
     Attributes:
         span: the same.
-        context: what is done for it gets this as its parent.
+        context: the context with the span, for the spans of the work that is done for it.
         since: when it began to wait.
     """
 
@@ -485,7 +490,7 @@ class DeviceWait:
 
 
 def waiting() -> DeviceWait | None:
-    """Return the execution whose span is current here, as one that waits for a device; None if it is not sampled."""
+    """Return a wait for a device of the execution whose span is current; None if it is not sampled."""
     if tracer_provider() is None:
         return None
     span = trace.get_current_span()
@@ -496,10 +501,10 @@ class JobSpan:
     """The span of one job of a device, from the moment at which the thread of the device takes it until it is ready.
 
     Args:
-        node: name of the node.
-        device: name of the device.
-        waits: the sampled executions that it is for, at least one.
-        items: how many calls run together, sampled or not; None for one that runs alone.
+        node: the name of the node.
+        device: the name of the device.
+        waits: the sampled executions that the job is for, at least one.
+        items: how many calls run together, sampled or not; None for a call that runs alone.
     """
 
     __slots__ = ("_device", "_dispatched_at", "_dispatching_since", "_node", "_span", "context")
@@ -517,20 +522,20 @@ class JobSpan:
         self.context = trace.set_span_in_context(self._span, waits[0].context)
         self._dispatching_since = self._dispatched_at = perf_counter()
         for wait in waits:
-            if wait.span.is_recording():  # else its item has been cancelled meanwhile
+            if wait.span.is_recording():  # it is not if its item has been cancelled meanwhile
                 wait.span.set_attribute(names.DEVICE_WAIT, self._dispatching_since - wait.since)
                 if items is not None:
                     wait.span.add_link(self._span.get_span_context())
 
     def dispatching(self) -> None:
-        """The thread of the device takes it again, now that its program is compiled."""
+        """Note that the thread of the device takes the job again, now that its program is compiled."""
         self._dispatching_since = perf_counter()
 
     def dispatched(self, rows: int | None) -> None:
-        """It is enqueued, and the device does the rest.
+        """Note that the job is enqueued on the device.
 
         Args:
-            rows: of the batch, padding included.
+            rows: how many rows the batch has, including padding; None for a call that runs alone.
         """
         self._dispatched_at = perf_counter()
         self._span.set_attribute(names.DISPATCH_SECONDS, self._dispatched_at - self._dispatching_since)
@@ -538,11 +543,11 @@ class JobSpan:
             self._span.set_attribute(names.BATCH_ROWS, rows)
 
     def end(self, error: BaseException | None, *, has_run: bool) -> None:
-        """It is ready, or has failed.
+        """End the span: the result of the job is ready, or the job has failed.
 
         Args:
-            error: why it failed.
-            has_run: whether the device has seen it; if not, all who waited for it had left.
+            error: the error of the job; None if there was none.
+            has_run: whether the job was given to the device; if not, all of its callers had left.
         """
         if has_run:
             self._span.set_attribute(names.DEVICE_SECONDS, perf_counter() - self._dispatched_at)
@@ -554,7 +559,7 @@ class JobSpan:
         self._span.end()
 
     def transfer(self, size_bytes: int) -> AbstractContextManager[None]:
-        """Open the span of a transfer to the device around what starts it."""
+        """Return a context manager that opens the span of a transfer to the device, to be put around its start."""
         attributes: dict[str, Value] = {
             names.NODE: self._node, names.DEVICE: self._device, names.TRANSFER_BYTES: size_bytes
         }  # fmt: skip
@@ -564,14 +569,14 @@ class JobSpan:
 def compiling(
     node: str, device: str, describe: Callable[[], str], waiting: Sequence[Context]
 ) -> AbstractContextManager[None]:
-    """Open the span of a compilation around it, and make it current there.
+    """Return a context manager that opens the span of a compilation and makes it current.
 
     Args:
-        node: name of the node.
-        device: name of the device.
-        describe: tells for which arguments it is compiled.
-        waiting: the contexts of the sampled spans that wait for it; it is a child of the first, and linked to the rest.
-            Without any there is no span.
+        node: the name of the node.
+        device: the name of the device.
+        describe: returns a text that describes the arguments of the program.
+        waiting: the contexts of the sampled spans that wait for the compilation; its span is a child of the first, and
+            linked to the others. If there are none, no span is opened.
     """
     if not waiting:
         return nullcontext()

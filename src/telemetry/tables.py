@@ -1,4 +1,4 @@
-"""Tables: a few facts, columns, cells, quantities as people read them; as text, with rich and as HTML."""
+"""Tables of facts and columns, as text, with rich and as HTML; and how quantities are written in them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ def significant(value: float) -> str:
 
 
 def count(value: int | None) -> str:
-    """Return a number of things."""
+    """Return a number of things, with commas: 1,234."""
     return UNKNOWN if value is None else f"{value:,}"
 
 
@@ -37,7 +37,7 @@ def of(value: int, limit: int | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Return a time in seconds, whatever its size, so that those of a column can be compared."""
+    """Return a time in seconds; never in a larger unit, so that the times of a column can be compared."""
     return UNKNOWN if value is None else f"{significant(value)} s"
 
 
@@ -47,7 +47,7 @@ def milliseconds(value_seconds: float | None) -> str:
 
 
 def rate(per_second: float | None, noun: str = "") -> str:
-    """Return how many of something there are in a second: 12.3/s, 12.3 calls/s."""
+    """Return a rate: 12.3/s, 12.3 calls/s."""
     return UNKNOWN if per_second is None else f"{significant(per_second)}{noun and ' ' + noun}/s"
 
 
@@ -79,7 +79,7 @@ class Column:
 
     Args:
         title: its heading.
-        is_number: whether its cells are numbers, which stand to the right.
+        is_number: whether its cells are numbers, which are aligned to the right.
     """
 
     title: str
@@ -88,14 +88,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What is shown; every cell is the text that a reader sees.
+    """A table to show; all cells are texts.
 
     Args:
         facts: a label and a value for each line above the table.
-        columns: the columns, the most telling first: where there is no room, the last ones are left out.
-        rows: a cell for each column.
-        remark: what is said below the table; empty if nothing.
-        headings: what each row stands under, such as its graph; empty if rows have no headings.
+        columns: the columns, the most important first: if there is no room, the last ones are left out.
+        rows: the rows, with a cell for each column.
+        remark: a text below the table; may be empty.
+        headings: the heading of each row, such as its graph; empty if rows have no headings.
     """
 
     facts: tuple[tuple[str, str], ...]
@@ -106,10 +106,10 @@ class Table:
 
 
 def by_graph(graphs: Sequence[str]) -> list[int]:
-    """Return an order of rows in which those of a graph stand together, and bodies of control flow behind their graph.
+    """Return an order of rows in which the rows of a graph are together, followed by those of its bodies.
 
     Args:
-        graphs: the graph of each row; of a body "graph/body".
+        graphs: the graph of each row; for a body, "graph/body".
     """
     first = {graph: number for number, graph in reversed([*enumerate(graphs)])}
     roots = {root: number for number, root in reversed([*enumerate(graph.partition("/")[0] for graph in graphs)])}
@@ -119,7 +119,7 @@ def by_graph(graphs: Sequence[str]) -> list[int]:
     )
 
 
-# A name that takes more is shortened in the middle, also where there is room for it.
+# A name with more columns is shortened in the middle, even if there is room for it.
 _MAX_CELL_COLUMNS: Final = 40
 # Columns of numbers are left out before a name gets less than this.
 _LEAST_NAME_COLUMNS: Final = 20
@@ -128,9 +128,9 @@ _GAP, _INDENT = "  ", "  "
 
 
 def _fitted(table: Table, room: int | None) -> Table:
-    """Return a table without the columns that say nothing, and without those for which there is no room.
+    """Return a table without columns whose cells are all equal, and without those for which there is no room.
 
-    The first column and the first one of numbers stay.
+    The first column, and the first column of numbers, always stay.
     """
     if not table.rows:
         return table
@@ -176,7 +176,7 @@ def _fitted(table: Table, room: int | None) -> Table:
 
 
 def _columns_of(column: Column, cells: Sequence[str]) -> int:
-    """Return what a column takes: its cells, and its heading, of which each word has a line."""
+    """Return the width of a column: that of its widest cell, or of the longest word of its heading."""
     words = column.title.split() if column.is_number else [column.title]
     return max(map(width, (*words, *cells)), default=0)
 
@@ -186,11 +186,11 @@ def _wide(sizes: Sequence[int]) -> int:
 
 
 def lines(table: Table, room: int) -> Iterator[tuple[str, int]]:
-    """Yield the lines of a table that fits into so many columns, each with how much of it is bold.
+    """Yield the lines of a table, each with the number of its first characters that are bold.
 
     Args:
         table: the table.
-        room: columns of the terminal; where it is very narrow, lines are longer.
+        room: the width of the terminal, in columns; if it is very narrow, lines are longer.
     """
     room = max(room, _LEAST_COLUMNS)
     table = _fitted(table, room)
@@ -237,13 +237,13 @@ def _line(table: Table, cells: Sequence[str], sizes: Sequence[int]) -> str:
 
 
 def to_text(table: Table) -> str:
-    """Return lines that fit into the terminal, or into 80 columns where there is none."""
+    """Return the table as lines that fit into the terminal, or into 80 columns if there is none."""
     room = get_terminal_size((80, 24)).columns
     return "\n".join([line.rstrip() for line, _ in lines(table, room)])
 
 
 def to_rich(table: Table) -> "RenderableType":
-    """Return what `rich.print` shows. Names are text, whatever they look like, and no markup."""
+    """Return an object for `rich.print`. Names are plain text: brackets in them are no markup."""
     from rich.text import Text
 
     class Lines:
@@ -260,7 +260,7 @@ _LEFT, _RIGHT = 'style="text-align:left"', 'style="text-align:right"'
 
 
 def to_html(table: Table) -> str:
-    """Return one element that needs no script or style from elsewhere; the page's own style of tables applies."""
+    """Return one HTML element that needs no script and no style sheet; the table style of the page applies."""
     table = _fitted(table, None)
     found = ['<div class="penstock-statistics">', "<table>"]
     found += [

@@ -1,10 +1,10 @@
-"""Characters that are safe to show, and the columns that they take."""
+"""Text for terminals: made safe to show, measured in columns, and shortened."""
 
 
 def printable(text: str) -> str:
-    """Return `text` on one line: runs of white space become one space, unprintable characters their escapes.
+    """Return `text` on one line: runs of white space become one space, unprintable characters become escapes.
 
-    A label may come from anywhere, so it must not move the cursor, colour the terminal or reverse the line.
+    The text may come from any source, so it must not move the cursor, colour the terminal or reverse the line.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
 
@@ -13,7 +13,7 @@ def width(text: str) -> int:
     """Return the number of terminal columns that `text` takes."""
     if text.isascii():
         return len(text)
-    from unicodedata import combining, east_asian_width  # which few texts need
+    from unicodedata import combining, east_asian_width  # here, because few texts need it
 
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
@@ -32,7 +32,7 @@ def clip(text: str, columns: int) -> str:
 
 
 def shorten(text: str, columns: int) -> str:
-    """Return `text`, with an ellipsis in its middle if it takes more than `columns`: ends of names tell them apart."""
+    """Return `text`, with an ellipsis in its middle if it takes more than `columns`; its end may matter."""
     if width(text) <= columns:
         return text
     head = clip(text, columns // 2 + 1)

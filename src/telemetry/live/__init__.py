@@ -1,1 +1,1 @@
-"""Looking at a process from another one: a Unix socket that tells what nodes do, and who asks there."""
+"""Live looks at a running process: the Unix socket that it opens, and the client that asks there."""

@@ -108,18 +108,18 @@ def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-# A look takes milliseconds. A process that a debugger has stopped takes for ever.
+# How long a client waits for an answer. A look takes milliseconds; a process in a debugger never answers.
 _ANSWER_SECONDS: Final = 10.0
 
 
 class Client:
-    """A connection to a process. Every error says what to do.
+    """A connection to a process. The texts of all errors say what to do.
 
     Args:
-        path: that of the socket.
+        path: the path of the socket.
 
     Raises:
-        OSError: no process answers there.
+        OSError: no process listens at the socket.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -143,12 +143,12 @@ class Client:
         """Look at the process.
 
         Raises:
-            ConnectionError: it has gone away.
-            TimeoutError: it does not answer.
-            OSError: what answers is something else, or of another version.
+            ConnectionError: the process has closed the connection.
+            TimeoutError: the process does not answer.
+            OSError: the answer is not in this protocol, or in another version of it.
         """
         with self._explained():
-            with suppress(BrokenPipeError):  # it has hung up, and may have said why: that is still there to be read
+            with suppress(BrokenPipeError):  # the server has hung up; its last answer, which says why, can be read
                 self._socket.sendall(REQUEST)
             give_up = monotonic() + _ANSWER_SECONDS
             while b"\n" not in self._received:
@@ -163,18 +163,18 @@ class Client:
         return look
 
     def wait(self, seconds: float) -> None:
-        """Wait, but not for a process that goes away.
+        """Wait for some seconds, or until the process closes the connection.
 
         Raises:
-            ConnectionError: it has.
+            ConnectionError: the process has closed the connection.
         """
-        # It says nothing unasked: what can be read is the end.
+        # The server sends nothing unasked, so a readable socket means that the connection was closed.
         if select.select([self._socket], [], [], seconds)[0]:
             raise self._gone()
 
     @contextmanager
     def _explained(self) -> Generator[None, None, None]:
-        """Raise errors that say what happened here, and what to do."""
+        """Turn errors of the socket into errors that say what has happened, and what to do."""
         path = self._path
         try:
             yield
@@ -194,7 +194,7 @@ class Client:
             ) from None
         except TimeoutError:
             raise TimeoutError(
-                f"{self._who()} does not answer: it is stopped, or what runs in it does not let go of the interpreter"
+                f"{self._who()} does not answer: it is stopped, or its code does not release the interpreter's lock"
             ) from None
         except ProtocolError as error:
             raise OSError(f"{path}: {error}") from error
@@ -220,5 +220,5 @@ def _is_socket(path: Path) -> bool:
 def _owner(path: Path) -> str:
     try:
         return path.owner()
-    except (OSError, KeyError):  # of a folder that may not be looked into, and of a user without a name
+    except (OSError, KeyError):  # the folder may not be read, or the user has no name
         return "unknown"

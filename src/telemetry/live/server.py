@@ -1,4 +1,4 @@
-"""The socket on which a process tells what its nodes do: its file, its clients, and the thread that answers them."""
+"""The socket on which a process answers live looks: its file, its clients, and the thread that answers them."""
 
 import errno
 import fcntl
@@ -21,16 +21,16 @@ from ..profiling import collectors
 from .protocol import MAX_REQUEST_BYTES, ProtocolError, answer, check_request, refusal
 from .watch import Watch
 
-# What fits into `sun_path` with its end: unix(7).
+# The size of `sun_path` without its final null byte: unix(7).
 MAX_PATH_BYTES: Final = 107 if sys.platform == "linux" else 103
 _MODE: Final = 0o600
-# Who else opens a socket in this folder is done in a moment.
+# How long to wait for other processes that open a socket in the same folder, which takes them only a moment.
 _LOCK_SECONDS: Final = 5.0
 
 
 @contextmanager
 def listening(path: Path) -> Generator[socket.socket, None, None]:
-    """Listen at an absolute path inside of the block; then its file is gone.
+    """Listen at an absolute path inside of the `with`, and remove the file of the socket afterwards.
 
     Raises:
         OSError: a socket cannot be opened there; the message says why, and what to do.
@@ -49,17 +49,18 @@ def listening(path: Path) -> Generator[socket.socket, None, None]:
         try:
             yield listener
         finally:
-            # While it still listens, so that no other process takes it for a dead one and puts its own in its place.
+            # Removed while the socket still listens. Otherwise another process could take it for the socket of a dead
+            # process and replace it, and this would remove the new one.
             with suppress(FileNotFoundError):
-                if _identity(path) == file and os.getpid() == process:  # not in one that was forked inside of the block
+                if _identity(path) == file and os.getpid() == process:  # not in a process that was forked in the block
                     path.unlink()
 
 
 @contextmanager
 def _alone_in(folder: Path) -> Generator[None, None, None]:
-    """Keep others who do this from looking at, removing and making sockets in a folder at the same time.
+    """Keep other processes from testing, removing and making sockets in a folder at the same time.
 
-    By a lock on the folder itself, which leaves nothing behind, also if the process is killed.
+    The lock is on the folder itself, so no file is left behind, even if the process is killed.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -99,9 +100,9 @@ def _locked(descriptor: int) -> bool:
 
 
 def _bind(listener: socket.socket, path: Path) -> tuple[int, int]:
-    """Make the file, and listen; returns what tells it from others."""
-    # Linux gives the file the mode of its descriptor, less the umask. Other systems refuse to set that, or leave it
-    # alone: there, and under a umask that takes bits from the owner, the mode is set before anybody can connect.
+    """Make the file, and listen; return the identity of the file."""
+    # Linux gives the file the mode of its descriptor, less the umask. Other systems refuse to set that mode, or ignore
+    # it: for these, and for a umask that removes bits of the owner, the mode is set again before a client can connect.
     with suppress(OSError):
         os.fchmod(listener.fileno(), _MODE)
     try:
@@ -127,7 +128,7 @@ def _remove_stale(path: Path) -> None:
     """Remove the socket of a process that has ended.
 
     Raises:
-        FileExistsError: it is no socket, or another process listens there.
+        FileExistsError: the file is no socket, or another process listens there.
     """
     if not stat.S_ISSOCK(path.lstat().st_mode):
         raise FileExistsError(
@@ -166,10 +167,10 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 class Connection:
-    """Answers a client as it reads: while an answer waits to be read, nothing more is read of it, and nothing is held.
+    """The connection of one client. While an answer waits to be sent, no further requests are read.
 
     Attributes:
-        socket: the client's.
+        socket: the socket of the connection.
         is_open: whether the client is still connected.
     """
 
@@ -184,11 +185,11 @@ class Connection:
 
     @property
     def has_answers(self) -> bool:
-        """Whether there is something to send, or to answer before more is read."""
+        """Whether there is an answer to send, or a request to answer, before more is read."""
         return bool(self._answer) or b"\n" in self._received
 
     def go_on(self) -> None:
-        """Do what can be done without waiting: answer one request, or send what is left of an answer, or read."""
+        """Take one step without waiting: answer one request, or send the rest of an answer, or read."""
         try:
             if not self.has_answers:
                 self._receive()
@@ -212,7 +213,7 @@ class Connection:
     def leave_to_parent(self) -> None:
         """In a process that was forked: keep nothing open, and look at nothing."""
         if self._watch is not None:
-            collectors.end(self._watch)  # not `Watch.end`: its lock may be held by a thread that is not here
+            collectors.end(self._watch)  # not `Watch.end`: a thread of the parent may hold its lock
         self.socket.close()
 
     def _receive(self) -> None:
@@ -237,14 +238,14 @@ class Connection:
             return answer(self._watch.look())
         except ProtocolError as error:
             return refusal(str(error))
-        except Exception as error:  # noqa: BLE001 - a look that fails must not end those of the others
+        except Exception as error:  # noqa: BLE001 - a look that fails must not end the looks of other clients
             logs.warning("expose.look_failed", error=repr(error))
             return refusal(f"it could not be looked at: {error!r}")
 
 
-# Each client that looks has counters of its own, and a descriptor. More than a few are a mistake.
+# Each client costs counters and a file descriptor. More than a few are a mistake.
 MAX_CLIENTS: Final = 16
-# Until a descriptor is free, if the process has no more.
+# After how many seconds to accept clients again, if the process had no free file descriptor.
 _RETRY_SECONDS: Final = 1.0
 
 
@@ -252,10 +253,10 @@ _SERVERS: Final[WeakSet["Server"]] = WeakSet()
 
 
 class Server:
-    """Serves until `stop`. Nothing here waits for a client, or for an event loop.
+    """Answers clients in a thread, until `stop`. It never waits for a single client, or for an event loop.
 
     Args:
-        listener: where clients connect.
+        listener: the socket that clients connect to.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -265,7 +266,7 @@ class Server:
         self._selector = DefaultSelector()
         self._is_paused = False
         self._wake, self._woken = socket.socketpair()
-        # A daemon: who never leaves the block does not keep the interpreter from ending.
+        # A daemon, so that a program that never leaves the block can still end.
         self._thread = threading.Thread(target=self._serve, name="penstock-expose", daemon=True)
 
     def start(self) -> None:
@@ -279,7 +280,7 @@ class Server:
         """End; waits for the thread."""
         _SERVERS.discard(self)
         with suppress(OSError):  # it was left to the process that this one is forked from
-            self._wake.shutdown(socket.SHUT_RDWR)  # closing it says nothing while a forked process has it as well
+            self._wake.shutdown(socket.SHUT_RDWR)  # closing would not wake the thread if a forked process has it open
         self._wake.close()
         self._thread.join()
 
@@ -287,7 +288,7 @@ class Server:
         """In a process that was forked, and has no such thread: keep nothing open, and look at nothing."""
         for connection in [*self._clients.values()]:
             connection.leave_to_parent()
-        # Nothing is unregistered: the selector asks the same queue of the kernel as that of the parent.
+        # Nothing is unregistered: the selector shares the kernel's queue with that of the parent.
         for ours in (self._listener, self._wake, self._woken, self._selector):
             ours.close()
 
@@ -312,7 +313,7 @@ class Server:
         try:
             client, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # who knocked is gone again
+            return  # the client has left already
         except OSError as error:  # no descriptor, or no memory, for now
             logs.warning("expose.not_accepted", error=repr(error))
             self._selector.unregister(self._listener)
@@ -359,26 +360,26 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 @contextmanager
 def expose(path: str | os.PathLike[str]) -> Generator[Path, None, None]:
-    """Let `python -m penstock top PATH` look at everything that this process runs inside of the `with` block.
+    """Let `python -m penstock top PATH` show the nodes of this process, inside of the `with`.
 
-    A thread of its own answers at a Unix socket, so a process whose event loop is blocked can be looked at, too. All
-    Engines count, whichever thread they run in. The socket has mode 0600: only its user, and root, may connect. Its
-    file is gone after the block. That of a process that has died is replaced.
+    A thread answers at a Unix socket, so that a process whose event loop is blocked can be looked at, too. All Engines
+    of the process are shown, in any thread. The socket has mode 0600: only its user, and root, may connect. Its file is
+    removed at the end of the block; the file of a process that has died is replaced.
 
     It costs nothing while no client is connected. While one is, `async def` nodes are timed, as by `profile()`.
 
     Args:
-        path: where the socket is to be, in a folder that is there; at most 107 bytes, on Linux. Each process needs one
-            of its own.
+        path: the path of the socket, in an existing folder; at most 107 bytes, on Linux. Each process needs a path of
+            its own.
 
     Returns:
-        The absolute path.
+        A context manager, whose value is the absolute path.
 
     Raises:
-        FileExistsError: another process listens there, or there is something that is no socket.
-        OSError: there cannot be a socket; the message says why, and what to do.
+        FileExistsError: another process listens there, or the file is no socket.
+        OSError: a socket cannot be opened there; the message says why, and what to do.
     """
-    # With the first use: not every system has Unix sockets, and most programs expose nothing.
+    # Imported at the first use: not all systems have Unix sockets, and most programs expose none.
 
     absolute = Path(path).absolute()
     with listening(absolute) as listener:

@@ -1,4 +1,4 @@
-"""Who takes a profile now, and which Engines could be profiled."""
+"""The profiles that are being taken now, and the Engines that report to them."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -8,36 +8,34 @@ if TYPE_CHECKING:
     from .records import DeviceWork, Execution, Host, Reader, Scope
 
 
-# Who profiles now, and who could be profiled.
-#
-# While no profile is taken, opening and closing a scope looks at one empty list, and registers nothing.
+# While no profile is taken, the opening and closing of a scope reads one empty list, and registers nothing.
 
 
 class Collector(Protocol):
     """A profile that is being taken."""
 
     def scope_opened(self, scope: "Scope") -> None:
-        """Count what it does, from zero."""
+        """Count the work of a new scope, from zero."""
         ...
 
     def scope_closed(self, scope: "Scope") -> None:
-        """Take its last numbers."""
+        """Take the last numbers of a scope."""
         ...
 
     def scope_vanished(self, scope: "Scope") -> None:
-        """Take the last numbers of one that is being collected as garbage; in any thread, and wait for nothing."""
+        """Take the last numbers of a scope that is being collected as garbage; in any thread, without waiting."""
         ...
 
     def reader_opened(self, reader: "Reader") -> None:
-        """Count how long it waits, from zero."""
+        """Count how long the reader of a new stream waits, from zero."""
         ...
 
     def reader_closed(self, reader: "Reader") -> None:
-        """Take its last number."""
+        """Take the last number of a stream."""
         ...
 
     def executed(self, graph: str, node: str, executions: "Sequence[Execution]") -> None:
-        """Take executions of a node that were timed."""
+        """Take timed executions of a node."""
         ...
 
     def depth_changed(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
@@ -45,7 +43,7 @@ class Collector(Protocol):
         ...
 
     def device_worked(self, work: "DeviceWork") -> None:
-        """Take what a device did; on any thread."""
+        """Take a piece of work of a device; on any thread."""
         ...
 
 
@@ -62,60 +60,60 @@ def is_taken() -> bool:
 
 
 def begin(collector: Collector) -> None:
-    """Tell a collector of all that is opened and closed from now on."""
+    """Report the opening and closing of scopes and streams to a collector from now on."""
     _collectors.append(collector)
 
 
 def end(collector: Collector) -> None:
-    """Tell it of nothing more."""
+    """End the reports to a collector."""
     _collectors.remove(collector)
     if not _collectors:
         node_of_thread.clear()
 
 
 def scope_opened(scope: "Scope") -> None:
-    """Tell the profiles that are being taken of a new scope, whose counters are zero."""
+    """Report a new scope, whose counters are zero, to the profiles that are being taken."""
     for collector in tuple(_collectors):
         collector.scope_opened(scope)
 
 
 def scope_closed(scope: "Scope") -> None:
-    """Tell them that a scope counts nothing more."""
+    """Report a scope that has closed."""
     for collector in tuple(_collectors):
         collector.scope_closed(scope)
 
 
 def scope_vanished(scope: "Scope") -> None:
-    """Tell them of a scope that was never closed and is being collected as garbage."""
+    """Report a scope that was never closed and is being collected as garbage."""
     for collector in tuple(_collectors):
         collector.scope_vanished(scope)
 
 
 def reader_opened(reader: "Reader") -> None:
-    """Tell them of a new stream."""
+    """Report a new stream."""
     for collector in tuple(_collectors):
         collector.reader_opened(reader)
 
 
 def reader_closed(reader: "Reader") -> None:
-    """Tell them that a stream has ended."""
+    """Report a stream that has ended."""
     for collector in tuple(_collectors):
         collector.reader_closed(reader)
 
 
 def executed(graph: str, node: str, executions: "Sequence[Execution]") -> None:
-    """Tell them of executions of a node that were timed."""
+    """Report timed executions of a node."""
     for collector in tuple(_collectors):
         collector.executed(graph, node, executions)
 
 
 def depth_changed(graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
-    """Tell them how many items were in the inbox of a node, and when, in seconds of `time.perf_counter`."""
+    """Report how many items were in the inbox of a node, and when, in seconds of `time.perf_counter`."""
     for collector in tuple(_collectors):
         collector.depth_changed(graph, node, points)
 
 
 def device_worked(work: "DeviceWork") -> None:
-    """Tell them what a device did; callable from any thread."""
+    """Report a piece of work of a device; callable from any thread."""
     for collector in tuple(_collectors):
         collector.device_worked(work)

@@ -17,12 +17,12 @@ _POINT_SECONDS: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class DepthTotals:
-    """What the depth of a queue adds up to.
+    """Sums over time of the depth of a queue.
 
     Attributes:
-        waited_seconds: time that items were in it, over all items: the integral of its depth.
-        occupied_seconds: time that it was not empty.
-        full_seconds: time that it was full.
+        waited_seconds: for how long items were in it, over all items: the integral of its depth.
+        occupied_seconds: for how long it was not empty.
+        full_seconds: for how long it was full.
     """
 
     waited_seconds: float
@@ -69,7 +69,7 @@ class DepthWatch:
         self.points: deque[tuple[float, int]] = deque(maxlen=_POINTS)
 
     def changed(self, depth: int) -> None:
-        """It holds another number of items from now on."""
+        """Note the number of items that it holds from now on."""
         now = perf_counter()
         before = self._depth
         if before:
@@ -129,11 +129,11 @@ class OutsideSeconds(NamedTuple):
         return OutsideSeconds(*map(add, self, other))
 
     def for_items(self, count: int) -> "OutsideSeconds":
-        """Return what so many items have waited for that all waited for this."""
+        """Return the sum for `count` items that have all waited for this."""
         return OutsideSeconds(*[one * count for one in self])
 
     def minus(self, earlier: "OutsideSeconds") -> "OutsideSeconds":
-        """Return what was added since."""
+        """Return the difference to an earlier sum."""
         return OutsideSeconds(*map(sub, self, earlier))
 
 
@@ -173,7 +173,7 @@ class Durations:
         self.count += len(numbers) * weight
 
     def merge(self, other: "Durations") -> None:
-        """Add all that another one holds."""
+        """Add all durations of another histogram."""
         for number, count in list(other._bins.items()):
             self._bins[number] = self._bins.get(number, 0.0) + count
         self.count += other.count
@@ -190,7 +190,7 @@ class Durations:
         return later
 
     def quantile(self, share: float) -> float | None:
-        """Return the seconds that this share of them, from 0 to 1, took at most; None if there are none."""
+        """Return the duration that a share of them, from 0 to 1, does not exceed; None if there are none."""
         rank = share * self.count
         found: float | None = None
         for number in sorted(self._bins):

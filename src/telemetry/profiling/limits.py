@@ -1,4 +1,4 @@
-"""Limits: everything of which there is only so much, how much of it was used, and what to say if it is the reason."""
+"""Limits: each bounded thing that can limit the throughput, how much of it was used, and the verdict that names it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -19,23 +19,23 @@ Kind: TypeAlias = Literal[
     "source", "path", "callers", "nothing",
 ]  # fmt: skip
 
-# What is free half of the time met a burst, and limits nothing.
+# A place that is free for half of the time limits nothing: an inbox before it was full because of a burst.
 LEAST_USED: Final = 0.5
 
 
 @dataclass(frozen=True)
 class Verdict(Rendered):
-    """What limits. `str()` says it in one sentence, rich and notebooks show it as a table.
+    """What limits the throughput. `str()` gives one sentence; rich and notebooks show a table.
 
     Attributes:
-        node: name of the node that limits, as drawn; None if none does.
-        reason: what the counters say.
-        remedy: what to do.
-        graph: name of its graph; None if no node limits.
-        limit: what there is too little of.
-        headroom: how many times faster the whole gets if that node, or else the reader, takes no time; None if that
-            cannot be said. See `Profile.what_if`.
-        spent: what the time of that node goes into, in words, where it uses threads or waits for its turn; or empty.
+        node: the name of the node that limits, as drawn; None if no node does.
+        reason: the reason, in words: what the counters show.
+        remedy: what to do about it.
+        graph: the name of its graph; None if no node limits.
+        limit: the kind of thing that there is too little of.
+        headroom: how many times faster everything would be if that node, or else the reader, took no time; None if
+            unknown. See `Profile.what_if`.
+        spent: what the node spends its time on, in words, if it uses threads or waits for its turn; otherwise empty.
     """
 
     node: str | None
@@ -59,7 +59,7 @@ class Verdict(Rendered):
 
     @property
     def gain(self) -> str:
-        """What `headroom` says, in words; empty if that is None."""
+        """The headroom in words; empty if it is None."""
         if self.headroom is None:
             return ""
         if self.headroom >= MOST_HEADROOM:
@@ -69,17 +69,17 @@ class Verdict(Rendered):
         return f"without it up to {self.headroom:.{1 if self.headroom < 9.95 else 0}f} times as fast"
 
 
-# More than that cannot be told from a profile: the rest is too small to be measured beside it.
+# A profile cannot show a larger headroom: the time of all other nodes is too small to be measured beside the limit.
 MOST_HEADROOM: Final = 100.0
 
 
 class Limit(NamedTuple):
-    """What could limit.
+    """A bounded thing that could limit.
 
     Args:
         used: how much of it was used, from 0 to 1.
-        precedence: which to prefer of those that were used as much.
-        verdict: what to say.
+        precedence: which limit to prefer of several that were used equally.
+        verdict: the verdict that names it.
     """
 
     used: float
@@ -104,7 +104,7 @@ _REMEDIES: Final[dict[Kind, str]] = {
 
 
 def devices(evidence: Evidence) -> Iterator[Limit]:
-    """Yield the devices of nodes that had something to do there."""
+    """Yield the devices that nodes have used."""
     for name, seconds in evidence.covered_seconds.items():
         node = evidence.sums.nodes[name]
         kind, share = _most(node)
@@ -114,7 +114,7 @@ def devices(evidence: Evidence) -> Iterator[Limit]:
 
 
 def _most(node: NodeSum) -> tuple[Kind, float]:
-    """Return what the items of a node wait for most on their device, and for how much of what they take there."""
+    """Return what the items of a node wait for most on their device, and its share of their time there."""
     seconds: dict[Kind, float] = {
         "device": node.device_seconds,
         "compilation": node.compile_seconds,
@@ -124,17 +124,17 @@ def _most(node: NodeSum) -> tuple[Kind, float]:
     return kind, seconds[kind] / (sum(seconds.values()) or 1.0)
 
 
-# Items that waited for room, on average: with fewer, the inbox was full now and then, which limits nothing.
+# How many items must have waited for room, on average. With fewer, the inbox was full only now and then.
 _LEAST_WAITING: Final = 0.5
 
 
 class FullInbox(NamedTuple):
-    """An inbox for which items had to wait, because its node limits.
+    """A full inbox, whose node limits its graph.
 
     Args:
-        node: the node, and what was counted of it.
+        node: the counters of the node.
         waiting: how many items waited for room, on average.
-        busy_share: how much of the time its places were busy, from 0 to 1; None if that is not measured.
+        busy_share: the share of the time for which its places were busy, from 0 to 1; None if that is not measured.
     """
 
     node: ActorStatistics
@@ -143,13 +143,14 @@ class FullInbox(NamedTuple):
 
 
 def full_inboxes(nodes: Iterable[tuple[ActorStatistics, float]]) -> list[FullInbox]:
-    """Return the node of each graph that limits it, as far as counters tell that are always kept.
+    """Return the node that limits each graph, from the counters that are always kept.
 
-    Backpressure fills every inbox up to the slowest node, so in each graph it is the last one for whose inbox items
-    had to wait. One that is known to be idle meanwhile met a burst.
+    Backpressure fills all inboxes up to the slowest node. So the slowest node of a graph is the last one, in
+    topological order, with a full inbox. If that node is known to be idle for much of the time, the inbox was full
+    because of a burst.
 
     Args:
-        nodes: what was counted of each, and the seconds of that; those of one graph in topological order.
+        nodes: the counters of each node, and the seconds that they cover; nodes of one graph in topological order.
     """
     found: dict[str, FullInbox] = {}
     for node, seconds in nodes:
@@ -172,9 +173,9 @@ def untimed(evidence: Evidence) -> Iterator[Limit]:
             yield Limit(min(waiting, 1.0), 0, Verdict(node.node, reason, "make it faster", node.graph, "places"))
 
 
-# Behind a node that is busy, a full inbox is what it should be.
+# For how much of the time a node must be free. The inbox of a busy node is full as a rule.
 _LEAST_FREE: Final = 0.1
-# Who never stands still for long is not held up.
+# For how much of the time a node must be blocked by a full inbox after it, to count as held up.
 _LEAST_BLOCKED: Final = 0.1
 
 
@@ -196,9 +197,9 @@ def inboxes(evidence: Evidence) -> Iterator[Limit]:
 
 
 def _shares(sums: Sums, name: Name) -> tuple[float, float]:
-    """Return how much of the time the places of a node were busy, and how much they held items that are done.
+    """Return the shares of the time for which the places of a node were busy, and for which they held finished items.
 
-    Those that call sites may share (`concurrency=`, a stateful node) are given back before an item waits for room.
+    A place that call sites share (`concurrency=`, a stateful node) is given back before an item waits for room.
     """
     node = sums.nodes[name]
     groups = sums.own_places(node)
@@ -219,7 +220,7 @@ def _verdict_of_inbox(sums: Sums, before: Name, name: Name, blocked: float) -> V
     return Verdict(name[1], reason, "raise its capacity=", name[0], "inbox")
 
 
-# The loop's thread does its share of everything; it limits when hardly anything of a core is left.
+# The loop limits if its thread uses nearly all of a core: it takes part in all work, so less is normal.
 _LEAST_CPU: Final = 0.9
 _OFF_LOOP: Final = 'move it off the event loop: runs_on="thread", or "process" if it computes'
 
@@ -251,9 +252,9 @@ def loop(evidence: Evidence) -> Iterator[Limit]:
 
 
 def holding(evidence: Evidence) -> Name | None:
-    """Return the async node that keeps the loop to itself, because it computes or blocks; None if none does.
+    """Return the async node that holds the event loop, because it computes or blocks; None if none does.
 
-    A node that waits has several items at a time, or takes little of the time, and others go on meanwhile.
+    A node that awaits has several items at a time, or takes little of the time, and other nodes run meanwhile.
     """
     elapsed, seconds = evidence.elapsed_seconds, _taken_seconds(evidence)
     if not is_held(evidence) or sum(_held_seconds(evidence).values()) >= seconds / 2:
@@ -272,7 +273,7 @@ def holding(evidence: Evidence) -> Name | None:
 
 
 def is_held(evidence: Evidence) -> bool:
-    """Return whether the event loop is held for most of the time."""
+    """Whether the event loop is held for most of the time."""
     return _taken_seconds(evidence) >= LEAST_USED * evidence.elapsed_seconds > 0
 
 
@@ -289,11 +290,11 @@ def _held_seconds(evidence: Evidence) -> dict[Name, float]:
     return {name: node.busy_seconds or 0.0 for name, node in nodes.items() if node.reading.holds_loop}
 
 
-# Who waits for the GIL for less than that of its time is slow for another reason.
+# A node that waits for the GIL for a smaller share of its time is slow for another reason.
 _LEAST_GIL: Final = 0.25
-# And who computes, or waits for the GIL, for that much of its time does not get faster by more places.
+# A node that computes, or waits for the GIL, for a larger share of its time does not get faster with more places.
 _MOSTLY: Final = 0.75
-# What is less goes without saying.
+# Smaller shares of the time are not mentioned.
 _LEAST_SAID: Final = 0.05
 _BESIDE: Final = 'move it to worker processes (runs_on="process"), or to code that computes without the GIL'
 
@@ -319,7 +320,7 @@ def _holds(evidence: Evidence, holder: Name) -> str:
 
 
 def explained(verdict: Verdict, evidence: Evidence) -> Verdict:
-    """Return a verdict that says what the time of its node goes into, or names who keeps the GIL from that node."""
+    """Return a verdict that also says what its node spends its time on, or names the holder of the GIL."""
     name = (verdict.graph or "", verdict.node or "")
     node = evidence.sums.nodes.get(name)
     if node is None or verdict.limit not in ("places", "pool", "in_flight", "inbox", "order", "path", "device"):
@@ -339,7 +340,7 @@ def explained(verdict: Verdict, evidence: Evidence) -> Verdict:
 
 
 def _in_words(node: NodeSum, spent: Spent, evidence: Evidence) -> str:
-    """Return what the time of a node goes into; empty if that says nothing."""
+    """Return what a node spends its time on, in words; empty if nothing is worth mentioning."""
     owner = max(evidence.gil.held, key=evidence.gil.held.__getitem__, default=None)
     seconds = {
         "computing on its device": node.device_seconds,
@@ -385,7 +386,7 @@ _MORE: Final[dict[Bound, str]] = {
 
 
 def places(evidence: Evidence) -> Iterator[Limit]:
-    """Yield the places of every node that was busy, and those of pools."""
+    """Yield the places of all nodes that were busy, and of the pools."""
     for group in evidence.sums.groups.values():
         if any(group.busy.values()):  # a node that was never busy limits nothing
             yield Limit(group.utilisation, 3 if group.is_pool else 1, _verdict_of_places(evidence.sums, group))
@@ -418,19 +419,19 @@ def _remedy(node: NodeSum, group: Group) -> str:
 
 
 def waiting(node: NodeSum) -> str:
-    """Return what the inbox of a node says, if it says that the node limits."""
+    """Return a text about the inbox of a node, if it shows that the node limits; otherwise an empty text."""
     if node.inbox_full_share >= LEAST_USED:
         return f", and its inbox is full for {node.inbox_full_share:.0%} of it"
     return f", and items wait in its inbox for {node.occupancy:.0%} of it" if node.occupancy >= LEAST_USED else ""
 
 
-# Who reads last is starved unless it limits itself: if items are always there, nothing before it can be the reason.
+# If items are always ready for the reader of a stream, no node before it can limit: the reader itself does.
 _NEVER_WAITS: Final = 0.9
 SOONER: Final = "have the source give items sooner: read ahead, or in several tasks"
 
 
 def streams(evidence: Evidence) -> Iterator[Limit]:
-    """Yield readers, sources and what may be in flight."""
+    """Yield the readers, the sources and the windows of streams."""
     for reader in evidence.readers:
         yield _reader(reader)
         window = reader.window
@@ -454,9 +455,9 @@ def _source(reader: ReaderSum, window: WindowSum) -> Limit:
 
 
 def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iterator[Limit]:
-    """Yield the places of a stream: by Little's law, items a second times what each takes without any queue.
+    """Yield the window of a stream. By Little's law, it uses items a second, times the time of an item without queues.
 
-    To that belongs what it waits for in its turn, because another one before it takes longer.
+    That time includes the wait of a finished item for its turn, because an item before it takes longer.
     """
     path = critical_paths(evidence.sums.nodes).get(reader.name)
     if path is None or not path.seconds:
@@ -482,7 +483,7 @@ def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iter
 
 
 def limits(evidence: Evidence) -> Iterator[Limit]:
-    """Yield everything of which there is only so much: none can be used for more than all of the time."""
+    """Yield all limits: each can be used for at most all of the time."""
     yield from untimed(evidence)
     yield from places(evidence)
     yield from loop(evidence)
@@ -492,5 +493,5 @@ def limits(evidence: Evidence) -> Iterator[Limit]:
 
 
 def obstacles(evidence: Evidence) -> Iterator[Limit]:
-    """Yield what keeps nodes from work although nothing is used up."""
+    """Yield what keeps nodes from working although no limit is used up."""
     yield from inboxes(evidence)

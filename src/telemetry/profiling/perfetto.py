@@ -50,8 +50,8 @@ def trace(timeline: Timeline, facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the text of a trace.
 
     Args:
-        timeline: what happened.
-        facts: what to say of the trace itself.
+        timeline: the timeline.
+        facts: facts about the trace itself, for its "otherData".
     """
     yield '{"displayTimeUnit": "ms", "otherData": '
     yield json.dumps(facts)

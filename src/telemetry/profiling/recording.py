@@ -1,4 +1,4 @@
-"""Profile: what nodes did inside a `with` block, and which of them limits."""
+"""Profile: it records what nodes do inside a `with`, and says which of them limits."""
 
 import asyncio
 import os
@@ -41,10 +41,10 @@ class _ReaderLook(NamedTuple):
 
 
 class _Recording:
-    """What the engine reports to while a profile is taken.
+    """The collector that the engine reports to while a profile is taken.
 
     Attributes:
-        timeline: when which node worked on which item.
+        timeline: which node worked on which item, and when.
     """
 
     def __init__(self) -> None:
@@ -100,11 +100,11 @@ class _Recording:
         self.timeline.add_depths(graph, node, points)
 
     def device_worked(self, work: DeviceWork) -> None:
-        """Keep what a device did for the timeline; on any thread."""
+        """Keep a piece of work of a device for the timeline; on any thread."""
         self.timeline.add_device_work(work)
 
     def begin(self) -> None:
-        """Have the engine report here from now on."""
+        """Begin to record: the engine reports to this object from now on."""
         collectors.begin(self)
         self._gil_watch.start()
         for host in settled(lambda: collectors.hosts):
@@ -132,13 +132,13 @@ class _Recording:
             finally:
                 collectors.end(self)
                 self._scopes.end()
-            # What is kept of a profile keeps nothing alive of what it has seen.
+            # A profile that is kept must not keep alive the scopes that it has seen.
             self._scopes.taken()
             self._readers.clear()
             self._watches.clear()
 
     def evidence(self) -> Evidence:
-        """Return what is known up to now: of what has ended, and of what is open."""
+        """Return the evidence so far, of scopes that have ended and of those that are open."""
         if self._final is not None:
             return self._final
         with self._scopes.lock:
@@ -162,7 +162,8 @@ class _Recording:
         evidence = Evidence(
             sums, now - self._began, cpu_seconds, readers, late, delay_seconds, covered_seconds=covered, gil=gil
         )
-        # To look through the timeline takes a while, and only tells who does not hold the loop.
+        # Only if needed: it takes a while to look through the timeline, which only shows which nodes do not hold the
+        # loop.
         return replace(evidence, disturbed=self.timeline.disturbed()) if is_held(evidence) else evidence
 
     def _loop_seconds(self) -> float | None:
@@ -200,9 +201,10 @@ class _Recording:
 
 
 class Profile(Rendered):
-    """What nodes do while it is taken. It shows itself as a table: printed, with rich, and in a notebook.
+    """A profile of all nodes of the process, taken by `telemetry.profile()`.
 
-    Inside of its `with` block it says what they did up to now; after it, what they did in it.
+    It shows itself as a table: printed, with rich, and in a notebook. Inside of its `with`, it covers the time up to
+    now; after it, the time of the block.
     """
 
     def __init__(self) -> None:
@@ -210,25 +212,25 @@ class Profile(Rendered):
 
     @property
     def elapsed_seconds(self) -> float:
-        """How long it is being taken, or was."""
+        """How long the profile has been taken so far, or was taken, in seconds."""
         return self._recording.evidence().elapsed_seconds
 
     @property
     def nodes(self) -> tuple[NodeProfile, ...]:
-        """The nodes of all scopes that were open meanwhile, those of one graph in topological order."""
+        """The nodes of all scopes that were open during the profile; nodes of one graph in topological order."""
         evidence = self._recording.evidence()
         return tuple(node_profile_of(evidence, node) for node in evidence.sums.nodes.values())
 
     @property
     def verdict(self) -> Verdict:
-        """What limits."""
+        """The verdict: which node limits, why, and what helps."""
         return find_verdict(self._recording.evidence())
 
     @property
     def critical_path(self) -> CriticalPath | None:
-        """The nodes of a graph that take longest one after the other; of several graphs, that in which most time went.
+        """The chain of nodes of a graph that takes longest in one run; None if nothing ran.
 
-        None if nothing ran.
+        If several graphs ran, it is that of the graph in which most time was spent.
         """
         sums = self._recording.evidence().sums
         paths = critical_paths(sums.nodes).values()
@@ -237,35 +239,38 @@ class Profile(Rendered):
     def what_if(
         self, node: str, *, graph: str | None = None, speedup: float = 1.0, concurrency: int | None = None
     ) -> Prediction:
-        """Return what the throughput would have been if a node had been another.
+        """Predict the throughput after a change of one node.
 
-        Whatever is bounded was used for a share of the time: the places of nodes, pools, the event loop, a device, what
-        may be in flight, the reader and the source. The node's part of it changes, and what is used most then bounds
-        the throughput. This is operational analysis; waits are not simulated.
+        Each bounded thing was used for a share of the time: the places of nodes, pools, the event loop, a device, the
+        window of a stream, its reader and its source. The change alters the part of the node in each share; the thing
+        that is then used most bounds the throughput. This is operational analysis; waits are not simulated.
 
         Args:
-            node: name of the node, as drawn.
-            graph: name of its graph; needed where several graphs have a node of that name.
-            speedup: how many times as fast its handler becomes.
-            concurrency: how many items it may have at a time.
+            node: the name of the node, as drawn.
+            graph: the name of its graph; needed if several graphs have a node of that name.
+            speedup: how many times as fast the handler of the node becomes.
+            concurrency: how many items the node may handle at a time.
+
+        Returns:
+            The prediction, whose `str()` is a sentence.
 
         Raises:
-            ValueError: no such node ran, or the change is none that could be made.
+            ValueError: no such node ran, or it cannot be changed in that way.
         """
         return predict(self._recording.evidence(), node, graph=graph, speedup=speedup, concurrency=concurrency)
 
     def to_perfetto(self, path: "str | os.PathLike[str]") -> None:
         """Write the timeline as a trace that Perfetto (https://ui.perfetto.dev) and Chrome open.
 
-        Every node is a track, or several where its executions overlap; so is every device. An item is a flow through
-        them, and how full inboxes were are counters. The trace has the newest events, some 50 MB of them at most, and
+        Each node is a track, or several if its executions overlap; so is each device. An item is a flow through the
+        tracks, and the depths of inboxes are counters. The trace has the newest events, at most some 50 MB of them, and
         says under "otherData" how many older ones it lacks.
 
         Args:
             path: the file; it is replaced once the new one is complete.
 
         Raises:
-            OSError: it cannot be written there.
+            OSError: the file cannot be written.
         """
         timeline = self._recording.timeline
         facts = {
@@ -278,15 +283,15 @@ class Profile(Rendered):
         write_whole(path, trace(timeline, facts))
 
     def to_html(self, path: "str | os.PathLike[str]") -> None:
-        """Write the profile as one page that needs nothing from elsewhere: graph, table of the nodes, and timeline.
+        """Write the profile as one self-contained page: the graph, a table of the nodes, and the timeline.
 
-        The timeline has the newest events, some 2 MB of them at most, and says how many older ones it lacks.
+        The timeline has the newest events, at most some 2 MB of them, and says how many older ones it lacks.
 
         Args:
             path: the file; it is replaced once the new one is complete.
 
         Raises:
-            OSError: it cannot be written there.
+            OSError: the file cannot be written.
         """
         from .page.graph_picture import DrawnNode  # what most programs never need
         from .page.page import Shown, page
@@ -310,16 +315,16 @@ class Profile(Rendered):
 
 @contextmanager
 def profile() -> Generator[Profile, None, None]:
-    """Take a profile of everything that this process runs inside of the `with` block.
+    """Take a profile of everything that this process runs inside of the `with`.
 
-    Streams, deployments and runs count, whichever task opens them. Of those that were open before, what they do from
-    now on; of those that go on afterwards, what they did so far. Profiles may be inside each other.
+    All streams, deployments and runs of the process count, whichever task opens them. A scope that was open before
+    counts from the beginning of the block; a scope that goes on afterwards, up to its end. Profiles may be nested.
 
-    It costs nothing until then. Inside, executions are timed and inboxes watched, which slows down what does hardly
-    anything by a few percent: of nodes that run very often only a sample is timed.
+    It costs nothing before the block. Inside, executions are timed and inboxes are watched, which slows down nodes that
+    do hardly anything by a few percent; of nodes that run very often, only a sample is timed.
 
     Returns:
-        The profile, which can be looked at inside of the block and after it.
+        A context manager, whose value is the `Profile`; it can be read inside of the block and after it.
     """
     taken = Profile()
     taken._recording.begin()

@@ -1,4 +1,4 @@
-"""What a profile reads of whatever runs nodes: records of counters, executions and device work."""
+"""The records that a profile reads: counters of nodes, executions, and work of devices."""
 
 import asyncio
 from collections.abc import Hashable, Iterable
@@ -8,15 +8,14 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 from ..counters import ActorStatistics
 from .durations import NO_DEPTH, NOTHING_OUTSIDE, DepthTotals, Durations, OutsideSeconds
 
-# When it began and ended, with all its attempts, in seconds of `time.perf_counter`; a number that stands for the item
-# on its whole way through a graph, and its index in its stream, deployment or `map_each`, both None if unknown.
-# A plain tuple: to make anything else takes longer than all else that is done for an execution.
+# One execution of a node: when it began and ended, with all its attempts, in seconds of `time.perf_counter`; a number
+# that identifies the item on its way through the graph, and its index in its stream, deployment or `map_each`; both are
+# None if unknown. A plain tuple: making another object would take longer than all other work for an execution.
 Execution: TypeAlias = tuple[float, float, int | None, int | None]
 
 
-# What a profile reads of whatever runs nodes: records of counters, and the protocols of those who keep them.
-#
-# Telemetry knows no engine. An engine that wants to be seen implements these.
+# The records, and the protocols of the objects that make them. Telemetry does not import the engine, which implements
+# the protocols.
 
 # What bounds the items in flight in a node: `concurrency=`; that a stateful node, or a plain function, takes one at a
 # time; a pool; `max_workers`, `max_in_flight`, `map_each(concurrency=)`; or that there is one call of the graph.
@@ -30,10 +29,10 @@ class Places:
     """Room for a number of items at a time, which several nodes may share.
 
     Attributes:
-        key: equal for the nodes that share them; within one reading, or, if `is_shared`, everywhere.
-        limit: how many items.
-        bound: what makes it that many.
-        is_shared: whether it outlives the scope that was read.
+        key: a key that is equal for nodes that share the places; within one reading or, if `is_shared`, everywhere.
+        limit: how many items there is room for.
+        bound: the option or rule that sets the limit.
+        is_shared: whether the places outlive the scope that was read.
     """
 
     key: Hashable
@@ -44,15 +43,15 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class TimedReading:
-    """What is only counted while a profile is taken, since the first of those that are being taken.
+    """The counters of a node that are only kept while profiles are taken, since the first of these began.
 
     Attributes:
         durations: how long executions took, with all attempts.
         queue: how full its inbox was.
-        blocked_seconds: time that items which it had finished waited for room in the inboxes after it.
+        blocked_seconds: for how long its finished items waited for room in the inboxes after it.
         outside: what its items waited for on devices and in threads.
-        counts_busy: whether the `busy_seconds` of the node are counted only meanwhile, too.
-        begin: a number that is another one each time that such counting begins.
+        counts_busy: whether the `busy_seconds` of the node are also counted only while profiles are taken.
+        begin: a number that changes each time such counting begins.
     """
 
     durations: Durations = field(default_factory=Durations)
@@ -63,7 +62,7 @@ class TimedReading:
     begin: int = 0
 
     def plus(self, now: "TimedReading", before: "TimedReading | None") -> "TimedReading":
-        """Return this with what was counted between two looks at one node; all of it, if there was no earlier one."""
+        """Return this, plus the difference of two readings of a node; plus the later reading if there is no earlier."""
         before = before or _NOTHING_TIMED
         durations = self.durations.since(None)
         durations.merge(now.durations.since(before.durations))
@@ -80,12 +79,12 @@ _NOTHING_TIMED: Final = TimedReading()
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """Where a body of control flow stands in the graph around it.
+    """The place of a body of control flow in the graph around it.
 
     Attributes:
-        graph: name of that graph.
-        sources: what its step reads: names of nodes, and of the bodies of other control flow.
-        consumers: what reads the value of its step; likewise.
+        graph: the name of that graph.
+        sources: the names of the nodes, and of the bodies of other control flow, that its step reads.
+        consumers: the names of the nodes and bodies that read the value of its step.
     """
 
     graph: str
@@ -95,20 +94,20 @@ class Around:
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """The counters of one node in one scope, with what a profile has to know of the node to judge them.
+    """The counters of one node in one scope, with the properties of the node that a profile needs to judge them.
 
     Attributes:
-        counters: the counters. While a profile is taken, their `busy_seconds` say how long all handlers took that were
-            begun since, also of nodes that are timed only by profiles.
-        key: what tells it from the others of the scope.
-        runs_on: "loop", "thread", "process", or where else.
-        holds_loop: whether nothing else runs on the loop while its handler does.
+        counters: the counters. While a profile is taken, their `busy_seconds` cover all handlers since its beginning,
+            also of nodes that only profiles time.
+        key: a key that is unique in the scope.
+        runs_on: "loop", "thread", "process", or the name of another executor.
+        holds_loop: whether the event loop can do nothing else while its handler runs.
         gathers: whether it holds items that wait for their turn: then it is busy with all of them.
-        places: the places that an item in it takes; the first is its own, further ones are those of a pool.
-        consumers: the nodes of the same graph that wait for its value, behind control flow as well.
-        behind: those of them that only wait for it behind control flow.
-        around: where its graph stands, if that is a body of control flow.
-        timed: what is only known while a profile is taken; None otherwise.
+        places: the places that an item in it takes; the first are its own, further ones are those of a pool.
+        consumers: the nodes of the same graph that wait for its value, also behind control flow.
+        behind: the consumers that only wait for it behind control flow.
+        around: the place of its graph, if that is a body of control flow.
+        timed: the counters that are only kept while a profile is taken; None otherwise.
     """
 
     counters: ActorStatistics
@@ -124,7 +123,7 @@ class NodeReading:
 
     @property
     def name(self) -> tuple[str, str]:
-        """Its graph, or the body of control flow that it belongs to, and its own name as drawn."""
+        """The name of its graph, or of its body of control flow, and the name of the node as drawn."""
         return self.counters.graph, self.counters.node
 
 
@@ -133,11 +132,11 @@ class WindowLook:
     """What the items of a stream do at one moment.
 
     Attributes:
-        size: the most that count at a time: `max_in_flight`.
-        ordered: whether they are taken out in input order.
-        in_flight: those that count now.
-        ended: those of them that have ended, and were not taken out yet.
-        is_ready: whether the next one in its turn has ended: then it is the reader that is not there.
+        size: how many items may count at a time: `max_in_flight`.
+        ordered: whether the reader gets items in input order.
+        in_flight: how many items count now.
+        ended: how many of these have ended, and were not taken yet.
+        is_ready: whether the item whose turn it is has ended, so that the stream waits for its reader.
         is_asking: whether the source was asked for an item, and has not given it yet.
     """
 
@@ -153,25 +152,25 @@ class Scope(Protocol):
     """Nodes whose counters begin and end together: a run, a stream, a deployment, or all calls of `run`."""
 
     def node_readings(self) -> Iterable[NodeReading]:
-        """Return what the counters of its nodes say now."""
+        """Return the present readings of its nodes."""
         ...
 
     def measure(self, *, on: bool) -> None:
-        """Have handlers timed that otherwise are not, until it was turned off as often as on."""
+        """Time the handlers that are not timed otherwise, until this was turned off as often as on."""
         ...
 
 
 class Reader(Protocol):
-    """A stream whose reader is the application, and no node."""
+    """A stream that the application reads, as a profile sees it."""
 
     @property
     def name(self) -> str:
-        """What is read, for a sentence."""
+        """The name of the stream, for a sentence."""
         ...
 
     @property
     def reader_wait_seconds(self) -> float:
-        """How long its reader has waited for items."""
+        """How long its reader has waited for items so far, in seconds."""
         ...
 
     @property
@@ -180,15 +179,15 @@ class Reader(Protocol):
         ...
 
     def look(self) -> WindowLook | None:
-        """Return what its items do now; None for one that has no places for them."""
+        """Return what its items in flight do now; None for a stream without a window."""
         ...
 
 
 class Host(Protocol):
-    """Where scopes and streams are opened: an Engine."""
+    """An Engine, as a profile sees it: it opens scopes and streams."""
 
     def open_scopes(self) -> Iterable[Scope]:
-        """Return those that are open now."""
+        """Return the scopes that are open now."""
         ...
 
     def open_readers(self) -> Iterable[Reader]:
@@ -211,18 +210,18 @@ DeviceWorkKind: TypeAlias = Literal["compute", "compile", "to device", "from dev
 
 
 class DeviceWork(NamedTuple):
-    """What a device, or the compiler, did in one piece.
+    """One piece of work of a device, or of the compiler.
 
     Args:
-        kind: what it did.
-        device: name of the device or mesh; for a compilation, the device that the program is for.
-        node: name of the node; of a region that became one program, the names of all its nodes.
+        kind: the kind of work.
+        device: the name of the device or mesh; for a compilation, the device that the program is for.
+        node: the name of the node; for a region that became one program, the names of all its nodes.
         began: when it began, in seconds of `time.perf_counter`.
         ended: when it ended.
-        items: for how many items; 0 if it was for none in particular.
-        rows: of the batch, with those of padding; 0 if it was no batch.
-        padding_share: how much of the elements of the batch's arrays was padding, of rows or of lengths: 0 to 1.
-        frames: a number for each of the items, as in the executions of nodes; for a large batch, of the first ones.
+        items: for how many items it was done; 0 if for none in particular.
+        rows: how many rows the batch has, including padding; 0 if it was no batch.
+        padding_share: the share of padding, in rows and in lengths, in the elements of the batch's arrays: 0 to 1.
+        frames: the numbers of the items, as in the executions of nodes; for a large batch, of the first items.
     """
 
     kind: DeviceWorkKind

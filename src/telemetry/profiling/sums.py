@@ -1,4 +1,4 @@
-"""What nodes did while a profile was taken, added up by graph and node, and what a verdict is based on."""
+"""The sums of a profile, by graph and node, and the evidence that a verdict is based on."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,20 +11,20 @@ from .records import Bound, NodeReading, Places, TimedReading, WindowLook
 
 Name = tuple[str, str]  # graph and node
 
-# Who may hold the GIL: a node that runs in threads, or whose work a thread enqueues on a device; the event loop; or any
-# other thread, by its name.
+# A holder of the GIL: a node that runs in threads, or whose work a thread enqueues on a device; the event loop; or
+# another thread, by its name.
 Holder = Name | str
 EVENT_LOOP: Final = "the event loop"
 
 
 @dataclass(frozen=True)
 class GilUse:
-    """Who holds the GIL, as a thread sees it that asks for it now and then.
+    """The use of the GIL, as a thread measures it that asks for the GIL now and then.
 
     Attributes:
-        held: for which share of the time somebody had to wait because this one had it.
-        wait_seconds: what a thread waits that asks for it, on average.
-        loop_wait_seconds: what the event loop does: as long as another one has it.
+        held: for each holder, the share of the time for which other threads had to wait for it.
+        wait_seconds: how long a thread that asks for the GIL waits, on average.
+        loop_wait_seconds: how long the event loop waits, on average, because another thread has the GIL.
     """
 
     held: Mapping[Holder, float] = field(default_factory=dict[Holder, float])
@@ -33,7 +33,7 @@ class GilUse:
 
     @property
     def beside_loop(self) -> float:
-        """For which share of the time something else than the event loop had it."""
+        """The share of the time for which a thread other than that of the event loop had the GIL."""
         return sum(share for holder, share in self.held.items() if holder != EVENT_LOOP)
 
 
@@ -42,11 +42,11 @@ class NodeSum:
     """One node, over all scopes.
 
     Attributes:
-        reading: the last of its readings: where it runs, and who waits for it.
-        counters: what was counted while the profile was taken.
-        timed: what is only counted meanwhile.
-        queue_seconds: how long its inboxes were watched, together.
-        open_seconds: how long its scopes were open, together.
+        reading: the last of its readings, which says where it runs, and which nodes wait for it.
+        counters: the counts of the time of the profile.
+        timed: the counts that only profiles keep.
+        queue_seconds: for how long its inboxes were watched, over all of them.
+        open_seconds: for how long its scopes were open, over all of them.
         places: the keys of the groups whose places its items take.
     """
 
@@ -59,47 +59,47 @@ class NodeSum:
 
     @property
     def name(self) -> Name:
-        """Its graph and its own name."""
+        """The names of its graph and of the node."""
         return self.reading.name
 
     @property
     def ended(self) -> int:
-        """Items that left it."""
+        """How many items have left it."""
         return self.counters.completed + self.counters.failed
 
     @property
     def busy_seconds(self) -> float | None:
-        """Time in its handler, over all items; None if it is not timed."""
+        """The time in its handler, over all items; None if it is not timed."""
         return self.counters.busy_seconds
 
     @property
     def put_wait_seconds(self) -> float:
-        """Time that items waited for room in its inbox, over all items."""
+        """For how long items waited for room in its inbox, over all items."""
         return self.counters.inbox.put_wait_seconds
 
     @property
     def blocked_seconds(self) -> float:
-        """Time that items which it had finished waited for room in the inboxes after it."""
+        """For how long its finished items waited for room in the inboxes after it, over all items."""
         return self.timed.blocked_seconds
 
     @property
     def compile_seconds(self) -> float:
-        """Time that its items waited for programs to be compiled."""
+        """For how long its items waited for programs to be compiled."""
         return self.timed.outside.compile_seconds
 
     @property
     def transfer_seconds(self) -> float:
-        """Time that its items waited for arrays on their way to a device, from another one or back."""
+        """For how long its items waited for the transfer of arrays to a device, from another device, or back."""
         return self.timed.outside.transfer_seconds
 
     @property
     def device_seconds(self) -> float:
-        """Time that devices computed for its items."""
+        """For how long devices computed for its items."""
         return self.timed.outside.compute_seconds
 
     @property
     def mean_seconds(self) -> float:
-        """Mean time that an item takes in its handler; 0 if there was none, or it is not timed."""
+        """The mean time of an item in its handler; 0 if there were no items, or if it is not timed."""
         return (self.busy_seconds or 0.0) / max(1, self.ended)
 
     @property
@@ -109,18 +109,18 @@ class NodeSum:
 
     @property
     def occupancy(self) -> float:
-        """Share of the time that items waited in its inbox."""
+        """The share of the time for which items waited in its inbox."""
         return self.timed.queue.occupied_seconds / self.queue_seconds if self.queue_seconds else 0.0
 
     @property
     def inbox_full_share(self) -> float:
-        """Share of the time that its inbox was full."""
+        """The share of the time for which its inbox was full."""
         return self.timed.queue.full_seconds / self.queue_seconds if self.queue_seconds else 0.0
 
     def share_of_busy(self, seconds: float) -> float | None:
-        """Return how much of its busy time this is, from 0 to 1; None if that is not known, or there is none.
+        """Return the share of a time in its busy time, from 0 to 1; None if that is unknown or 0.
 
-        What a device does for a result that was handed on before it was ready is busy time as well.
+        The work of a device for a result that was handed on before it was ready counts as busy time as well.
         """
         total = max(self.busy_seconds or 0.0, self.timed.outside.device_seconds)
         return None if self.busy_seconds is None or not total else seconds / total
@@ -131,11 +131,11 @@ class Group:
     """Places that some nodes share, over all scopes.
 
     Attributes:
-        bound: what makes them that many.
-        limit: how many in one scope.
-        is_pool: whether they are those of a pool, and not the nodes' own.
+        bound: the option or rule that sets the limit.
+        limit: how many places there are in one scope.
+        is_pool: whether they are the places of a pool, and not of the nodes themselves.
         busy: for each of the nodes, how long its items were in its handler.
-        place_seconds: places times the seconds that they were there.
+        place_seconds: the number of places, times the seconds for which they existed.
     """
 
     bound: Bound
@@ -147,7 +147,7 @@ class Group:
 
     @property
     def utilisation(self) -> float:
-        """How much of the places was used, from 0 to 1."""
+        """The share of the places that was used, from 0 to 1."""
         return min(sum(self.busy.values()) / self.place_seconds, 1.0) if self.place_seconds else 0.0
 
 
@@ -161,13 +161,13 @@ class Sums:
     def add(
         self, before: dict[Hashable, NodeReading], after: Iterable[NodeReading], began: float, ended: float
     ) -> None:
-        """Add what a scope did between two looks at it; nothing, if nothing left any of its nodes.
+        """Add the work of a scope between two looks at it; nothing, if no item has left any of its nodes.
 
         Args:
-            before: the first look, by key; without what is new since.
-            after: the second.
-            began: when the first was, in seconds.
-            ended: when the second was.
+            before: the readings of the first look, by key; nodes that are new since have none.
+            after: the readings of the second look.
+            began: the time of the first look, in seconds.
+            ended: the time of the second look.
         """
         after = list(after)
         if not any(_ended(reading) > _ended(before.get(reading.key)) for reading in after):
@@ -203,7 +203,7 @@ class Sums:
                     _add_time(group, places, began, ended)
 
     def copy(self) -> "Sums":
-        """Return the same sums, to which more can be added."""
+        """Return a copy, to which more can be added."""
         twin = Sums()
         twin.nodes = {name: replace(node, places=dict(node.places)) for name, node in self.nodes.items()}
         twin.groups = {key: replace(group, busy=dict(group.busy)) for key, group in self.groups.items()}
@@ -214,7 +214,7 @@ class Sums:
         return max((node.ended for name, node in self.nodes.items() if name[0] == graph), default=0)
 
     def busy_share(self, node: NodeSum) -> float | None:
-        """Return how much of the time of its own places a node was busy; None if that is not timed, or no time went."""
+        """Return the share of the time for which a node's own places were busy; None if it is not timed."""
         place_seconds = sum(group.place_seconds for group in self.own_places(node)) or node.open_seconds
         return None if node.busy_seconds is None or not place_seconds else node.busy_seconds / place_seconds
 
@@ -228,7 +228,7 @@ def _ended(reading: NodeReading | None) -> int:
 
 
 def _comparable(before: NodeReading | None, now: NodeReading) -> NodeReading | None:
-    """Return a reading without what has begun anew since: the profiles that had it counted ended meanwhile."""
+    """Return the earlier reading without the counters that were reset since, because the profiles before have ended."""
     if before is None or before.timed is None or now.timed is None or before.timed.begin == now.timed.begin:
         return before
     busy_seconds = None if now.timed.counts_busy else before.counters.busy_seconds
@@ -244,20 +244,19 @@ def _add_time(group: Group, places: Places, began: float, ended: float) -> None:
     group.place_seconds = max(group.place_seconds, places.limit * (ended - group.began))
 
 
-# Critical path: of the nodes of a graph, those one after the other that take longest.
-#
-# What runs beside them takes no time of the whole, so durations are not added up over all nodes: the critical path
-# method of project planning (Kelley and Walker, 1959), with the mean time of each node.
+# The critical path of a graph is the chain of nodes, each of which waits for the one before, that takes longest. Nodes
+# that run beside it do not add to the time of the whole. This is the critical path method of project planning (Kelley
+# and Walker, 1959), with the mean time of each node.
 
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """What one run of a graph takes, where nothing waits. `str()` says it in one line.
+    """The chain of nodes that takes longest in one run of a graph, without waits in queues. `str()` gives one line.
 
     Attributes:
-        graph: name of the graph, or of the body of control flow.
-        nodes: the names of the nodes that take longest, of those that run one after the other.
-        seconds: what they take together in one run, on average.
+        graph: the name of the graph, or of the body of control flow.
+        nodes: the names of the nodes of the chain, in order.
+        seconds: how long they take together in one run, on average.
     """
 
     graph: str
@@ -269,7 +268,7 @@ class CriticalPath:
 
 
 def critical_paths(nodes: dict[Name, NodeSum]) -> dict[str, CriticalPath]:
-    """Return the path of each graph of which something ran."""
+    """Return the critical path of each graph that ran."""
     found: dict[Name, CriticalPath] = {}
     longest: dict[str, CriticalPath] = {}
     for name in _consumers_first(nodes):
@@ -301,15 +300,15 @@ def _consumers_first(nodes: dict[Name, NodeSum]) -> Iterable[Name]:
 
 @dataclass
 class WindowSum:
-    """What looks at a stream add up to: each counts for the time since the one before.
+    """The sum of looks at the window of a stream; each look counts for the time since the one before.
 
     Attributes:
-        size: the most items that count at a time.
-        ordered: whether they are taken out in input order.
+        size: how many items may count at a time.
+        ordered: whether the reader gets items in input order.
         seconds: the time that the looks stand for.
-        in_flight_seconds: time that items counted, over all items.
-        behind_seconds: time that items which had ended waited for one before them, over all items.
-        asking_seconds: time that the source was asked for an item, and had not given it.
+        in_flight_seconds: for how long items counted, over all items.
+        behind_seconds: for how long finished items waited for an item before them, over all items.
+        asking_seconds: for how long the source was asked for an item, and had not given it.
     """
 
     size: int
@@ -331,13 +330,13 @@ class WindowSum:
 
 @dataclass(frozen=True)
 class ReaderSum:
-    """Who reads streams of one name, over all of them.
+    """The readers of all streams of one name.
 
     Attributes:
-        name: what is read.
-        open_seconds: how long they were open.
-        waited_seconds: how long their readers waited for items.
-        window: what their items did; None if the loop watch has not looked yet, or they have no places.
+        name: the name of the streams.
+        open_seconds: for how long they were open.
+        waited_seconds: for how long their readers waited for items.
+        window: the sum of the looks at their windows; None if there were none yet, or if they have no windows.
     """
 
     name: str
@@ -347,24 +346,24 @@ class ReaderSum:
 
     @property
     def busy_share(self) -> float:
-        """How much of the time the reader did something else than to wait."""
+        """The share of the time for which the reader did not wait."""
         return max(0.0, 1 - self.waited_seconds / self.open_seconds) if self.open_seconds else 0.0
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a verdict is based on.
+    """The measurements that a verdict is based on.
 
     Attributes:
-        sums: what the nodes did.
+        sums: the sums of all nodes.
         elapsed_seconds: how long the profile was taken.
-        loop_cpu_seconds: how much of that the thread of the event loop ran; None if unknown.
-        readers: who read streams.
-        loop_late_share: for how much of the time that the loop watch saw something held the event loop.
-        loop_delay_seconds: how long a handler waited for its turn on the loop, once what it awaited was there.
-        disturbed: nodes during whose executions others began or ended, so that they do not hold the event loop.
-        covered_seconds: for nodes on devices, how long they had at least one item.
-        gil: who held the GIL.
+        loop_cpu_seconds: for how long the thread of the event loop ran in that time; None if unknown.
+        readers: the readers of streams.
+        loop_late_share: the share of the time, as far as the loop watch has looked, for which the event loop was held.
+        loop_delay_seconds: how long a handler waited for its turn on the loop once its awaited result was ready.
+        disturbed: the nodes during whose executions others began or ended, so that they do not hold the event loop.
+        covered_seconds: for nodes on devices, for how long they had at least one item.
+        gil: the use of the GIL.
     """
 
     sums: Sums
@@ -384,7 +383,7 @@ _MOST_HELD: Final = 0.99
 
 @dataclass(frozen=True)
 class Spent:
-    """What the busy time of a node went into, over all of its items, as far as that is known.
+    """What a node spends its busy time on, over all of its items, as far as that is known.
 
     Attributes:
         cpu_seconds: its threads computed.
@@ -401,7 +400,7 @@ class Spent:
 
     @classmethod
     def by(cls, node: NodeSum, evidence: Evidence) -> "Spent":
-        """Return what the time of a node went into."""
+        """Return what a node spends its time on."""
         outside, gil = node.timed.outside, evidence.gil
         loop_delay = max(0.0, evidence.loop_delay_seconds - gil.loop_wait_seconds)
         if outside.hops:
@@ -423,40 +422,42 @@ class Spent:
 
 @dataclass(frozen=True)
 class NodeProfile:
-    """What one node did, over all scopes of its graph: the items that left it meanwhile.
+    """One node in a profile, over all scopes of its graph. The counters cover the items that left it meanwhile.
 
-    Of a node that runs very often only a sample of its executions is timed, and stands for all of them.
+    Of a node that runs very often, only a sample of the executions is timed, and stands for all of them.
 
     Attributes:
-        graph: name of its graph, or of the body of control flow that it belongs to.
-        node: name of the node, as drawn.
-        count: items that it finished with a result.
-        errors: items that ended in an error here.
-        busy_seconds: time in its handler, waits included, over all items; in a thread or a process also the wait for
-            one that is free. None for a node that gives or reads a stream, whose time is that of others as well.
-        busy_share: `busy_seconds` of places times seconds: how many items it may have at a time, times how long each
-            of its scopes was open inside of the profile. 1 is always busy. Without any limit it counts as one place:
-            then it is how many items it had at a time, on average. None if `busy_seconds` is.
+        graph: the name of its graph, or of the body of control flow that it belongs to.
+        node: the name of the node, as drawn.
+        count: how many items it finished with a result.
+        errors: how many items ended here with an error.
+        busy_seconds: the time in its handler over all items, including waits; in a thread or a process, also the wait
+            for a free one. None for a node that gives or reads a stream, whose time would include that of other nodes.
+        busy_share: `busy_seconds` divided by the place-seconds: how many items the node may have at a time, times the
+            seconds for which its scopes were open inside of the profile. 1 means always busy. A node without a limit
+            counts as one place; its share is the number of items that it had at a time, on average. None if
+            `busy_seconds` is None.
         p50_seconds: half of its executions, with all attempts of each, took at most this long. None if none was timed.
-        p90_seconds: 90 % of them did.
-        p99_seconds: 99 % of them did.
-        put_wait_seconds: time that items waited for room in its inbox, over all items.
-        queue_wait_seconds: time that items waited in its inbox, over all items.
-        blocked_seconds: time that items which it had finished waited for room in the inboxes after it, over all items.
-        occupancy: share of the time that items waited in its inbox. Near 0: it is starved, and what comes before it
-            limits; near 1: it is what limits, or something after it does.
-        inbox_full_share: share of the time that its inbox was full.
-        compile_share: share of `busy_seconds` that its items waited for programs to be compiled. What a device does for
-            results that were handed on before they were ready is busy time as well. None if `busy_seconds` is, or 0.
-        transfer_share: the same of arrays on their way to a device, from another one or back.
-        device_share: the same of computing on a device.
-        cpu_share: the same of what threads computed for it. None if it uses none.
-        gil_share: the same of waiting for the GIL, an estimate. None where that is not known.
-        loop_share: the same of waiting for the event loop, once a result was there.
-        hop_share: the same of the rest of the ways to a thread and back. What is missing from the sum of all shares is
-            time in which an item waited for something else: others of its batch, the device, what it has asked for.
-        gil_held_share: for which share of the time of the profile others waited because it had the GIL. None if none
-            of its threads was seen with it.
+        p90_seconds: 90 % of its executions took at most this long.
+        p99_seconds: 99 % of its executions took at most this long.
+        put_wait_seconds: for how long items waited for room in its inbox, over all items.
+        queue_wait_seconds: for how long items waited in its inbox, over all items.
+        blocked_seconds: for how long its finished items waited for room in the inboxes after it, over all items.
+        occupancy: the share of the time for which items waited in its inbox. Near 0, the node is starved, and one
+            before it limits; near 1, this node limits, or one after it.
+        inbox_full_share: the share of the time for which its inbox was full.
+        compile_share: the share of `busy_seconds` for which its items waited for programs to be compiled. The work of a
+            device for results that were handed on before they were ready counts as busy time, too. None if
+            `busy_seconds` is None or 0.
+        transfer_share: the share for transfers of arrays to a device, from another device, or back.
+        device_share: the share for computing on a device.
+        cpu_share: the share for which threads computed for it. None if it uses no threads.
+        gil_share: the share for waiting for the GIL, an estimate. None if unknown.
+        loop_share: the share for waiting for the event loop, once a result was ready.
+        hop_share: the share for the rest of the hand-overs to a thread and back. The shares do not add up to 1 if items
+            waited for other things: the items of their batch, the device, an awaited result.
+        gil_held_share: the share of the time of the profile for which other threads waited because a thread of this
+            node had the GIL. None if none of its threads was seen with the GIL.
     """
 
     graph: str
@@ -484,19 +485,19 @@ class NodeProfile:
 
     @property
     def mean_seconds(self) -> float | None:
-        """Mean of `busy_seconds` of an item; None if there was none, or they are not timed."""
+        """The mean of `busy_seconds` per item; None if there were no items, or if the node is not timed."""
         ended = self.count + self.errors
         return None if self.busy_seconds is None or not ended else self.busy_seconds / ended
 
     @property
     def mean_queue_wait_seconds(self) -> float | None:
-        """Mean of `queue_wait_seconds` of an item; None if there was none."""
+        """The mean of `queue_wait_seconds` per item; None if there were no items."""
         ended = self.count + self.errors
         return self.queue_wait_seconds / ended if ended else None
 
 
 def node_profile_of(evidence: Evidence, node: NodeSum) -> NodeProfile:
-    """Return what one of the nodes did."""
+    """Return the profile of one node."""
     sums, spent = evidence.sums, Spent.by(node, evidence)
     uses_threads = node.timed.outside.hops > 0
     waits_for_turns = uses_threads or not (node.reading.holds_loop or node.reading.gathers)
