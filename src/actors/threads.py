@@ -114,16 +114,10 @@ def _forget_threads_of_parent() -> None:
         owner.begin_without_threads()
 
 
-def before_interpreter_exit(callback: Callable[[], None]) -> None:
-    """Call `callback` when the main thread has ended, before the interpreter waits for the others; last in, first out.
-
-    `atexit` comes after that wait, so threads that nobody closed would hold the interpreter for ever.
-    `concurrent.futures` uses this hook for the same reason; there is no public one.
-    """
-    threading._register_atexit(callback)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-
-
-before_interpreter_exit(_end_all)
+# Called when the main thread has ended, before the interpreter waits for the others: `atexit` comes after that wait, so
+# threads that nobody closed would hold the interpreter for ever. `concurrent.futures` uses this hook for the same
+# reason; there is no public one.
+threading._register_atexit(_end_all)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 os.register_at_fork(after_in_child=_forget_threads_of_parent)
 
 
