@@ -20,7 +20,7 @@ from .._errors import EngineClosedError, WorkerDied
 from ..telemetry import spans
 from . import process_messages
 from ._process_worker import READY, serve
-from .threads import ProcessPoolStatistics, ThreadPool, before_interpreter_exit
+from .threads import ProcessPoolStatistics, ThreadOwner, ThreadPool
 
 # How often a thread that waits for a reply looks whether the process still exists. A closed socket tells it at once,
 # but a child that the process has forked may hold the socket open.
@@ -178,7 +178,7 @@ class _Call:
     worker: "WorkerProcess | None" = field(default=None)
 
 
-class ProcessPool:
+class ProcessPool(ThreadOwner):
     """Runs functions in at most `max_workers` processes, for the event loop of the first `run`.
 
     Processes start on demand and are reused; calls beyond `max_workers` wait, first in, first out.
@@ -197,15 +197,15 @@ class ProcessPool:
             raise ValueError(f"max_workers must be at least 1, got {max_workers}")
         # A thread takes its next call without waiting for the loop, so that queued calls keep the workers busy.
         self._threads = ThreadPool(max_workers, name="penstock-process")
-        self.begin_without_workers()
+        self.begin_without_threads()
         self._closed = False
         self._completed = 0
         self._died = 0
         self._killed = 0
         self._futures: set[asyncio.Future[Any]] = set()  # touched on the loop only
-        _pools.add(self)
+        super().__init__()
 
-    def begin_without_workers(self) -> None:
+    def begin_without_threads(self) -> None:
         """Forget all workers; for a new pool, and in a forked process, which has none of the workers of its parent."""
         # It guards all state that the threads and the loop share. A forked process needs a new one: a thread of the
         # parent may hold the old one.
@@ -295,6 +295,10 @@ class ProcessPool:
             self._closed = True
             for worker in self._workers:
                 worker.kill()
+
+    def join(self) -> None:
+        """Block until the threads have ended, which wait for their workers."""
+        self._threads.join()
 
     def _refuse_and_kill(self) -> None:
         with self._lock:
@@ -400,21 +404,3 @@ def _unpack(target: str, body: memoryview, buffers: list[process_messages.Memory
         raise raised from process_messages.RemoteTraceback(value.traceback)
     finally:
         del raised  # breaks a cycle: its traceback refers to this stack frame
-
-
-_pools: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
-
-
-def _end_all_pools() -> None:
-    for pool in list(_pools):
-        pool.abandon()
-
-
-def _forget_workers_of_parent() -> None:
-    for pool in list(_pools):
-        pool.begin_without_workers()
-
-
-# Registered after the hook of the threads, and so called before it: these threads wait for their worker processes.
-before_interpreter_exit(_end_all_pools)
-os.register_at_fork(after_in_child=_forget_workers_of_parent)

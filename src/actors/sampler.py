@@ -121,7 +121,7 @@ class ExecutionSampler:
     def works_here(self) -> float:
         """Note that the present thread works for the node from now on; returns the processor time of the thread."""
         computed = thread_time()
-        if collectors.is_taken():
+        if collectors.running:
             collectors.node_of_thread[threading.get_native_id()] = (self._actor.graph, self._actor.name), computed
         return computed
 

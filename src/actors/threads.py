@@ -5,6 +5,7 @@ import contextvars
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,6 +70,55 @@ class LoopMailbox:
             self._calls.clear()
             return False
         return True
+
+
+# What owns threads that are no daemons: a daemon thread inside native code (JAX) while the interpreter ends aborts the
+# process. Others keep the interpreter waiting, so they are ended before. A process that was forked has none of them.
+
+
+class ThreadOwner(ABC):
+    """Owns threads, which end with it, at the latest before the interpreter does."""
+
+    def __init__(self) -> None:
+        _owners.add(self)
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Let the threads end without touching futures or loops; callable from any thread.
+
+        For the end of the interpreter, when a loop may be closed, or may run in another thread.
+        """
+
+    @abstractmethod
+    def join(self) -> None:
+        """Block until every thread has ended; after `abandon`."""
+
+    @abstractmethod
+    def begin_without_threads(self) -> None:
+        """Have no thread and no work, in a process that was forked, where those of its parent do not run."""
+
+
+_owners: "weakref.WeakSet[ThreadOwner]" = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    owners = list(_owners)
+    for owner in owners:
+        owner.abandon()
+    for owner in owners:
+        owner.join()
+
+
+def _forget_threads_of_parent() -> None:
+    for owner in list(_owners):
+        owner.begin_without_threads()
+
+
+# Called when the main thread has ended, before the interpreter waits for the others: `atexit` comes after that wait, so
+# threads that nobody closed would hold the interpreter for ever. `concurrent.futures` uses this hook for the same
+# reason; there is no public one.
+threading._register_atexit(_end_all)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+os.register_at_fork(after_in_child=_forget_threads_of_parent)
 
 
 # Threads that run blocking handlers for one event loop.
@@ -137,7 +187,7 @@ class ProcessPoolStatistics:
     killed: int
 
 
-class ThreadPool:
+class ThreadPool(ThreadOwner):
     """Runs blocking functions in at most `max_threads` threads, for the event loop of the first `submit`.
 
     Threads start on demand, when a job comes in and none is idle. Except for `statistics`, methods are called on the
@@ -165,10 +215,10 @@ class ThreadPool:
         self._completed = 0
         self._discarded = 0
         self.begin_without_threads()
-        _pools.add(self)
+        super().__init__()
 
     def begin_without_threads(self) -> None:
-        """Have no thread and no job; also in a process that was forked, where those of its parent do not run."""
+        """Have no thread and no job, from the beginning, or in a process that was forked."""
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
         self._unsettled = 0  # submitted, and not yet drained on the loop
@@ -251,10 +301,7 @@ class ThreadPool:
             await self._all_ended.wait()
 
     def abandon(self) -> None:
-        """Let the threads end without touching futures or the loop; callable from any thread.
-
-        For the end of the interpreter, when the loop may be closed, or may run in another thread.
-        """
+        """Let each thread end after its running job, without touching futures or the loop; see `ThreadOwner`."""
         self._closed = True
         self._take_queued()
         self._release_threads()
@@ -266,7 +313,6 @@ class ThreadPool:
 
     def _start_thread(self) -> None:
         self._threads_started += 1
-        # Not a daemon: a daemon thread inside native code (JAX) while the interpreter ends aborts the process.
         thread = threading.Thread(target=self._work, name=f"{self._name}-{self._threads_started}", daemon=False)
         thread.start()
         self._threads.add(thread)
@@ -369,32 +415,3 @@ def _travelling(error: BaseException) -> BaseException:
         substitute.__cause__ = error
         return substitute
     return error
-
-
-def before_interpreter_exit(callback: Callable[[], None]) -> None:
-    """Call `callback` when the main thread has ended, before the interpreter waits for the others; last in, first out.
-
-    `atexit` comes after that wait, so threads that nobody closed would hold the interpreter for ever.
-    `concurrent.futures` uses this hook for the same reason; there is no public one.
-    """
-    threading._register_atexit(callback)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-
-
-_pools: "weakref.WeakSet[ThreadPool]" = weakref.WeakSet()
-
-
-def _end_all_pools() -> None:
-    pools = list(_pools)
-    for pool in pools:
-        pool.abandon()
-    for pool in pools:
-        pool.join()
-
-
-def _forget_threads_of_parent() -> None:
-    for pool in list(_pools):
-        pool.begin_without_threads()
-
-
-before_interpreter_exit(_end_all_pools)
-os.register_at_fork(after_in_child=_forget_threads_of_parent)

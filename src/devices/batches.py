@@ -4,14 +4,14 @@ Where memory was short, the parts are smaller; else they are halved until the it
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
 from .._errors import DeviceError
 from ..actors.batching import Batch
 from ..telemetry import metrics, names
-from ..telemetry.metrics import series
+from ..telemetry.metrics import Reading, series
 from .arguments import Arguments
 from .compiling import JittedFunction
 from .engine_device import CallQueue, DeviceCall, EngineDevice
@@ -37,25 +37,36 @@ class BatchLog:
 
     def add(self, stacked: Stacked) -> None:
         """Count a batch."""
+        if not self._batches:
+            metrics.opened(self)
         self._batches += 1
         self._calls += stacked.count
         self._rows += stacked.size
         self._real_elements += stacked.real_elements
         self._elements += stacked.elements
-        of = names.NODE, self._name
-        padding = stacked.elements - stacked.real_elements
-        metrics.add(
-            [
-                (series(names.METRIC_BATCH_RUNS, of), 1, None),
-                (series(names.METRIC_BATCH_ITEMS, of), stacked.count, None),
-                (series(names.METRIC_BATCH_ELEMENTS, of, (names.PADDING, False)), stacked.real_elements, None),
-                (series(names.METRIC_BATCH_ELEMENTS, of, (names.PADDING, True)), padding, None),
-            ]
-        )
 
     def statistics(self) -> BatchStatistics:
         """Return a snapshot."""
         return BatchStatistics(self._batches, self._calls, self._rows, self._real_elements, self._elements)
+
+    def counters(self) -> Iterable[Reading]:
+        """Return what was counted, for metrics."""
+        of = names.NODE, self._name
+        padding = self._elements - self._real_elements
+        return [
+            (series(names.METRIC_BATCH_RUNS, of), self._batches, None),
+            (series(names.METRIC_BATCH_ITEMS, of), self._calls, None),
+            (series(names.METRIC_BATCH_ELEMENTS, of, (names.PADDING, False)), self._real_elements, None),
+            (series(names.METRIC_BATCH_ELEMENTS, of, (names.PADDING, True)), padding, None),
+        ]
+
+    def levels(self) -> Iterable[Reading]:
+        """Return nothing: a batch is counted when it has run."""
+        return ()
+
+    def __del__(self) -> None:
+        if self._batches:  # the node is gone, and what it has done still counts
+            metrics.vanished(self)
 
 
 def batch_size(count: int, sizes: tuple[int, ...]) -> int:

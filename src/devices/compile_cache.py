@@ -1,10 +1,8 @@
 """The programs that this process has compiled: found in microseconds, compiled once for all callers, bounded."""
 
 import asyncio
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -14,7 +12,7 @@ from opentelemetry.context import Context
 
 from .._errors import DeviceError, EngineClosedError, copy_of
 from ..actors.tasks import until
-from ..actors.threads import before_interpreter_exit
+from ..actors.threads import ThreadOwner
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
 from ..telemetry.profiling import collectors
@@ -28,15 +26,16 @@ from .untyped_jax import jax
 Compilation: TypeAlias = Callable[[BaseException | None], None]
 
 
-class CompileThread:
+class CompileThread(ThreadOwner):
     """Runs compilations one after the other. It starts with the first of them, and ends with the last lease."""
 
     def __init__(self) -> None:
-        self.begin_without_thread()
-        _compile_threads.add(self)
+        self._ended: threading.Thread | None = None
+        self.begin_without_threads()
+        super().__init__()
 
-    def begin_without_thread(self) -> None:
-        """Start over without a thread and leases; also in a forked process, where its parent's thread is not."""
+    def begin_without_threads(self) -> None:
+        """Have no thread and no leases, from the beginning, or in a process that was forked."""
         self._lock = threading.Lock()
         self._leases = 0
         self._run: _Run | None = None
@@ -79,11 +78,16 @@ class CompileThread:
         finally:
             thread.join()  # it has nothing left to do but return
 
-    def end_with_interpreter(self) -> None:
-        """Take all leases back and wait for the running compilation."""
+    def abandon(self) -> None:
+        """Take all leases back: the thread ends after the running compilation."""
         with self._lock:
             self._leases = 1
-        self.release()
+        self._ended = self._give_back(on_ended=None)
+
+    def join(self) -> None:
+        """Block until the running compilation has ended; after `abandon`."""
+        if self._ended is not None:
+            self._ended.join()
 
     def _give_back(self, on_ended: Callable[[], object] | None) -> threading.Thread | None:
         with self._lock:
@@ -100,7 +104,6 @@ class _Run:
 
     def __init__(self) -> None:
         self.compilations: SimpleQueue[Compilation | _LastWord] = SimpleQueue()
-        # Not a daemon: a daemon thread inside JAX while the interpreter ends aborts the process.
         self.thread = threading.Thread(target=_work, args=(self.compilations,), name="penstock-compile", daemon=False)
         self.thread.start()
 
@@ -133,23 +136,6 @@ def _work(compilations: "SimpleQueue[Compilation | _LastWord]") -> None:
             job.on_ended()
         except RuntimeError:  # the loop is closed, and with it who waited
             pass
-
-
-_compile_threads: "weakref.WeakSet[CompileThread]" = weakref.WeakSet()
-
-
-def _end_all() -> None:
-    for compile_thread in list(_compile_threads):
-        compile_thread.end_with_interpreter()
-
-
-def _forget_thread_of_parent() -> None:
-    for compile_thread in list(_compile_threads):
-        compile_thread.begin_without_thread()
-
-
-before_interpreter_exit(_end_all)
-os.register_at_fork(after_in_child=_forget_thread_of_parent)
 
 
 # A node with buckets has ten programs (300 random lengths made 9). Two hundred and fifty-six are 25 such nodes. A

@@ -151,7 +151,7 @@ class DeviceFunction:
             jitted = self._jitted = _jitted(self._fn, device.placement, self._donate_argnums)
         call = DeviceCall(device.loop, jitted, args, hands_on=not self._ready, size_bytes=size_on_host(args))
         call.wait = spans.waiting()
-        if collectors.is_taken() and (actor := calling_actor()) is not None:
+        if collectors.running and (actor := calling_actor()) is not None:
             call.sampler, call.frame = actor.sampler, enclosing_frame()
         return await (device.functions.run_to_end(call) if self._donate_argnums else device.functions.run(call))
 

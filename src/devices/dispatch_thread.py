@@ -1,6 +1,5 @@
 """The thread from which everything is enqueued on a device or mesh, and which computation an error comes from."""
 
-import os
 import threading
 import weakref
 from collections import deque
@@ -12,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from .._errors import ActorRestarted, copy_of
 from ..actors.frame import blame
-from ..actors.threads import before_interpreter_exit
+from ..actors.threads import ThreadOwner
 from ..telemetry import logs, metrics, names
 from ..telemetry.metrics import Reading, series
 from .self_check import self_check
@@ -255,7 +254,7 @@ class Dispatchable(Protocol):
 _InFlight: TypeAlias = tuple[Dispatchable, list[Any], int, float]  # the number of restarts before it, and when it began
 
 
-class DispatchThread:
+class DispatchThread(ThreadOwner):
     """Enqueues jobs in the order in which they come, and says when each is ready.
 
     Args:
@@ -283,14 +282,13 @@ class DispatchThread:
         self._timed_seconds = 0.0  # of those whose end was seen
         self._untimed = _TIMED_EVERY  # computations since, whose end was not
         self._on_ended: list[Callable[[], object]] = []
-        # No daemons: a daemon thread inside JAX while the interpreter ends aborts the process.
-        self._threads = (
+        self._threads: tuple[threading.Thread, ...] = (
             threading.Thread(target=self._dispatch_all, name=f"penstock-device-{name}", daemon=False),
             threading.Thread(target=self._wait_for_lent, name=f"penstock-device-{name}-wait", daemon=False),
         )
         for thread in self._threads:
             thread.start()
-        _running.add(self)
+        super().__init__()
         metrics.opened(self)
 
     def counters(self) -> Iterable[Reading]:
@@ -319,10 +317,18 @@ class DispatchThread:
             self._on_ended.append(on_ended)
         self._jobs.put(None)
 
+    def abandon(self) -> None:
+        """End; see `ThreadOwner`."""
+        self.end()
+
     def join(self) -> None:
         """Block until both threads have ended."""
         for thread in self._threads:
             thread.join()
+
+    def begin_without_threads(self) -> None:
+        """Have no threads in a process that was forked: they run in its parent."""
+        self._threads = ()
 
     def _dispatch_all(self) -> None:
         begin: Callable[[Dispatchable], None] = self._dispatch
@@ -434,7 +440,6 @@ class DispatchThread:
         while not self._ran_to_end(self._take_lent):
             pass
         self._threads[0].join()
-        _running.discard(self)
         metrics.closed(self)
         for callback in self._on_ended:
             callback()
@@ -513,21 +518,6 @@ def _failing(error: Exception) -> "Callable[[Dispatchable], None]":
         job.failed(copy_of(error).with_traceback(None))
 
     return fail
-
-
-_running: set[DispatchThread] = set()
-
-
-def _end_all() -> None:
-    threads = list(_running)
-    for thread in threads:
-        thread.end()
-    for thread in threads:
-        thread.join()
-
-
-before_interpreter_exit(_end_all)
-os.register_at_fork(after_in_child=_running.clear)  # they run in the parent
 
 
 class DispatchThreads:

@@ -336,7 +336,7 @@ class Job:
 
     def _times_begin(self) -> None:
         """Begin to note what its time goes into, if a profile is taken."""
-        self.times = JobTimes(self._submitted_at) if collectors.is_taken() else None
+        self.times = JobTimes(self._submitted_at) if collectors.running else None
         if self.times is not None:
             self.times.dispatch_begins()
             for call in self.calls[:1]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -32,6 +33,25 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
 
 def rows(length: int) -> Any:
     return np.ones(length, np.float32)
+
+
+async def test_batches_of_a_node_that_is_gone_still_count(collected: Collected) -> None:
+    async def run() -> None:
+        @ps.device_node(device="cpu:0", batch=ps.Batch(4, max_wait_seconds=0))
+        def brief(x: jax.Array) -> jax.Array:
+            return x + 1
+
+        @ps.graph
+        async def briefly(x: Any) -> Any:
+            return brief(x)
+
+        async with engine.Engine() as own:
+            await own.run(briefly(rows(2)))
+
+    await run()
+    gc.collect()
+    assert collected.total(names.METRIC_BATCH_RUNS, node="brief") == 1
+    assert collected.total(names.METRIC_BATCH_ITEMS, node="brief") == 1
 
 
 async def test_batches_tell_their_size_and_their_padding(collected: Collected) -> None:
@@ -177,6 +197,14 @@ def emitted(collected: Collected) -> dict[str, tuple[str, str, set[str]]]:
 
 
 async def test_the_page_lists_exactly_what_is_emitted(collected: Collected) -> None:
+    @ps.device_node(device="cpu:0", batch=ps.Batch(4, max_wait_seconds=0))
+    def fresh(x: jax.Array) -> jax.Array:  # a node counts where it was first used
+        return x + 1
+
+    @ps.graph
+    async def batched(x: Any) -> Any:
+        return fresh(x)
+
     with leased(CompileCache(capacity=1)) as cache:
         for _ in range(2):
             called(cache, program(lambda x: x + 1), rows(1))
@@ -187,7 +215,7 @@ async def test_the_page_lists_exactly_what_is_emitted(collected: Collected) -> N
             with contextlib.suppress(ValueError):
                 async with own.stream([whole(x)]) as results:
                     assert [result async for result in results] == [3]
-        async with own.deploy(whole, increments) as service, service.stream([whole(1)]) as results:
-            await service.run(increments(rows(2)))
+        async with own.deploy(whole, batched) as service, service.stream([whole(1)]) as results:
+            await service.run(batched(rows(2)))
             assert await anext(results) == 1
             assert emitted(collected) == listed()

@@ -481,7 +481,7 @@ with telemetry.expose(path):
         client.look()
     else:
         os.close(parent_has_ended[1])
-        assert not collectors.is_taken()
+        assert not collectors.running
         asyncio.run(main())
 if not child:
     os.write(child_has_left[1], b"!")

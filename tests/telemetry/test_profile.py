@@ -747,7 +747,7 @@ async def test_without_a_profile_nothing_is_registered_and_nothing_more_is_timed
     assert len(told) == 4
     collectors.end(watching)
     async with engine.stream([quick(1)]) as results:
-        assert collectors._collectors == []
+        assert collectors.running == []
         assert [each async for each in results] == [0.5]
         assert results.statistics().actors[0].busy_seconds is None
     assert len(told) == 4

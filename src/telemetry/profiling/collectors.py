@@ -51,69 +51,65 @@ hosts: "WeakSet[Host]" = WeakSet()
 # While a profile is taken: for each thread, by the number that the operating system gives it, graph and name of the
 # node that it has worked for last, and its processor time when it began with that.
 node_of_thread: dict[int, tuple[tuple[str, str], float]] = {}
-_collectors: list[Collector] = []
-
-
-def is_taken() -> bool:
-    """Whether a profile is being taken; callable from any thread."""
-    return bool(_collectors)
+# The profiles that are being taken; empty nearly always, which any thread may look at.
+running: list[Collector] = []
 
 
 def begin(collector: Collector) -> None:
     """Report the opening and closing of scopes and streams to a collector from now on."""
-    _collectors.append(collector)
+    running.append(collector)
 
 
 def end(collector: Collector) -> None:
     """End the reports to a collector."""
-    _collectors.remove(collector)
-    if not _collectors:
+    running.remove(collector)
+    if not running:
         node_of_thread.clear()
 
 
 def scope_opened(scope: "Scope") -> None:
     """Report a new scope, whose counters are zero, to the profiles that are being taken."""
-    for collector in tuple(_collectors):
+    for collector in tuple(running):
         collector.scope_opened(scope)
 
 
 def scope_closed(scope: "Scope") -> None:
     """Report a scope that has closed."""
-    for collector in tuple(_collectors):
+    for collector in tuple(running):
         collector.scope_closed(scope)
 
 
 def scope_vanished(scope: "Scope") -> None:
     """Report a scope that was never closed and is being collected as garbage."""
-    for collector in tuple(_collectors):
+    for collector in tuple(running):
         collector.scope_vanished(scope)
 
 
 def reader_opened(reader: "Reader") -> None:
     """Report a new stream."""
-    for collector in tuple(_collectors):
+    for collector in tuple(running):
         collector.reader_opened(reader)
 
 
 def reader_closed(reader: "Reader") -> None:
     """Report a stream that has ended."""
-    for collector in tuple(_collectors):
+    for collector in tuple(running):
         collector.reader_closed(reader)
 
 
 def executed(graph: str, node: str, executions: "Sequence[Execution]") -> None:
     """Report timed executions of a node."""
-    for collector in tuple(_collectors):
+    for collector in tuple(running):
         collector.executed(graph, node, executions)
 
 
 def depth_changed(graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
     """Report how many items were in the inbox of a node, and when, in seconds of `time.perf_counter`."""
-    for collector in tuple(_collectors):
+    for collector in tuple(running):
         collector.depth_changed(graph, node, points)
 
 
 def device_worked(work: "DeviceWork") -> None:
     """Report a piece of work of a device; callable from any thread."""
-    for collector in tuple(_collectors):
+    for collector in tuple(running):
         collector.device_worked(work)
