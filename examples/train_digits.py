@@ -3,8 +3,9 @@
     python examples/train_digits.py                reaches over 95% on digits that it has never seen
     python examples/train_digits.py --epochs 5
 
-An async generator makes batches, worker processes augment them some steps ahead, and a stateful node trains: it owns parameters
-and the optimizer's state, which stay on the device. Two graphs share that node: `learn` trains, `judge` asks it.
+An async generator makes batches, worker processes augment them some steps ahead, and a stateful node trains: it owns
+parameters and the optimizer's state, which stay on the device. Two graphs share that node: `learn` trains, `judge` asks
+it.
 """
 
 # The types of JAX, optax and scikit-learn leave parameters of some functions open, or are missing.

@@ -187,8 +187,8 @@ async def test_a_bound_function_gives_for_any_arguments_what_run_gives() -> None
     arguments: list[tuple[Any, Any]] = [
         (state, scale)
         for state in (
-            np.ones(3, np.float32), jnp.ones(3), {"a": np.ones(3, np.int32)}, {"b": jnp.ones(3)}, [jnp.ones((2, 3)), 2.0],
-            jax.device_put(np.ones(3, np.float32), jax.devices("cpu")[1]),
+            np.ones(3, np.float32), jnp.ones(3), {"a": np.ones(3, np.int32)}, {"b": jnp.ones(3)},
+            [jnp.ones((2, 3)), 2.0], jax.device_put(np.ones(3, np.float32), jax.devices("cpu")[1]),
         )
         for scale in (2, 2.0, np.float32(2), jnp.asarray(2.0))
     ]  # fmt: skip
