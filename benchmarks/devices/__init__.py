@@ -9,7 +9,7 @@ from .latency import LATENCY
 from .mesh_stages import MESH_STAGES
 from .overlap import OVERLAP
 from .regions import REGIONS
-from .training import TRAINING_STEP
+from .training import TRAINING_LOOP, TRAINING_STEP
 
 WORKLOADS: tuple[Workload, ...] = (
     LATENCY,
@@ -19,6 +19,7 @@ WORKLOADS: tuple[Workload, ...] = (
     COMPILATIONS,
     OVERLAP,
     TRAINING_STEP,
+    TRAINING_LOOP,
     MESH_STAGES,
     EMBEDDING,
     *REGIONS,

@@ -10,7 +10,7 @@ import numpy as np
 
 from examples import train_digits
 from examples.train_digits import Parameters, create_parameters, optimizer, train_step
-from penstock import devices
+from penstock import devices, engine
 from penstock.devices import select
 
 from ..harness import Contenders, Row, Sample, Workload
@@ -80,6 +80,60 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         "enqueuing": by_hand(ready=False),
         "unbound": through(unbound),
     }
+
+
+@asynccontextmanager
+async def loops(quick: bool) -> AsyncIterator[Contenders]:
+    """The example, and the same loop in one thread: make a batch, augment it, step, read the loss of the last step."""
+    epochs = 3 if quick else 10
+    digits, _ = train_digits.read_digits()
+    batches = len(digits.labels) // train_digits.BATCH_SIZE
+    plain: Any = jax.jit(train_step, donate_argnums=DONATED)
+    augment: Callable[[train_digits.Batch], train_digits.Digits] = train_digits.augment.fn
+
+    async def by_hand() -> float:
+        state, random, last = State(), np.random.default_rng(train_digits.SEED), None
+        began = time.perf_counter()
+        for epoch in range(epochs):
+            order = random.permutation(len(digits.labels))
+            for number in range(batches):
+                chosen = order[number * train_digits.BATCH_SIZE :][: train_digits.BATCH_SIZE]
+                batch = train_digits.Batch(epoch * batches + number, train_digits.take(digits, chosen))
+                given = plain(state.parameters, state.optimizer, *augment(batch))
+                state.replace(*given)
+                if last is not None:
+                    float(last)
+                last = given[-1]
+        state.wait()
+        return epochs * batches / (time.perf_counter() - began)
+
+    async with engine.deploy(train_digits.learn) as service:
+
+        async def example() -> float:
+            began = time.perf_counter()
+            async with service.stream(train_digits.learn(digits, epochs)) as losses:
+                steps = len([loss async for loss in losses])
+            return steps / (time.perf_counter() - began)
+
+        yield {"example": example, "by hand": by_hand}
+
+
+TRAINING_LOOP = Workload(
+    name="training loop",
+    contenders=loops,
+    control="by hand",
+    rows=(
+        Row(
+            title="examples/train_digits.py, steps a second over its loop in one thread",
+            subject="example",
+            reference="by hand",
+            unit="times",
+            limits=Limits(must=0.9, aim=1.0, at_least=True),
+        ),
+        Row(title="examples/train_digits.py", subject="example", unit="steps/s"),
+        Row(title="its loop in one thread", subject="by hand", unit="steps/s"),
+    ),
+)
 
 
 TRAINING_STEP = Workload(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from .._public import public as _public
 from .benchmarking import Benchmark, Measurement, benchmark
-from .device_actor import DeviceActor, actor
+from .device_actor import BoundFunction, DeviceActor, actor
 from .device_batch import DeviceBatch
 from .einsum_node import einsum
 from .jax_import import Device, persistent_compile_cache
@@ -15,9 +15,9 @@ from .self_check import SelfCheckResult
 from .statistics import BatchStatistics, CompileStatistics, Recompilation, Transfer
 
 __all__ = [
-    "Array", "BatchStatistics", "Benchmark", "CgroupLimits", "CompileStatistics", "CpuStatus", "Device",
-    "DeviceActor", "DeviceBatch", "DeviceMesh", "DeviceStatus", "Measurement", "Recommendation", "Recompilation",
-    "SelfCheckResult", "SlurmAllocation", "Status", "Transfer", "actor", "benchmark", "einsum",
+    "Array", "BatchStatistics", "Benchmark", "BoundFunction", "CgroupLimits", "CompileStatistics", "CpuStatus",
+    "Device", "DeviceActor", "DeviceBatch", "DeviceMesh", "DeviceStatus", "Measurement", "Recommendation",
+    "Recompilation", "SelfCheckResult", "SlurmAllocation", "Status", "Transfer", "actor", "benchmark", "einsum",
     "persistent_compile_cache", "select", "status",
 ]  # fmt: skip
 

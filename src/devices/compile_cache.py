@@ -214,6 +214,7 @@ class CompileCache:
         # A call is nearly always like the last one, and that is seen sooner than its signature is made.
         leaves, structure = flat or jax.tree.flatten(args)
         types = None if jitted.static_argnums else types_of(leaves)
+        executable: Executable | None
         usual = self._usual.get(jitted)
         executable: Executable | None
         if usual is not None and usual[0] is configuration and usual[1] == structure and usual[2] == types:

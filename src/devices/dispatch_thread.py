@@ -347,7 +347,7 @@ class DispatchThread(ThreadOwner):
         while True:
             depth, is_idle = self._depth(), jobs.empty()
             # Where computations are short, as a rule, a job that comes late may as well wait for one of several; and
-            # for the only one, if it has been long that any came late.
+            # for the only one, if none has come late for some time.
             waits_itself = is_idle and depth > MIN_DEPTH and len(in_flight) > (self._came_alone < _RECENT)
             if waits_itself and in_flight[0][0].is_awaited:
                 self._wait_for_oldest()

@@ -58,12 +58,16 @@ class PlacedParameters:
 
 def owned(value: Any) -> Any:
     """Return a pytree with copies of NumPy arrays: on a CPU, JAX would use the arrays of the user in place."""
-    if isinstance(value, np.ndarray):
+    if _is_of_numpy(value):
         return np.array(value)
     leaves, structure = jax.tree.flatten(value)
     if not not_on_device(leaves):
         return value
-    return structure.unflatten([np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
+    return structure.unflatten([np.array(leaf) if _is_of_numpy(leaf) else leaf for leaf in leaves])
+
+
+def _is_of_numpy(leaf: object) -> bool:
+    return issubclass(type(leaf), np.ndarray)
 
 
 def check_same_shapes(old: Any, new: Any) -> None:

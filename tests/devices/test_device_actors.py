@@ -2,15 +2,19 @@
 
 import asyncio
 import gc
+import time
 from typing import Any, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import penstock as ps
 from penstock import devices, engine
+from penstock.devices import compile_cache, compile_key
 from penstock.devices.device_pool import DevicePool
+from penstock.devices.dispatch_thread import ORIGINS
 
 from .gates import Gate
 
@@ -171,3 +175,93 @@ async def test_an_array_that_is_donated_and_read_in_one_call_is_named_twice() ->
     with pytest.raises(ps.DeviceError, match=r"'step': arguments 'state' and 'other' hold the same array.*pass a copy"):
         await device.run(step, {"a": array}, array, donate_argnums=(0,))
     assert float((await device.run(step, {"a": array}, jnp.copy(array), donate_argnums=(0,)))[0]) == 2
+
+
+async def test_a_bound_function_gives_for_any_arguments_what_run_gives() -> None:
+    def combine(state: Any, scale: Any) -> Any:
+        total = sum(jax.tree.leaves(state))
+        return jax.tree.map(lambda leaf: leaf + total.sum() * scale, state)
+
+    device = devices.actor("cpu")
+    bound = device.bind(combine)
+    arguments: list[tuple[Any, Any]] = [
+        (state, scale)
+        for state in (
+            np.ones(3, np.float32), jnp.ones(3), {"a": np.ones(3, np.int32)}, {"b": jnp.ones(3)},
+            [jnp.ones((2, 3)), 2.0], jax.device_put(np.ones(3, np.float32), jax.devices("cpu")[1]),
+        )
+        for scale in (2, 2.0, np.float32(2), jnp.asarray(2.0))
+    ]  # fmt: skip
+    for given in [*arguments, *reversed(arguments), *arguments]:
+        wanted, found = jax.jit(combine)(*given), await bound(*given)
+        assert jax.tree.structure(wanted) == jax.tree.structure(found)
+        for one, other in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
+            assert (one.dtype, one.weak_type) == (other.dtype, other.weak_type)
+            np.testing.assert_array_equal(one, other)
+
+
+async def test_a_call_like_the_last_one_needs_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+
+    def signature_of(args: Any, static: Any, configuration: Any, names: Any) -> Any:
+        looked_at.append(names.name)
+        return compile_key.signature_of(args, static, configuration, names)
+
+    monkeypatch.setattr(compile_cache, "signature_of", signature_of)
+
+    def bound_step(state: Any, x: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf + x, state)
+
+    @ps.device_node(device="cpu", pure=False)
+    def node_step(state: Any, x: Any) -> Any:
+        return bound_step(state, x)
+
+    @ps.graph
+    async def graph(state: Any, x: Any) -> Any:
+        return node_step(state, x)
+
+    step = devices.actor("cpu").bind(bound_step, donate_argnums=(0,), ready=False)
+    state: Any = {"a": jnp.ones(3), "b": [jnp.ones(()), jnp.ones((2, 2))]}
+    other: Any = jax.tree.map(jnp.copy, state)
+    async with engine.deploy(graph) as service:
+        for number in range(20):
+            if number == 3:
+                looked_at.clear()
+            state = await step(state, np.ones((), np.float32))
+            other = await service(other, np.ones((), np.float32))
+        assert looked_at == []
+        await step({"a": jnp.ones(3)}, np.ones((), np.float32))
+        assert {*looked_at} == {"bound_step"}
+    assert float(state["a"][0]) == float(other["b"][1][0, 0]) == 21
+
+
+async def test_a_result_that_comes_in_the_turn_in_which_its_caller_is_cancelled_is_not_lost() -> None:
+    gate, stored = Gate(), list[Any]()
+    step = devices.actor("cpu").bind(gate.pass_through, donate_argnums=(0,))
+
+    async def handler() -> None:
+        stored.append(await step(jnp.ones(4)))
+
+    task = asyncio.ensure_future(handler())
+    await gate.entered()
+    gate.open()
+    (pool,) = _open_pools()
+    while not len(pool._mailbox):
+        time.sleep(0.001)  # the loop stands still, so that the result waits for it
+    task.cancel()
+    await task
+    assert np.asarray(stored[0]).tolist() == [1] * 4
+
+
+async def test_what_is_handed_on_and_donated_without_another_result_is_computed_to_its_end() -> None:
+    step = devices.actor("cpu").bind(lambda x: jnp.sin(x @ x), donate_argnums=(0,), ready=False)
+    x = jnp.eye(64) * 0.5
+    wanted = jnp.copy(x)
+    for _ in range(100):
+        x = await step(x)
+        wanted = jax.jit(lambda x: jnp.sin(x @ x))(wanted)
+    np.testing.assert_allclose(np.asarray(x), np.asarray(wanted), rtol=1e-5)
+    del x
+    async with asyncio.timeout(20):  # the thread of the device notes it in its own time
+        while ORIGINS._results:
+            await asyncio.sleep(0.001)

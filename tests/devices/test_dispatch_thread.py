@@ -321,3 +321,33 @@ def test_what_was_submitted_is_done_before_the_threads_end() -> None:
             job.finish.set()
         device.until("ready", len(jobs))
         assert ended.wait(TIMEOUT_SECONDS)
+
+
+def test_nobody_waits_for_what_was_handed_on_while_more_of_it_comes(device: Device) -> None:
+    steps = [device.job() for _ in range(12)]
+    for step in steps:
+        step.hands_on = True
+        step.finish.set()
+    with patch.object(dispatch_thread, "LEAD_SECONDS", TIMEOUT_SECONDS):  # how soon more has to come
+        for number, step in enumerate(steps):
+            device.thread.submit(step)
+            device.until("handed on", step.number)
+            if not number:
+                device.until("ready", step.number)  # the first one tells how long one takes
+            step.result.is_over = True
+        last = device.job()
+        device.thread.submit(last)
+        device.until("waited for", last.number)
+        last.finish.set()
+        device.until("ready", last.number)
+    assert [step.waited_for_by for step in steps] == ["penstock-device-test-wait", *["penstock-device-test"] * 11]
+
+
+def test_what_was_handed_on_ends_also_if_nothing_comes_after_it(device: Device) -> None:
+    for _ in range(3):
+        step = device.job()
+        step.hands_on = True
+        step.finish.set()
+        device.thread.submit(step)
+        device.until("ready", step.number)
+        assert step.waited_for_by == "penstock-device-test-wait"

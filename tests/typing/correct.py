@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self, assert_type
 
 import penstock as ps
-from penstock import engine, testing
+from penstock import devices, engine, testing
 from penstock.testing import faults
 
 
@@ -377,3 +377,15 @@ def with_faults() -> None:
         assert_type(injected[0].node, str)
     with faults.inject("worker.process", faults.Kill(), probability=0.1, seed=3, optional=True):
         pass
+
+
+def train_step(state: dict[str, float], batch: list[int]) -> tuple[dict[str, float], float]:
+    return state, float(len(batch))
+
+
+async def functions_on_a_device() -> None:
+    device = devices.actor("cpu")
+    step = device.bind(train_step, donate_argnums=(0,), ready=False)
+    assert_type(step, devices.BoundFunction[dict[str, float], list[int], tuple[dict[str, float], float]])
+    assert_type(await step({}, [1]), tuple[dict[str, float], float])
+    assert_type(await device.run(train_step, {"a": 1.0}, [1]), tuple[dict[str, float], float])
