@@ -197,26 +197,24 @@ class FrameSpan:
     Attributes:
         parent, body: the same.
         context: what their spans get as their parent.
+        begun_at: when the item has begun.
+        ready_at: for each step, when the newest of the values that it reads was there.
     """
 
-    __slots__ = ("_begun_at", "_ready_at", "body", "context", "parent")
+    __slots__ = ("begun_at", "body", "context", "parent", "ready_at")
 
     def __init__(self, parent: Span, body: str | None = None) -> None:
         self.parent = parent
         self.body = body
         self.context = trace.set_span_in_context(parent)
-        self._begun_at = perf_counter()
-        self._ready_at: dict[int, float] = {}
+        self.begun_at = perf_counter()
+        self.ready_at: dict[int, float] = {}
 
     def completed(self, consumers: Iterable[int]) -> None:
         """A value is there that these steps read; the last one that a step waits for makes its inputs complete."""
         now = perf_counter()
         for consumer in consumers:
-            self._ready_at[consumer] = now
-
-    def waited_seconds(self, step: int) -> float:
-        """Return for how long the inputs of a step have been complete."""
-        return perf_counter() - self._ready_at.get(step, self._begun_at)
+            self.ready_at[consumer] = now
 
 
 def start_run(
@@ -371,50 +369,62 @@ def _read(value: Any, field: str) -> Any:
         return None
 
 
+def of_every_execution(name: str, function: Callable[..., object], model: str | None) -> dict[str, Value]:
+    """Return what the spans of all executions of a node say alike, which takes too long to be put together each time.
+
+    Args:
+        name: of the node.
+        function: what it runs.
+        model: the model that it calls, if that is what it does.
+    """
+    attributes: dict[str, Value] = {names.NODE: name}
+    qualname = getattr(function, "__qualname__", None)
+    if qualname is not None:  # an instance has none
+        attributes[names.FUNCTION] = f"{function.__module__}.{qualname}"
+    if model is not None:
+        attributes[names.OPERATION] = names.CHAT
+        attributes[names.REQUEST_MODEL] = model
+    return attributes
+
+
 class NodeSpan:
     """The span of one node execution, current from its start to its end, which have to be in one task.
 
     Args:
         parent: of the item.
         name: of the node.
-        function: what it runs; None for what is no function of the user.
+        alike: what `of_every_execution` returned for the node.
         item: the index of the item.
-        model: the model that it calls, if that is what it does.
-        waited_seconds: how long the item has waited since its inputs are complete; None for what never waits.
+        step: its index in the graph, for how long the item has waited since its inputs are complete; None for what
+            never waits.
+
+    Attributes:
+        calls_model: whether it has to hear what the model has returned.
     """
 
-    __slots__ = ("_calls_model", "_span", "_token")
+    __slots__ = ("_span", "_token", "calls_model")
 
     def __init__(
         self,
         parent: FrameSpan,
         name: str,
-        function: Callable[..., object] | None,
-        *,
+        alike: Mapping[str, Value],
         item: int,
-        model: str | None = None,
-        waited_seconds: float | None = None,
+        step: int | None = None,
     ) -> None:
-        attributes: dict[str, Value] = {names.NODE: name, names.ITEM: item}
+        attributes = {**alike, names.ITEM: item}
         if parent.body is not None:
             attributes[names.GRAPH] = parent.body
-        qualname = getattr(function, "__qualname__", None)
-        if qualname is not None:  # an instance has none
-            attributes[names.FUNCTION] = f"{function.__module__}.{qualname}"
-        if waited_seconds is not None:
-            attributes[names.QUEUE_WAIT] = waited_seconds
-        kind = SpanKind.INTERNAL
-        if model is not None:
-            kind = SpanKind.CLIENT
-            attributes[names.OPERATION] = names.CHAT
-            attributes[names.REQUEST_MODEL] = model
-        self._calls_model = model is not None
-        self._span = start(name, parent.context, attributes, kind=kind)
+        if step is not None:
+            attributes[names.QUEUE_WAIT] = perf_counter() - parent.ready_at.get(step, parent.begun_at)
+        self.calls_model = names.REQUEST_MODEL in alike
+        kind = SpanKind.CLIENT if self.calls_model else SpanKind.INTERNAL
+        self._span = _tracer.start_span(name, parent.context, kind, attributes)
         self._token: Token[Context] = otel_context.attach(trace.set_span_in_context(self._span))
 
     def returned(self, value: Any) -> None:
         """Read what a model says about its call."""
-        if self._calls_model:
+        if self.calls_model:
             self._span.set_attributes(usage_of(value))
 
     def end(self, outcome: str, error: BaseException | None = None) -> None:
