@@ -99,7 +99,7 @@ async def test_a_node_that_awaits_what_was_cancelled_has_failed(
     async def awaiting(x: int) -> int:
         return await await_cancelled(x)
 
-    with pytest.raises(engine.NodeCancelledError):
+    with pytest.raises(ps.NodeCancelledError):
         await engine.run(awaiting(1))
     [span] = tracing.named("await_cancelled")
     assert attributes_of(span)[names.OUTCOME] == "failed"
