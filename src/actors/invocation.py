@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 from .._errors import DeadlineExceeded, NodeCancelledError, NodeTimeoutError, Overloaded
 from ..telemetry import spans
-from ..telemetry.spans import FrameSpan, NodeSpan
+from ..telemetry.spans import FrameSpan, NodeSpan, of_every_execution
 from .current import source
 from .frame import Frame, foreign_cancel
 from .loop_host import LoopHost
@@ -179,7 +179,7 @@ def run_linkwise(links: Sequence[Link], actor: "NodeActor", frame: Frame, args: 
 
 
 def _traced(parent: FrameSpan, link: Link, item: int, value: Any) -> Any:
-    span = NodeSpan(parent, link.name, link.fn, item=item, model=link.model)
+    span = NodeSpan(parent, link.name, of_every_execution(link.name, link.fn, link.model), item)
     try:
         value = link.fn(value)
         span.returned(value)
@@ -235,8 +235,8 @@ def outcome_of(state: str, error: BaseException | None) -> Outcome:
     return "cancelled" if state == "cancelled" or isinstance(error, asyncio.CancelledError) else "failed"
 
 
-class TracedExecution:
-    """Opens the span of a node execution of a sampled frame, makes it current, and ends it with its outcome.
+class TracedExecution(NodeSpan):
+    """The span of a node execution of a sampled frame, which ends with its outcome.
 
     Args:
         parent: the span of the frame.
@@ -247,43 +247,36 @@ class TracedExecution:
         was_cancelled: whether the execution was cancelled although it raised no error.
     """
 
-    __slots__ = ("_actor", "_frame", "_parent", "_span", "was_cancelled")
+    __slots__ = ("_actor", "_frame", "_parent", "was_cancelled")
 
     def __init__(self, parent: FrameSpan, frame: Frame, actor: "NodeActor") -> None:
         self._parent = parent
         self._frame = frame
         self._actor = actor
         self.was_cancelled = False
+        alike = actor.span_attributes
+        if alike is None:
+            function = actor.links[0].fn if actor.links else actor.fn
+            alike = actor.span_attributes = of_every_execution(actor.name, function, actor.policy.model)
+        NodeSpan.__init__(self, parent, actor.name, alike, frame.item, actor.index)
 
     def __enter__(self) -> "TracedExecution":
-        parent, frame, actor = self._parent, self._frame, self._actor
-        function: Callable[..., object] | None = actor.links[0].fn if actor.links else actor.fn
-        self._span = NodeSpan(
-            parent, actor.name, function, item=frame.item, model=actor.policy.model,
-            waited_seconds=parent.waited_seconds(actor.index),
-        )  # fmt: skip
         return self
-
-    def returned(self, value: Any) -> Any:
-        """Record the result in the span, e.g. the tokens in its `usage`, and return it."""
-        self._span.returned(value)
-        return value
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        frame = self._frame
-        if isinstance(error, Exception):
-            self._span.end("failed", error)
-        elif error is None and not self.was_cancelled:
+        if error is None and not self.was_cancelled:
             tell_consumers(self._parent, self._actor)
-            self._span.end("done")
-        elif frame.expired:
-            self._span.end("expired", DeadlineExceeded("its call did not finish in time"))
+            self.end("done")
+        elif isinstance(error, Exception):
+            self.end("failed", error)
+        elif self._frame.expired:
+            self.end("expired", DeadlineExceeded("its call did not finish in time"))
         elif error is None or isinstance(error, asyncio.CancelledError):
-            self._span.end("cancelled")
+            self.end("cancelled")
         else:  # KeyboardInterrupt and the like
-            self._span.end("failed", error)
+            self.end("failed", error)
 
 
 def tell_consumers(parent: FrameSpan, actor: "NodeActor") -> None:
@@ -326,17 +319,29 @@ def executed(actor: "NodeActor", began: float, frame: Frame) -> None:
         actor.sampler.add(began, ended, frame, frame.group.loop)
 
 
-async def timed(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
-    """Run an `async def` node without a policy, and time it for a profile; otherwise the worker runs it directly."""
-    sampler = actor.sampler
-    if frame.span is not None or sampler is None:
-        return await invoke(worker, actor, frame)
+async def invoke_plain(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
+    """Run an `async def` node without a policy, as the worker itself would, in a span or timed for a profile."""
     args, kwargs = actor.arguments(frame.values)
-    began = perf_counter()
+    parent, task, sampler = frame.span, worker.task, actor.sampler
+    assert task is not None
+    undisturbed = task.cancelling()
+    began = 0.0 if sampler is None else perf_counter()
     try:
-        return await actor.fn(*args, **kwargs)
+        if parent is None:
+            return await actor.fn(*args, **kwargs)
+        with TracedExecution(parent, frame, actor) as execution:
+            try:
+                value = await actor.fn(*args, **kwargs)
+            except asyncio.CancelledError as error:
+                if task.cancelling() > undisturbed:
+                    raise
+                raise foreign_cancel(error) from error
+            if execution.calls_model:
+                execution.returned(value)
+            return value
     finally:
-        sampler.add(began, perf_counter(), frame, worker.group.loop)
+        if sampler is not None:
+            sampler.add(began, perf_counter(), frame, worker.group.loop)
 
 
 async def invoke_with(invocation: "Invocation") -> Any:
@@ -345,7 +350,9 @@ async def invoke_with(invocation: "Invocation") -> Any:
     if frame.span is None:
         return await invocation.run()
     with TracedExecution(frame.span, frame, actor) as execution:
-        return execution.returned(await invocation.run())
+        value = await invocation.run()
+        execution.returned(value)
+        return value
 
 
 class Invocation:

@@ -9,13 +9,14 @@ from .._errors import ReentrantCallError
 from ..telemetry import logs
 from ..telemetry.counters import ActorStatistics
 from .channel import Channel
-from .invocation import SLOW_SECONDS, Link, compose, failed_link, invoke, running_link, timed
+from .invocation import SLOW_SECONDS, Link, compose, failed_link, invoke, invoke_plain, running_link
 from .loop_host import RestartGate
 from .own_loops import Mailbox
 from .policy import Policy
 from .tasks import Condition
 
 if TYPE_CHECKING:
+    from ..telemetry.spans import Value
     from .frame import Frame
     from .invocation import AsyncLine, Carrier
     from .sampler import ExecutionSampler, Sampling
@@ -190,6 +191,7 @@ class NodeActor:
         "run",
         "sampler",
         "slot",
+        "span_attributes",
         "spans_others",
         "successor",
         "warned",
@@ -231,6 +233,7 @@ class NodeActor:
         self.warned = False
         self.was_slow = False
         self.spans_others = False  # whether it gives or reads a stream: then its time includes that of other nodes
+        self.span_attributes: dict[str, Value] | None = None  # those of every execution, once one was sampled
         self.owner: object = None  # the pools of its Engine, for `nesting.pools_around`
         self.gate: RestartGate | None = None  # for a stateful node that may be restarted
         self.instance: Child | None = None  # for a stateful node
@@ -339,7 +342,7 @@ class NodeActor:
     @property
     def is_untimed(self) -> bool:
         """Whether its executions are timed only while a profile is taken: timing one takes as long as a whole hop."""
-        return self.mode == ASYNC or self.invoke is timed
+        return self.invoke is invoke_plain
 
     @property
     def is_stopped(self) -> bool:
@@ -358,7 +361,7 @@ class NodeActor:
             self.sampler = None
 
     def _time_async(self, sampler: "ExecutionSampler | None") -> None:
-        self.mode, self.invoke = (ASYNC, invoke) if sampler is None else (GENERAL, timed)
+        self.mode = ASYNC if sampler is None else GENERAL
 
     def _time_inline(self, sampler: "ExecutionSampler | None") -> None:
         self.run = compose(self.links, self, sampler)

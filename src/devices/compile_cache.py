@@ -216,7 +216,6 @@ class CompileCache:
         types = None if jitted.static_argnums else types_of(leaves)
         executable: Executable | None
         usual = self._usual.get(jitted)
-        executable: Executable | None
         if usual is not None and usual[0] is configuration and usual[1] == structure and usual[2] == types:
             executable = usual[-1]
         else:

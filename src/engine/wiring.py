@@ -202,6 +202,8 @@ class Wiring:
                 actor.carrier = carrier
             elif actor.body is not invocation.run_task_starter:
                 actor.mode = ASYNC if node.is_async else INLINE
+                if node.is_async:
+                    actor.invoke = invocation.invoke_plain
         return actor
 
     def _own_loop(self, actor: NodeActor, unit: Unit, node: Node[..., Any]) -> None:

@@ -200,26 +200,24 @@ class FrameSpan:
     Attributes:
         parent, body: the same.
         context: the context with the parent span.
+        begun_at: when the item began.
+        ready_at: for each step, when the last of the values that it reads was ready.
     """
 
-    __slots__ = ("_begun_at", "_ready_at", "body", "context", "parent")
+    __slots__ = ("begun_at", "body", "context", "parent", "ready_at")
 
     def __init__(self, parent: Span, body: str | None = None) -> None:
         self.parent = parent
         self.body = body
         self.context = trace.set_span_in_context(parent)
-        self._begun_at = perf_counter()
-        self._ready_at: dict[int, float] = {}
+        self.begun_at = perf_counter()
+        self.ready_at: dict[int, float] = {}
 
     def completed(self, consumers: Iterable[int]) -> None:
         """Note that a value is ready which these steps read; the last value of a step makes its inputs complete."""
         now = perf_counter()
         for consumer in consumers:
-            self._ready_at[consumer] = now
-
-    def waited_seconds(self, step: int) -> float:
-        """Return for how long the inputs of a step have been complete, in seconds."""
-        return perf_counter() - self._ready_at.get(step, self._begun_at)
+            self.ready_at[consumer] = now
 
 
 def start_run(
@@ -375,51 +373,62 @@ def _read(value: Any, field: str) -> Any:
         return None
 
 
+def of_every_execution(name: str, function: Callable[..., object], model: str | None) -> dict[str, Value]:
+    """Return what the spans of all executions of a node say alike, which takes too long to be put together each time.
+
+    Args:
+        name: of the node.
+        function: what it runs.
+        model: the model that it calls, if that is what it does.
+    """
+    attributes: dict[str, Value] = {names.NODE: name}
+    qualname = getattr(function, "__qualname__", None)
+    if qualname is not None:  # an instance has none
+        attributes[names.FUNCTION] = f"{function.__module__}.{qualname}"
+    if model is not None:
+        attributes[names.OPERATION] = names.CHAT
+        attributes[names.REQUEST_MODEL] = model
+    return attributes
+
+
 class NodeSpan:
     """The span of one node execution. It is current from its start to its end, which must be in the same task.
 
     Args:
-        parent: the parent of the spans of the item.
-        name: the name of the node.
-        function: the function of the node; None if it has none.
+        parent: of the item.
+        name: of the node.
+        alike: what `of_every_execution` returned for the node.
         item: the index of the item.
-        model: the model that the node calls; None if it calls none.
-        waited_seconds: how long the item has waited since its inputs were complete; None for a link of a chain, which
+        step: its index in the graph, for how long the item has waited since its inputs are complete; None for what
             never waits.
+
+    Attributes:
+        calls_model: whether it has to hear what the model has returned.
     """
 
-    __slots__ = ("_calls_model", "_span", "_token")
+    __slots__ = ("_span", "_token", "calls_model")
 
     def __init__(
         self,
         parent: FrameSpan,
         name: str,
-        function: Callable[..., object] | None,
-        *,
+        alike: Mapping[str, Value],
         item: int,
-        model: str | None = None,
-        waited_seconds: float | None = None,
+        step: int | None = None,
     ) -> None:
-        attributes: dict[str, Value] = {names.NODE: name, names.ITEM: item}
+        attributes = {**alike, names.ITEM: item}
         if parent.body is not None:
             attributes[names.GRAPH] = parent.body
-        qualname = getattr(function, "__qualname__", None)
-        if qualname is not None:  # an instance has none
-            attributes[names.FUNCTION] = f"{function.__module__}.{qualname}"
-        if waited_seconds is not None:
-            attributes[names.QUEUE_WAIT] = waited_seconds
-        kind = SpanKind.INTERNAL
-        if model is not None:
-            kind = SpanKind.CLIENT
-            attributes[names.OPERATION] = names.CHAT
-            attributes[names.REQUEST_MODEL] = model
-        self._calls_model = model is not None
-        self._span = start(name, parent.context, attributes, kind=kind)
+        if step is not None:
+            attributes[names.QUEUE_WAIT] = perf_counter() - parent.ready_at.get(step, parent.begun_at)
+        self.calls_model = names.REQUEST_MODEL in alike
+        kind = SpanKind.CLIENT if self.calls_model else SpanKind.INTERNAL
+        self._span = _tracer.start_span(name, parent.context, kind, attributes)
         self._token: Token[Context] = otel_context.attach(trace.set_span_in_context(self._span))
 
     def returned(self, value: Any) -> None:
         """Add the attributes of a model's result, if the node calls a model."""
-        if self._calls_model:
+        if self.calls_model:
             self._span.set_attributes(usage_of(value))
 
     def end(self, outcome: str, error: BaseException | None = None) -> None:

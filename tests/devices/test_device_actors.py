@@ -247,7 +247,7 @@ async def test_a_result_that_comes_in_the_turn_in_which_its_caller_is_cancelled_
     gate.open()
     (pool,) = _open_pools()
     while not len(pool._mailbox):
-        time.sleep(0.001)  # the loop stands still, so that the result waits for it
+        time.sleep(0.001)  # noqa: ASYNC251 - the loop stands still, so that the result waits for it
     task.cancel()
     await task
     assert np.asarray(stored[0]).tolist() == [1] * 4

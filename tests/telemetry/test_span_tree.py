@@ -84,6 +84,28 @@ async def test_a_node_says_how_long_its_item_waited_since_its_inputs_were_comple
     assert [attributes_of(span)[names.QUEUE_WAIT] for span in tracing.named("fetch")] == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("timeout_seconds", [None, 60])
+async def test_a_node_that_awaits_what_was_cancelled_has_failed(
+    tracing: Tracing, timeout_seconds: float | None
+) -> None:
+    @ps.node(timeout_seconds=timeout_seconds)
+    async def await_cancelled(x: int) -> int:
+        given_up = asyncio.get_running_loop().create_future()
+        given_up.cancel()
+        await given_up
+        return x
+
+    @ps.graph
+    async def awaiting(x: int) -> int:
+        return await await_cancelled(x)
+
+    with pytest.raises(ps.NodeCancelledError):
+        await engine.run(awaiting(1))
+    [span] = tracing.named("await_cancelled")
+    assert attributes_of(span)[names.OUTCOME] == "failed"
+    assert attributes_of(span)[names.ERROR_TYPE] == "NodeCancelledError"
+
+
 async def test_a_join_waits_from_the_last_of_its_inputs_on_and_a_stream_is_there_once_opened(tracing: Tracing) -> None:
     clock = [0.0]
 
