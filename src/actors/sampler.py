@@ -50,19 +50,19 @@ def sampling_of(nodes: int) -> Sampling:
 
 
 class ExecutionSampler:
-    """Times executions of one actor; made when a profile begins, and given up when the last one ends.
+    """Times executions of one actor; made when a profile begins, and dropped when the last profile ends.
 
     Args:
-        actor: whose executions.
-        switch: turns the timing of an actor on or off that does not time every execution by itself; None for one that
-            does.
-        sampling: how often.
+        actor: the actor whose executions are timed.
+        switch: turns the timing of the actor on (with this sampler) or off (with None); None if the actor times every
+            execution by itself.
+        sampling: how many executions are timed, and how long the pauses between are.
 
     Attributes:
         busy_seconds: time of all executions, extrapolated from those that were timed.
         blocked_seconds: time that workers held a finished item that found no room after the node.
         durations: how long executions took.
-        outside: what items waited for on devices and in threads; whoever runs them there adds to it, on the loop.
+        outside: what items waited for on devices and in threads. The code that runs them there adds to it, on the loop.
     """
 
     __slots__ = (
@@ -115,7 +115,7 @@ class ExecutionSampler:
             loop.call_later(self._pause_seconds, self._resume)
 
     def in_thread(self, fn: Callable[..., Any], *, is_free: bool) -> "TimedInThread":
-        """Return a function of the node, which a thread is about to run once, as one that is timed."""
+        """Wrap a function of the node, which a thread is about to run once, so that its run is timed."""
         return TimedInThread(fn, self, is_free=is_free)
 
     def works_here(self) -> float:
@@ -190,7 +190,7 @@ class TimedInThread:
         self._began = self._cpu_seconds = self._ended = 0.0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it, in the thread."""
+        """Run the function in the thread, and note when it began, when it ended, and its processor time."""
         self._began = perf_counter()
         computed = self._sampler.works_here()
         try:
@@ -200,7 +200,7 @@ class TimedInThread:
             self._ended = perf_counter()
 
     def came_back(self) -> None:
-        """The loop has its result, or does not wait for it any more."""
+        """Add the times of this run to the sampler; called on the loop when it has the result, or stops waiting."""
         if not self._ended:
             return
         hop_seconds, hops = perf_counter() - self._ended, 1

@@ -18,11 +18,11 @@ from .._errors import EngineClosedError
 class LoopMailbox:
     """Calls functions on an event loop, for threads.
 
-    `call_soon_threadsafe` wakes the loop once per call, which costs 6 us on asyncio. Here calls gather in a deque that
-    is emptied once per wake-up, in the order in which they came.
+    `call_soon_threadsafe` wakes the loop once per call, which costs 6 us on asyncio. Here calls gather in a deque, and
+    each wake-up of the loop makes all of them, in the order in which they were posted.
 
     Args:
-        loop: where they are called.
+        loop: the event loop on which the functions are called.
     """
 
     __slots__ = ("_armed", "_calls", "_loop")
@@ -44,19 +44,19 @@ class LoopMailbox:
         return self._wake()
 
     def empty(self) -> None:
-        """Call what waits here now; on the loop's thread."""
-        # Disarmed before: what arrives meanwhile is either called here or arms the next wake-up.
+        """Make the calls that wait here now; only called on the loop's thread."""
+        # Disarmed before the calls are made: a call that is posted meanwhile is made here, or arms the next wake-up.
         self._armed = False
         calls = self._calls
         try:
-            # No more than what is here: each call may give a thread work whose result is here before the last one is
-            # called, and the loop would do nothing else until there is no work left.
+            # Only as many calls as wait at the beginning. Each call may give a thread new work, whose result may be
+            # posted before this loop ends: the event loop would do nothing else until the threads have no work left.
             for _ in range(len(calls)):
                 if not calls:  # a callback has emptied it
                     break
                 callback, args = calls.popleft()
                 callback(*args)
-                del callback, args  # what waits for the next call must not hold the last one's result
+                del callback, args  # the result that they hold must not live until the next call
         finally:
             if calls and not self._armed:  # a callback raised: the others must still be called
                 self._armed = True
@@ -65,7 +65,7 @@ class LoopMailbox:
     def _wake(self) -> bool:
         try:
             self._loop.call_soon_threadsafe(self.empty)
-        except RuntimeError:  # the loop is closed: nobody can receive these results
+        except RuntimeError:  # the loop is closed, so no coroutine can receive these results
             self._armed = False
             self._calls.clear()
             return False
@@ -95,7 +95,7 @@ class ThreadOwner(ABC):
 
     @abstractmethod
     def begin_without_threads(self) -> None:
-        """Have no thread and no work, in a process that was forked, where those of its parent do not run."""
+        """Set this object to have no threads and no work: in a forked process, the threads of its parent do not run."""
 
 
 _owners: "weakref.WeakSet[ThreadOwner]" = weakref.WeakSet()
@@ -115,7 +115,7 @@ def _forget_threads_of_parent() -> None:
 
 
 # Called when the main thread has ended, before the interpreter waits for the others: `atexit` comes after that wait, so
-# threads that nobody closed would hold the interpreter for ever. `concurrent.futures` uses this hook for the same
+# threads that were not closed would hold the interpreter for ever. `concurrent.futures` uses this hook for the same
 # reason; there is no public one.
 threading._register_atexit(_end_all)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 os.register_at_fork(after_in_child=_forget_threads_of_parent)
@@ -143,7 +143,7 @@ _Job: TypeAlias = tuple[
 
 @dataclass(frozen=True, slots=True)
 class ThreadPoolStatistics:
-    """What a `ThreadPool` is doing and has done.
+    """A snapshot of a `ThreadPool`: how many threads and jobs it has now, and how many jobs it has run.
 
     Attributes:
         threads: threads started and not yet ended.
@@ -151,8 +151,7 @@ class ThreadPoolStatistics:
         busy: threads that run a job.
         queued: jobs that no thread has taken yet, cancelled ones included.
         completed: jobs whose result or error reached its future.
-        discarded: jobs that ran, but whose result nobody wanted any more, because the future was cancelled, or the loop
-            closed.
+        discarded: jobs that ran, but whose result was dropped, because the future was cancelled or the loop closed.
     """
 
     threads: int
@@ -165,7 +164,7 @@ class ThreadPoolStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ProcessPoolStatistics:
-    """What the pool of worker processes is doing and has done.
+    """A snapshot of the pool of worker processes: how many processes and calls it has now, and what it has run.
 
     Attributes:
         workers: processes started and not yet found dead.
@@ -239,7 +238,7 @@ class ThreadPool(ThreadOwner):
         discarded.
 
         Args:
-            context: what the job runs in; a fresh copy, since a context cannot be entered twice at a time.
+            context: the context that the job runs in; a fresh copy, since a context cannot be entered twice at a time.
             on_returned: called on the loop once the job has returned or was skipped, also when the future was
                 cancelled before: only then is its thread free again.
             fn: the blocking function.
@@ -259,7 +258,7 @@ class ThreadPool(ThreadOwner):
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
             self._mailbox = LoopMailbox(loop)
-        # Threads already done with their job, whose results wait in the mailbox, count as idle.
+        # A thread whose result waits in the mailbox is done with its job, so it counts as idle.
         if self._unsettled - self._come_back() >= len(self._threads) < self._max_threads:
             self._start_thread()
         future: asyncio.Future[R] = loop.create_future()
@@ -281,7 +280,7 @@ class ThreadPool(ThreadOwner):
     def close_nowait(self) -> None:
         """Refuse new jobs, cancel those that have not started, and let each thread end after its running job.
 
-        For a loop that is going away; `aclose` also waits.
+        For an event loop that is about to be closed. `aclose` does the same and waits for the threads.
         """
         if self._closed:
             return
@@ -342,7 +341,7 @@ class ThreadPool(ThreadOwner):
             else:
                 try:
                     is_received = post(settle, future, context.run(fn, *args, **kwargs), None, on_returned)
-                except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller, not to this thread
+                except BaseException as error:  # noqa: BLE001 - every error of a job is its caller's, not this thread's
                     is_received = post(settle, future, None, _travelling(error), on_returned)
                 self._discarded += not is_received
             # An idle thread holds no item: drop everything of the job before waiting for the next.
@@ -356,7 +355,7 @@ class ThreadPool(ThreadOwner):
         error: BaseException | None,
         on_returned: OnReturned | None,
     ) -> None:
-        """Hand a result that has come back to its future, None for a job that was skipped; on the loop."""
+        """Settle the future of a job with its result or error; on the loop. For a skipped job, `future` is None."""
         self._unsettled -= 1
         if future is None:
             pass
@@ -397,18 +396,19 @@ class ThreadShare:
         self._free = asyncio.Semaphore(limit)
 
     async def take(self) -> None:
-        """Wait for one of these threads; whoever has it gives it back, once the thread has returned."""
+        """Wait for one of these threads; the caller calls `give_back` once the thread has returned."""
         await self._free.acquire()
 
     def give_back(self) -> None:
-        """The thread has returned, or was not needed."""
+        """Free the place of a thread that has returned, or was not needed."""
         self._free.release()
 
 
 def _travelling(error: BaseException) -> BaseException:
     """Return the form of `error` that a future accepts, its traceback beginning in the job and not in the pool."""
     if error.__traceback__ is not None:
-        # Not set by name, which an exception may refuse: whoever waits for the job would wait for ever.
+        # Not by `error.with_traceback`, which the class of an exception may override with a method that raises: the
+        # future would never be settled, and its caller would wait for ever.
         BaseException.with_traceback(error, error.__traceback__.tb_next)
     if isinstance(error, StopIteration):
         substitute = RuntimeError("a job raised StopIteration, which cannot travel through a future")

@@ -262,7 +262,7 @@ class SizeLimit:
         sizes: that batches are padded to, in ascending order.
 
     Attributes:
-        size: the largest one to run; what is larger runs as several batches, unless it is a try.
+        size: the largest batch to run; a larger one runs as several batches, unless it is a try.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -320,7 +320,7 @@ class SizeLimit:
 
 
 class SizeLimits:
-    """The limits of one node on one device, by group of calls: what is too large for one fits others.
+    """The limits of one node on one device, by group of calls: a batch that is too large for one group fits others.
 
     Args:
         sizes: that batches are padded to, in ascending order.

@@ -1,4 +1,4 @@
-"""One device or mesh as one Engine uses it: the calls that wait for it, and what it is handed next."""
+"""One device or mesh as one Engine uses it: the calls that wait for it, and which of them it gets next."""
 
 import asyncio
 import threading
@@ -32,23 +32,25 @@ class DeviceCall:
     A call that runs cannot be stopped: its caller is released at once, and the end of the scope waits for the call.
 
     Attributes:
-        jitted: what it runs.
+        jitted: the function that it runs.
         args: the arguments, one for each parameter.
-        result: what the caller waits for; None before, and once it has it, or has left: an error refers to all that
-            was called on its way, and would never be freed if one of those referred to it.
+        result: the future that the caller waits for; None before the call is submitted, and once the caller has the
+            result or has left. It is dropped then because an error refers, by its traceback, to this call, and the two
+            would keep each other alive.
         hands_on: the caller gets the result before it is ready, to give it to another call.
         priority: higher first.
         deadline: when its caller stops waiting, in the loop's time.
         group: calls of one group may run together.
-        label: of the node in its graph; None for what is no node.
-        size_bytes: of the arguments that may have to be transferred.
+        label: label of the node in its graph; None if the call does not come from a node.
+        size_bytes: size of the arguments that may have to be transferred.
         wait: the sampled span that waits for it; None without one.
         arrived_at: when it began to wait, in the loop's time.
         queue: where it waits, or has waited; None before.
         started: whether it was handed to the device's thread.
         sampler: times the node that it is for, while a profile is taken.
-        frame: that of its item; None for what is no node.
-        returned: whether the device is done with it; where nobody waits until its result is ready, has enqueued it.
+        frame: the frame of its item; None if the call does not come from a node.
+        returned: whether the device is done with it. If its result is handed on before it is ready, the device is done
+            once the call is enqueued.
     """
 
     __slots__ = (
@@ -107,7 +109,7 @@ class DeviceCall:
         self._has_begun = False
 
     def may_be_taken_back(self) -> None:
-        """Prepare for `take_back`, before it is submitted."""
+        """Make `take_back` possible; to be called before the call is submitted."""
         self._turn = threading.Lock()  # taken once and never given back: by the device, or by `take_back`
 
     def begin(self) -> bool:
@@ -118,7 +120,7 @@ class DeviceCall:
         return self._has_begun
 
     def take_back(self) -> bool:
-        """Keep it from running, and return True; False if the device has begun with it."""
+        """Keep the call from running and return True; return False if the device has begun with it."""
         assert self._turn is not None
         return self._turn.acquire(blocking=False)
 
@@ -145,7 +147,7 @@ class DeviceCall:
     def hand_on(self, value: Any) -> None:
         """Give the caller a result that is not ready yet, unless it has left."""
         if self._has_begun and self.is_left:
-            self.waited_for_again()  # its caller was cancelled, and does not know yet
+            self.waited_for_again()  # its caller was cancelled, and has not run since
         if self.result is not None and not self.result.done():
             self.result.set_result(value)
 
@@ -207,7 +209,7 @@ class CallQueue:
 
     Args:
         name: name of the node, for errors.
-        device: that they wait for.
+        device: the device that they wait for.
         batch: how many run together; None for one by one.
         limit: the most jobs of this node that the device holds.
     """
@@ -343,8 +345,8 @@ class SingleCallQueue(CallQueue):
 
     Args:
         name: of the node.
-        device: where they run.
-        jitted: what it runs there; None for what each call brings.
+        device: the device that they run on.
+        jitted: the function that they run; None if each call brings its own.
         parameters: positions of the arguments that are parameters.
         limit: the most calls that the device's thread holds.
     """
@@ -366,7 +368,7 @@ class SingleCallQueue(CallQueue):
         SingleJob(self._jitted or calls[0].jitted, self.device, calls[0], self, self._parameters).submit()
 
     def handed_on(self, call: DeviceCall, value: Any) -> None:
-        """Give a caller its result, which nobody waits for until it is ready."""
+        """Give a caller its result before it is ready; no thread waits until it is."""
         # Those in flight do not pile up: the thread of the device waits for one before it enqueues too many.
         try:
             call.finish(value)
@@ -399,8 +401,8 @@ def described(array: Any) -> str:
 # Jobs of all nodes that the device's thread holds ahead.
 DEFAULT_WINDOW = 32
 
-# Of arguments that the device's thread holds ahead, of all nodes. A batch that takes long to transfer is as large as
-# this, or smaller: 256 MB are 20 ms and more over PCIe, and a small part of the memory of a device.
+# Size of the arguments that the device's thread holds ahead, of all nodes. A batch of this size takes 20 ms and more to
+# transfer over PCIe, and is a small part of the memory of a device.
 DEFAULT_WINDOW_BYTES = 256 * 1024 * 1024
 
 
@@ -415,12 +417,12 @@ class EngineDevice:
         mailbox: brings outcomes to the event loop.
         loop: the event loop.
         window: the most jobs that the device holds.
-        window_bytes: of their arguments; once the device holds as much, it gets no more until one has ended.
+        window_bytes: size of their arguments; once the device holds as much, it gets no more until a job has ended.
 
     Attributes:
-        name: of the placement.
-        thread: where jobs are dispatched.
-        parameters: what lies on the device for good.
+        name: name of the placement.
+        thread: the thread that dispatches the jobs.
+        parameters: arrays that stay on the device until it is closed, such as the weights of a model.
         functions: calls of `devices.actor`, which belong to no node.
         busy: the queues with calls that wait.
         running: jobs that the device holds.
@@ -447,13 +449,13 @@ class EngineDevice:
         self._window = window
         self._window_bytes = window_bytes
         self._held_bytes = 0
-        self._served = 0.0  # what the queue had had that was served last
+        self._served = 0.0  # `served` of the queue that was served last
         self._look_armed = False
         self._timer: asyncio.TimerHandle | None = None
         self._idle = Condition()
 
     def returned(self, queue: CallQueue, calls: list[DeviceCall]) -> None:
-        """Note that the device is done with a job, which was for these calls, or does no more than compute it."""
+        """Note that the device is done with the job of these calls, or has nothing left to do but to compute it."""
         self.running -= 1
         queue.free += 1
         for call in calls:
@@ -497,7 +499,7 @@ class EngineDevice:
         return self.running < self._window and self._held_bytes < self._window_bytes and not self.is_closed
 
     def offer(self, queue: CallQueue) -> None:
-        """Take from a queue as soon as it is its turn."""
+        """Take calls from a queue whenever it is its turn, until it is empty."""
         if queue not in self.busy:
             # A queue that was empty does not catch up on what others had meanwhile, nor a new one on all they ever had.
             queue.served = max(queue.served, self._served)
@@ -537,7 +539,7 @@ class EngineDevice:
         queue.start(calls)
 
     def _tell_replicas(self) -> None:
-        """Have the devices with copies of waiting nodes look: one of them may be the next free one now."""
+        """Have the other devices with copies of waiting nodes look for calls: one of them may be the next free one."""
         for queue in self.busy:
             for one in queue.replicas:
                 if one is not queue and one.has_room:

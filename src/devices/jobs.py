@@ -1,4 +1,4 @@
-"""Jobs: one call, or a batch of calls, on its way through the dispatch thread; and what its time went into."""
+"""Jobs: one call, or a batch of calls, on its way through the dispatch thread; and the times of its phases."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _ANNOTATION: Final[Any] = jax.profiler.TraceAnnotation
-# Items of a batch that are named in a profile of JAX: a longer list would not be read.
+# The most items of a batch that are named in a profile of JAX: a longer list would not be read.
 _NAMED: Final = 64
 
 
@@ -48,7 +48,7 @@ def _named_in_profile(node: str, calls: "Sequence[DeviceCall]") -> AbstractConte
     return annotation
 
 
-# Items of a batch that a timeline follows: more lines could not be told apart.
+# The most items of a batch that a timeline follows: more lines could not be told apart.
 _FOLLOWED: Final = 64
 
 
@@ -59,10 +59,10 @@ class _Part(NamedTuple):
 
 
 class JobTimes:
-    """What the time of one job went into.
+    """Measures the phases of one job: how long it waited, compiled, was transferred, computed, and was fetched.
 
-    Its methods are called on the threads of the device and of the compiler, one after the other; the last ones on the
-    loop.
+    Its methods are called one after the other: on the threads of the device and of the compiler, and the last ones on
+    the event loop.
 
     Args:
         submitted: when it was handed to the thread of the device, in seconds.
@@ -87,31 +87,31 @@ class JobTimes:
         self._put: list[Any] = []
 
     def dispatch_begins(self) -> None:
-        """Note that the thread of the device has begun with it, or goes on once its program is compiled."""
+        """Note that the device's thread begins with the job, or goes on with it once its program is compiled."""
         self._began, self._computed = perf_counter(), thread_time()
         if self._taken_at is None:
             self._taken_at = self._began
 
     def dispatched(self) -> None:
-        """Note that it is enqueued."""
+        """Note that the job is enqueued on the device."""
         self._host_seconds = perf_counter() - self._began, thread_time() - self._computed
 
     def leaves(self) -> None:
-        """Note that its result is on its way to the loop; the first time counts."""
+        """Note that the job's result is on its way to the event loop; only the first call counts."""
         if self._left_at is None:
             self._left_at = perf_counter()
 
     def came_back(self) -> None:
-        """Note that the loop has its result; likewise."""
+        """Note that the event loop has the job's result; only the first call counts."""
         if self._back_seconds is None and self._left_at is not None:
             self._back_seconds = perf_counter() - self._left_at
 
     def compile_begins(self) -> None:
-        """Note that it waits for its program."""
+        """Note that the job begins to wait for the compilation of its program."""
         self._compile_began = perf_counter()
 
     def compile_ended(self) -> None:
-        """Note that its program was compiled, or could not be."""
+        """Note that the compilation of the job's program has ended, also with an error."""
         if self._compile_began is not None:
             self._compile_seconds += perf_counter() - self._compile_began
             self._compile_began = None
@@ -131,17 +131,17 @@ class JobTimes:
         return placed
 
     def wait(self, inputs: Iterable[Any], given: Sequence[Any], busy_until: float) -> None:
-        """Block until what the job gives is ready.
+        """Block until the job's result is ready.
 
         Args:
-            inputs: what it reads.
-            given: what it gives.
-            busy_until: when what was enqueued before it was ready, in seconds.
+            inputs: the arrays that the job reads.
+            given: the arrays of its result.
+            busy_until: when the computation that was enqueued before it was ready, in seconds of `time.perf_counter`.
 
         Raises:
-            JaxRuntimeError: it failed.
+            JaxRuntimeError: the computation failed.
         """
-        # What the host does while the device is busy with something else holds up nothing.
+        # Work of the host is hidden while the device is busy with an earlier computation: it delays nothing.
         hidden = max(0.0, busy_until - self._began)
         seconds, computed = self._host_seconds
         left = max(0.0, seconds - hidden)
@@ -152,9 +152,10 @@ class JobTimes:
         self._put = []
         if put:
             began = self._placing_began
-            # Arrays that are there by now came while the device was busy with something else; when is not known.
+            # Arrays that have arrived by now came while the device was busy with another computation. The moment is not
+            # known.
             if not are_ready(put):
-                with suppress(Exception):  # the program that reads it fails with that, too
+                with suppress(Exception):  # the program that reads the array fails with the same error
                     wait_until_ready(filter(is_device_array, inputs))
                     began = max(began, perf_counter() if not are_ready(put) else began)
                     wait_until_ready(put)
@@ -164,11 +165,11 @@ class JobTimes:
             wait_until_ready(given)
         finally:
             ended = perf_counter()
-            # A device computes one thing at a time, in the order in which they were enqueued.
+            # A device runs one computation at a time, in the order in which they were enqueued.
             self._parts.append(_Part("compute", min(max(arrived, busy_until), ended), ended))
 
     def fetch(self, given: Any) -> Any:
-        """Return a pytree of arrays as one of NumPy's."""
+        """Return a pytree of arrays as a pytree of NumPy arrays, and note how long the copy took."""
         began = perf_counter()
         fetched = jax.tree.map(_on_host, given)
         self.fetched(began)
@@ -179,14 +180,14 @@ class JobTimes:
         self._parts.append(_Part("from device", began, perf_counter()))
 
     def tell(self, node: str, device: str, calls: "Sequence[DeviceCall]", rows: int, padding_share: float) -> None:
-        """Tell the profiles, once the job is over; on the loop.
+        """Give the measured times to the profiles, once the job is over; on the event loop.
 
         Args:
-            node: whose program it was.
-            device: where it ran.
-            calls: what it ran for.
-            rows: of the batch, with those of padding; 0 for no batch.
-            padding_share: how much of the elements was padding.
+            node: name of the node whose program the job ran.
+            device: name of the device that it ran on.
+            calls: the calls that it ran for.
+            rows: rows of the batch, padding included; 0 for no batch.
+            padding_share: share of the elements that was padding, 0 to 1.
         """
         self.compile_ended()
         self.came_back()
@@ -207,7 +208,7 @@ class JobTimes:
 
 
 def _on_host(leaf: Any) -> Any:
-    """Return an array as one of NumPy; typed random keys stay as they are, and are fetched in `split`."""
+    """Return an array as a NumPy array; typed random keys stay as they are, and are fetched in `split`."""
     return leaf if is_random_key(leaf) else np.asarray(leaf)
 
 
@@ -219,13 +220,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 class Job:
     """Runs a compiled program for some calls.
 
-    Its methods are called on the threads of the device. When it is over, `on_over` is called on the loop with the job.
+    Its methods are called on the threads of the device. When the job is over, `on_over` is called with it on the event
+    loop.
 
     Attributes:
-        calls: what it runs for.
-        results: one for each call, once it has ended well.
-        error: why it failed.
-        times: what its time went into, if a profile is taken.
+        calls: the calls that the job runs for.
+        results: one for each call, once the job has succeeded.
+        error: why the job failed; None if it has not.
+        times: the times of its phases, if a profile is taken.
         has_run: whether it was enqueued: neither skipped, nor failed while its program was compiled.
     """
 
@@ -242,8 +244,8 @@ class Job:
         self._submitted_at = 0.0
         self._jitted = jitted
         self._device = device
-        self._on_over: Callable[[Any], None] | None = on_over  # None once it was told
-        self._compiled: Executable | BaseException | None = None  # what came of a compilation that it has waited for
+        self._on_over: Callable[[Any], None] | None = on_over  # None once it was called
+        self._compiled: Executable | BaseException | None = None  # outcome of the compilation that it has waited for
         self._args: tuple[Any, ...] | None = None
         self._leaves: list[Any] = []  # of its arguments
         self._given: Any = None
@@ -265,13 +267,13 @@ class Job:
                 call.drop()  # it was skipped: its callers have left
 
     def take_error(self) -> BaseException | None:
-        """Return its error and forget it: the traceback refers to the job."""
+        """Return the job's error and forget it: its traceback refers to the job, so neither would be freed."""
         error, self.error = self.error, None
         return error
 
     def submit(self) -> None:
-        """Hand it to the thread of the device."""
-        self._submitted_at = perf_counter()  # to ask first whether a profile is taken would take longer
+        """Hand the job to the device's thread."""
+        self._submitted_at = perf_counter()  # also without a profile: to ask whether one is taken would take longer
         self._device.thread.submit(self)
 
     def begin(self) -> bool:
@@ -284,7 +286,10 @@ class Job:
         return True
 
     def dispatch(self) -> list[Any] | None:
-        """Enqueue the program, or have it compiled first; returns what it will give."""
+        """Enqueue the program; returns the arrays of its result.
+
+        If the program is not compiled yet, this has it compiled, and returns None: the job is submitted again then.
+        """
         if isinstance(self._compiled, BaseException):
             raise self._compiled  # not from a local variable, which its traceback would refer to
         executable, self._compiled = self._compiled, None
@@ -324,18 +329,18 @@ class Job:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits until its arrays are ready, or wants to know when they are."""
+        """Whether a caller waits until the job's arrays are ready, or a queue has to know when they are."""
         return True
 
     def hand_on(self, arrays: list[Any]) -> None:
-        """Give what it will give to the caller before that is ready, if the caller takes it so.
+        """Give the result to the caller before it is ready, if the caller accepts that.
 
         Args:
             arrays: what `dispatch` returned.
         """
 
     def _times_begin(self) -> None:
-        """Begin to note what its time goes into, if a profile is taken."""
+        """Begin to measure the phases of the job, if a profile is taken."""
         self.times = JobTimes(self._submitted_at) if collectors.running else None
         if self.times is not None:
             self.times.dispatch_begins()
@@ -366,17 +371,17 @@ class Job:
         """Give the callers their results."""
         try:
             self.results = self.results_of(self._given)
-        except Exception as error:  # noqa: BLE001 - the result is not as promised: the callers get the error
+        except Exception as error:  # noqa: BLE001 - the result has not the expected form: the callers get the error
             self.error = error
         self._over()
 
     def failed(self, error: BaseException) -> None:
-        """Tell the callers."""
+        """Note the error, and have the event loop raise it in the callers."""
         self.error = error
         self._over()
 
     def claim(self) -> bool:
-        """Return whether to run it: the last chance to call it off."""
+        """Return whether the job still has to run; from then on its calls cannot be taken back."""
         return True
 
     @property
@@ -396,7 +401,7 @@ class Job:
         times, span = self.times, self._span
         if times is None and span is None:
             return executable(*args)
-        # What is transferred is transferred first, so that it can be told how long that takes.
+        # Arguments are transferred before the program is enqueued, so that the transfer can be timed by itself.
         around = _untold if span is None else span.transfer
         placed = executable.transferred(args, around) if times is None else times.place(executable, args, around)
         given = executable(*placed)
@@ -405,7 +410,7 @@ class Job:
         return given
 
     def _place(self, args: tuple[Any, ...], parameters: tuple[int, ...]) -> tuple[Any, ...]:
-        """Return arguments with those that are parameters as they lie on the device."""
+        """Return the arguments, with each parameter replaced by its copy on the device."""
         if not parameters:
             return args
         placed = self._device.parameters
@@ -429,7 +434,7 @@ class Job:
         return not all(call.is_left for call in self.calls)
 
     def _goes_on(self, compiled: "Executable | BaseException") -> None:
-        """Go on with what the compilation gave: a second `find` would count a hit beside the miss."""
+        """Continue with the outcome of the compilation: a second `find` would count a hit beside the miss."""
         if self.times is not None:
             self.times.compile_ended()
         if self._span is not None and not isinstance(compiled, BaseException):
@@ -471,7 +476,7 @@ class Job:
                     ) from error
 
     def _over(self) -> None:
-        if self._is_over:  # the thread has died in it
+        if self._is_over:  # the device's thread has died in this method, and reports the job once more
             return
         self._is_over = True
         if self._origin is not None:
@@ -487,7 +492,7 @@ class Job:
             self._device.mailbox.post(self._ended, on_over)
 
     def _ended(self, on_over: Callable[[Any], None]) -> None:
-        """Tell the profiles, then the queue of the calls; on the loop."""
+        """Report the end of the job to the profiles, then to the queue of the calls; on the event loop."""
         if self.times is not None:
             self.times.tell(self._jitted.name, self._jitted.placement.name, self.calls, *self.padding())
         on_over(self)
@@ -501,10 +506,10 @@ class SingleJob(Job):
     """Runs a program for one call.
 
     Args:
-        jitted: what it runs.
-        device: where it runs.
+        jitted: the function that it runs.
+        device: the device that it runs on.
         call: the call.
-        queue: is told on the loop when it is over, or its result handed on.
+        queue: the queue of the call; the job calls it on the event loop when it is over or its result is handed on.
         parameters: positions of the arguments that are parameters.
     """
 
@@ -526,7 +531,7 @@ class SingleJob(Job):
         return not self.calls[0].is_left
 
     def claim(self) -> bool:
-        """Return False if the call was taken back; from now on it cannot be."""
+        """Return False if the call was taken back; after True it cannot be taken back."""
         return self.calls[0].begin()
 
     def arguments(self) -> tuple[Any, ...]:
@@ -537,13 +542,13 @@ class SingleJob(Job):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits until its arrays are ready, or wants to know when they are."""
+        """Whether a caller waits until the job's arrays are ready, or a queue has to know when they are."""
         if not self._hands_on or self.times is not None or self._span is not None:
             return True
         return len(self._queue.replicas) > 1  # which one is free matters
 
     def hand_on(self, arrays: list[Any]) -> None:
-        """Give what it will give to the caller before that is ready, if the caller takes it so.
+        """Give the result to the caller before it is ready, if the caller accepts that.
 
         Args:
             arrays: what `dispatch` returned.
@@ -570,15 +575,15 @@ class BatchJob(Job):
     """Runs a vectorised program for several calls.
 
     Args:
-        jitted: what it runs.
-        device: where it runs.
+        jitted: the function that it runs.
+        device: the device that it runs on.
         calls: the calls; the only argument of each is a `BatchItem`, and all are of one group.
         on_over: called on the loop with the job when it is over.
-        arguments: how they become the arguments of the program.
+        arguments: how the batch items become the arguments of the program.
         size: rows of the batch, padding included.
 
     Attributes:
-        stacked: what was stacked, once it was.
+        stacked: the stacked arguments; None before they are stacked.
     """
 
     _is_batch = True
@@ -610,7 +615,7 @@ class BatchJob(Job):
         return self._place(arguments.of_batch(self.stacked, items[0].shared), arguments.parameters)
 
     def _items(self) -> list[BatchItem]:
-        """Return what is to be stacked. Where an array of a call is an error, that call fails alone."""
+        """Return the items to be stacked. If the computation of an item's array has failed, only its call fails."""
         calls = self.calls
         given: list[BatchItem] = [call.args[0] for call in calls]
         if all(item.is_on_host for item in given):  # nearly always

@@ -371,8 +371,10 @@ class Resources:
         context_task.task.add_done_callback(lambda _: self._context_task_ended(entry, context_task), context=Context())
 
     def _context_task_ended(self, entry: Entry, context_task: ContextTask[Any]) -> None:
-        """An opening failed, or what was open has ended by itself: whoever needs it next opens it again."""
-        error = context_task.error  # retrieved here, because whoever waited for an opening may have left
+        """Note that an opening failed, or that an open resource ended by itself; the next call opens it again."""
+        # Retrieved here, because the call that waited for the opening may have been cancelled: asyncio would report an
+        # exception that was never retrieved.
+        error = context_task.error
         if entry.context_task is not context_task or entry.ending:
             return
         if context_task.was_opened:

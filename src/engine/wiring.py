@@ -43,7 +43,7 @@ fault_at_wiring: Callable[[NodeActor, Node[..., Any]], None] | None = None
 
 
 class Wiring:
-    """Makes the actors of one scope.
+    """Makes and connects the actors of one scope: of its plan, and of the bodies of control flow in it.
 
     Args:
         pools: the Engine's threads, processes and limits.
@@ -97,7 +97,7 @@ class Wiring:
         return self._wired[program.plan]
 
     async def returned(self) -> None:
-        """Wait until no thread runs on for an item that has ended."""
+        """Wait until every thread that still runs for an item that has ended has returned."""
         for actor in self.actors():
             await actor.all_returned()
 
@@ -116,15 +116,15 @@ class Wiring:
         return own if self._bodies is None else own + self._bodies.actors()
 
     def node_readings(self) -> "Iterator[NodeReading]":
-        """Yield what the counters of all nodes say, also of those in bodies of control flow."""
+        """Yield the counters of all nodes, also of those in bodies of control flow."""
         return node_readings(self._all_wired(), self._room, self._pools, self._threads)
 
     def counters(self) -> Iterator[Reading]:
-        """Yield what all nodes have done, also those in bodies of control flow, for metrics."""
+        """Yield counts of what all nodes have done, for metrics; also of the nodes in bodies of control flow."""
         return node_counters(self._all_wired())
 
     def levels(self) -> Iterator[Reading]:
-        """Yield what is in them now, for metrics."""
+        """Yield how much is in the nodes now, for metrics: items that run, and items that wait."""
         return node_levels(self._all_wired())
 
     def _all_wired(self) -> list[Wired]:
@@ -132,7 +132,7 @@ class Wiring:
         return own if self._bodies is None else [*own, *self._bodies._wired.values()]
 
     def measure(self, *, on: bool) -> None:
-        """Have handlers timed that otherwise are not, until it was turned off as often as on."""
+        """Turn the timing of handlers on or off; it stays on until it was turned off as often as on."""
         was_measured = bool(self._measured)
         self._measured += 1 if on else -1
         if bool(self._measured) != was_measured:
@@ -309,7 +309,10 @@ def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:
 
 
 def _added_actor(program: Program, unit: Unit) -> NodeActor:
-    """Return the actor of what is no step of the user's; it waits for no place, and nobody sees it."""
+    """Return the actor of a unit that Penstock has added to the user's steps.
+
+    It needs no place of a limit, and is left out of metrics, profiles and pictures.
+    """
     actor = NodeActor(f"({unit.role})", program.name, unit.index, _PLAIN, Limiter(), Channel(None))
     if unit.role == "input":
         names = dict(zip(program.plan.parameter_sources, program.plan.parameters, strict=True))
@@ -346,16 +349,17 @@ def _size_of(unit: Unit) -> Callable[[Frame], int]:
 
 
 class SharedWirings:
-    """The wirings of one plan in one Engine; runs that do not count in metrics, or share threads, have others.
+    """The wirings that runs of one plan in one Engine share.
 
-    They end with the plan or the Engine, whichever goes first, and nobody ends those.
+    Runs share a wiring if they have the same options, as far as a wiring depends on them (see `get`). The wirings are
+    freed with the plan or with the Engine, whichever is freed first; no call closes them.
     """
 
     def __init__(self) -> None:
         self._wirings: dict[tuple[ChosenScheduler, str, bool, bool], Wiring] = {}
 
     def get(self, pools: Pools, scheduler: ChosenScheduler, options: ExecutionOptions) -> Wiring:
-        """Return the one for runs with these options; the first time, make it."""
+        """Return the wiring for runs with these options; the first call makes it."""
         device_strategy, is_counted = options.device_strategy, options.collect_metrics
         has_all_threads = pools.share_of_threads(options.max_workers) is None
         key = scheduler, device_strategy, is_counted, has_all_threads

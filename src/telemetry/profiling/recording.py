@@ -154,7 +154,7 @@ class _Recording:
         looked = max(watches, key=lambda watch: watch.seconds, default=None)
         gil = self._gil_watch.use()
         late, delay_seconds = (0.0, 0.0) if looked is None else (looked.late_share, looked.delay_seconds)
-        late = max(0.0, late - gil.beside_loop)  # whoever waits for the GIL is late as well
+        late = max(0.0, late - gil.beside_loop)  # a loop that waits for the GIL is late as well
         on_devices = {
             name for name, node in sums.nodes.items() if node.timed.outside.device_seconds and node.reading.gathers
         }

@@ -18,12 +18,12 @@ from .sums import EVENT_LOOP, GilUse, Holder, Sums, WindowSum
 
 T = TypeVar("T")
 
-# A collection may change while it is copied. That happens now and then, and not so often in a row.
+# A collection may change while it is copied, which raises. So many changes in a row do not happen.
 _ATTEMPTS = 100
 
 
 class _Since(NamedTuple):
-    """A scope at the look before, or when it was opened."""
+    """What was read of a scope when it was last looked at, or when it was opened."""
 
     scope: ReferenceType[Scope]
     loop: asyncio.AbstractEventLoop | None
@@ -32,9 +32,9 @@ class _Since(NamedTuple):
 
 
 class OpenScopes:
-    """Has scopes measured while they are open, and adds up what they do.
+    """Turns the measuring of open scopes on, and adds up their counts and times.
 
-    They are held weakly: those that the runs of a graph share are gone when the graph is.
+    Scopes are held weakly: the scope that the runs of a graph share is collected with the graph.
 
     Attributes:
         lock: held for a moment only: event loops wait for it when they open and close scopes. Reentrant, because a
@@ -60,7 +60,7 @@ class OpenScopes:
         return True
 
     def closed(self, scope: Scope) -> bool:
-        """Take the last numbers of a scope; returns False if it did not count."""
+        """Take the last numbers of a scope; returns False if the scope was not measured."""
         with self.lock:
             self._add_vanished()
             since = self._since.pop(id(scope), None)
@@ -75,9 +75,9 @@ class OpenScopes:
         self._vanished.append((id(scope), list(scope.node_readings()), perf_counter()))
 
     def look(self, host: Host) -> list[tuple[Scope, list[NodeReading]]]:
-        """Count from now on what the open scopes of a host do, and add what they did; returns them and their numbers.
+        """Add what the open scopes of a host have done since the last look; returns the scopes and their numbers.
 
-        Those that did not count yet are measured from now on.
+        Scopes that were not measured yet are measured from now on.
         """
         found: list[tuple[Scope, list[NodeReading]]] = []
         for scope in settled(host.open_scopes):
@@ -95,14 +95,14 @@ class OpenScopes:
         return found
 
     def taken(self) -> Sums:
-        """Return what was added up, and begin anew."""
+        """Return the sums, and begin new ones."""
         with self.lock:
             self._add_vanished()
             sums, self._sums = self._sums, Sums()
         return sums
 
     def sums(self) -> Sums:
-        """Return what was added up, and what is open has done since."""
+        """Return a copy of the sums, with what the open scopes have done since they were last looked at."""
         with self.lock:
             self._add_vanished()
             sums, now = self._sums.copy(), perf_counter()
@@ -132,7 +132,10 @@ class OpenScopes:
 
 
 def settled(read: Callable[[], Iterable[T]]) -> list[T]:
-    """Return what `read` gives. The threads whose collections it reads go on meanwhile, and do not lock them for us."""
+    """Return the items that `read` returns, once it was not disturbed.
+
+    Other threads change the collections meanwhile, without a lock, so that items do not pay for profiles.
+    """
     for _ in range(_ATTEMPTS):
         try:
             return list(read())
@@ -150,7 +153,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _in_thread_of(loop: asyncio.AbstractEventLoop | None, call: Callable[[], None]) -> None:
-    """Make a call in the thread of a loop, between two of its steps; at once if it is this one, or closed."""
+    """Make a call on an event loop, between two of its steps; at once if it is the running loop, or is closed."""
     if loop is None or loop.is_closed() or loop is running_loop():
         call()
     else:
@@ -158,7 +161,7 @@ def _in_thread_of(loop: asyncio.AbstractEventLoop | None, call: Callable[[], Non
             loop.call_soon_threadsafe(call)
 
 
-# Loop watch: what the streams of an event loop do, and whether something holds it, at moments spread over the time.
+# Loop watch: looks now and then at the streams of an event loop, and at whether a handler blocks the loop.
 #
 # It looks now and then instead of counting, so that an item does not pay for it.
 
@@ -172,8 +175,8 @@ def thread_seconds(thread: int) -> float | None:
     if sys.platform != "linux":
         return None
     try:
-        # The number of a thread's clock, as the kernel makes it of that of the thread, and pthread_getcpuclockid(3)
-        # returns it: that function must not be asked for a thread that may have ended, the kernel may.
+        # The kernel's number for the clock of a thread, computed from the thread's number. pthread_getcpuclockid(3)
+        # returns the same number, but must not be called for a thread that may have ended; the kernel then fails.
         return clock_gettime(~thread << 3 | 6)
     except OSError:
         return None
@@ -183,24 +186,26 @@ def thread_seconds(thread: int) -> float | None:
 # the time doubles, however long it takes.
 _LEAST_PAUSE_SECONDS: Final = 0.001
 _PAUSE_SHARE: Final = 1 / 256
-# Multiples of the golden ratio are spread evenly: looks at equal distances would fall in step with the handlers.
+# Multiples of the golden ratio, modulo 1, are spread evenly. Looks at equal distances would fall in step with handlers
+# that run at a regular pace, and would always see them in the same state.
 _GOLDEN: Final = (sqrt(5) - 1) / 2
-# A timer is late by a millisecond anyhow.
+# On an idle loop, too, a timer is late by about a millisecond.
 _LATE_SECONDS: Final = 0.003
-# And now and then by more: a watch that looks seldom must not take that for a habit, unless it was most of the time.
+# Now and then a timer is late by more on an idle loop, too. So a few late looks count for nothing, unless the loop was
+# held for most of the time.
 _LEAST_LATE: Final = 3
 _MOST: Final = 0.5
 
 
 class LoopWatch:
-    """Looks at what runs on one event loop, from the first scope that is opened until it is stopped.
+    """Looks at the streams on one event loop, from the first scope that is opened until `stop`.
 
     Attributes:
         scopes: the scopes that are open.
         readers: the streams that are open.
-        windows: what was seen of streams, by their names.
-        seconds: the time that its looks stand for.
-        late_seconds: that of it for which the loop was held: a timer was late.
+        windows: how full the windows of streams were, by the names of the streams.
+        seconds: the time that the looks stand for: each stands for the time since the look before.
+        late_seconds: the part of `seconds` in which the loop was blocked, so that the timer of the look was late.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -225,7 +230,7 @@ class LoopWatch:
 
     @property
     def delay_seconds(self) -> float:
-        """Mean time that a handler waits for its turn on the loop: by which timers were late, if by more than usual."""
+        """Mean time, in seconds, by which timers were late, so a handler waits for its turn as long; 0 if seldom."""
         return self._delays / self.seconds if self._is_habit else 0.0
 
     @property
@@ -273,13 +278,13 @@ class LoopWatch:
         self._wait()
 
 
-# GIL watch: a thread that asks for the GIL now and then. How long it waits says whether another thread holds it, and
-# the processor time that each thread has used meanwhile says which.
+# GIL watch: a thread that asks for the GIL now and then. The time that it waits tells whether another thread holds the
+# GIL, and the processor time that each thread has used meanwhile tells which thread.
 #
-# Who computes without the GIL, such as NumPy, uses processor time as well; but it goes on while the watch has the GIL,
-# and whoever needs it stands still then.
+# A thread that computes without the GIL, such as one in NumPy, uses processor time as well. To tell them apart, the
+# watch keeps the GIL for a moment: a thread that needs the GIL stands still then, the others go on.
 
-# A nap of a thread ends 0.1 ms late anyhow.
+# Even with the GIL free, a sleeping thread wakes 0.1 ms late.
 _NAP_SECONDS: Final = 0.0005
 _LEAST_WAIT_SECONDS: Final = 0.0003
 # Long enough to tell whether a thread goes on, and short beside the pauses.
@@ -292,10 +297,10 @@ _GIL_PAUSE_SHARE: Final = 1 / 100
 
 
 class GilWatch:
-    """Sees who holds the GIL, on Linux; elsewhere nobody can tell what other threads do.
+    """Finds which threads hold the GIL; only on Linux, as other systems do not give the processor time of threads.
 
     Args:
-        loops: the threads of event loops, by the numbers that the operating system gives them; it may change.
+        loops: the native ids of the threads that run event loops; the caller may add and remove some meanwhile.
     """
 
     def __init__(self, loops: Collection[int]) -> None:
@@ -311,12 +316,12 @@ class GilWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more. This waits for the thread, which is about to have the GIL, or naps."""
+        """Stop looking. This blocks until the watch's thread has ended, for at most one of its looks."""
         self._over.set()
         self._thread.join()
 
     def use(self) -> GilUse:
-        """Return what was seen up to now."""
+        """Return how the GIL was shared up to now."""
         seconds = self._seconds
         if not seconds:
             return GilUse()
@@ -338,14 +343,14 @@ class GilWatch:
             pause = max(_LEAST_GIL_PAUSE_SECONDS, (now - began) * _GIL_PAUSE_SHARE)
 
     def _look(self) -> tuple[float, dict[Holder, float]]:
-        """Ask for the GIL once; returns how long that took, and who had it for which share of that."""
+        """Ask for the GIL once; returns how many seconds that took, and for which share each holder had the GIL."""
         others = {
             thread.native_id: thread.name
             for thread in threading.enumerate()
             if thread.native_id is not None and thread is not self._thread
         }
         if len(others) < 2:
-            return 0.0, {}  # nobody waits for anybody
+            return 0.0, {}  # one thread alone never waits for the GIL
         before, nodes = _clocks(others), dict(collectors.node_of_thread)
         asked = monotonic()
         sleep(_NAP_SECONDS)
@@ -360,7 +365,7 @@ class GilWatch:
         kept = monotonic() - got
         ran = {thread: after[thread] - before[thread] for thread in again if again[thread] - after[thread] < kept / 4}
         ran = {thread: seconds for thread, seconds in ran.items() if seconds >= _LEAST_RUN_SECONDS}
-        # Of a wait in which nobody ran, the operating system is the reason.
+        # If no thread ran during the wait, the operating system did not run the watch: no thread is to blame.
         total = max(sum(ran.values()), waited + _NAP_SECONDS)
         held: dict[Holder, float] = defaultdict(float)
         for thread, seconds in ran.items():
