@@ -1,17 +1,503 @@
-"""What callers pass to a device node, and how that becomes the arguments of its program."""
+"""Arguments of device nodes: how those of calls are bound, stacked for a batch, and split into rows again."""
 
 import inspect
+import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import reduce
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from ..engine.tracing.annotations import signature_of
-from .compile_key import current, is_device_array, not_on_device, static_part
-from .device_batch import DeviceBatch
-from .stacking import BatchItem, Stacked, Stacker, mask_parameters
+from ..telemetry import logs
+from .device_batch import Buckets, DeviceBatch, padded_length
+from .executable import Configuration, WeakRows, current, is_device_array, is_random_key, not_on_device, static_part
 from .untyped_jax import jax
+
+# Stacking: arrays of several items become one array each, with a row per item; results become rows again.
+#
+# All of it happens on the host, in NumPy: 27 rows of 256 float32 take 13 us to stack there, and 228 us with jax.numpy.
+# Nothing here waits for a device, except `on_host` and `split`, which read arrays that may not be computed yet: those
+# are for the thread of the device.
+
+_PASSED_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_TAKEN_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: str) -> dict[str, str]:
+    """Find the parameters that take the masks.
+
+    The mask of `tokens` is `tokens_mask`, or `mask` if no other parameter is padded.
+
+    Args:
+        signature: of the function.
+        padded: names of the padded parameters, the keys of `DeviceBatch(pad_axes=...)`.
+        node: its name, for errors.
+
+    Returns:
+        For each padded parameter the name of the one that takes its mask, in the order of the padded ones.
+
+    Raises:
+        TypeError: a name is not that of a parameter, or the function has none for the mask.
+    """
+    names = list(padded)
+    parameters = signature.parameters
+    found: dict[str, str] = {}
+    for name in names:
+        if name not in parameters or parameters[name].kind not in _PASSED_BY_POSITION:
+            raise TypeError(
+                f"node {node!r} has pad_axes={{{name!r}: ...}}, but no such parameter; it has {', '.join(parameters)}"
+            )
+        wanted = [f"{name}_mask", *(["mask"] if len(names) == 1 else [])]
+        mask = next((one for one in wanted if one in parameters and one not in names), None)
+        if mask is None:
+            raise TypeError(
+                f"node {node!r} pads {name!r}, so it has to tell padding from elements: add the parameter "
+                f"{' or '.join(f'{one}=None' for one in wanted)}, an array of bool, True where an element is real"
+            )
+        found[name] = mask
+    for mask in found.values():
+        _check_mask(parameters[mask], node)
+    _check_order(signature, set(found.values()), node)
+    return found
+
+
+def _check_mask(mask: inspect.Parameter, node: str) -> None:
+    if mask.default is not None or mask.kind not in _TAKEN_BY_KEYWORD:
+        raise TypeError(
+            f"node {node!r}: the parameter {mask.name!r} is passed by keyword in a batch and left out otherwise: make "
+            f"it {mask.name}=None"
+        )
+
+
+def _check_order(signature: inspect.Signature, masks: set[str], node: str) -> None:
+    first: str | None = None
+    for name, parameter in signature.parameters.items():
+        if name in masks:
+            first = first or name
+        elif first is not None and parameter.kind in (*_PASSED_BY_POSITION, inspect.Parameter.VAR_POSITIONAL):
+            raise TypeError(f"node {node!r}: move the parameter {first!r} behind {name!r}, which callers pass")
+
+
+# An array: dtype and shape; and what it is besides that: None, WEAK, or the implementation of a typed random key.
+Kind: TypeAlias = tuple[Any, tuple[int, ...], Any]
+# What the arguments of an item look like after padding: for each of them the structure of its pytree, and the kind of
+# each array. It is hashable, and items with equal ones can be stacked.
+Signature: TypeAlias = tuple[tuple[Any, tuple[Kind, ...]], ...]
+# An array of NumPy or JAX, or one of NumPy's scalars.
+Array: TypeAlias = Any
+
+_ONLY_NUMPY: Final[set[type[Any]]] = {np.ndarray}
+# Of shapes that change with every item none is worth to be remembered.
+_MOST_KNOWN: Final = 256
+# Of one array in the rows of a batch. To copy so much takes 20 ms, and as much memory on the device.
+_MOST_REPEATED_BYTES: Final = 64 << 20
+_NUMPY: Final[tuple[type[Any], ...]] = (np.ndarray, np.generic)
+# The dtype of a number of Python gives way to that of an array: `x * 2` has the dtype of x. JAX calls that weak.
+WEAK: Final = "weak"
+_OF_PYTHON: Final = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
+
+
+class BatchItem(NamedTuple):
+    """The arguments of one item, ready to be stacked.
+
+    Attributes:
+        signature: items with equal ones can be stacked.
+        arrays: those of all arguments, not copied.
+        lengths: for each padded argument, its lengths along the padded axes.
+        is_on_host: whether all arrays are NumPy's; those of JAX may not be computed yet.
+        shared: the arguments that are not stacked, but are the same for all items of a batch.
+    """
+
+    signature: Signature
+    arrays: tuple[Array, ...]
+    lengths: tuple[tuple[int, ...], ...]
+    is_on_host: bool
+    shared: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """The arguments of a batch.
+
+    Its buffers are new and used nowhere else. They belong to JAX as soon as they are passed to it, which on CPU may use
+    them in place: they are not to be written to again, or used for another batch.
+
+    Attributes:
+        arguments: one pytree for each parameter; its arrays have one row per item, and rows of padding.
+        masks: for each padded parameter an array of bool, with the padded lengths as the shape of a row.
+        count: items.
+        size: rows.
+        real_elements: elements of the items' arrays.
+        elements: elements of the arguments' arrays.
+    """
+
+    arguments: tuple[Any, ...]
+    masks: tuple[Array, ...]
+    count: int
+    size: int
+    real_elements: int
+    elements: int
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the elements that are padding, of rows or of lengths: 0 to 1."""
+        return 1 - self.real_elements / self.elements if self.elements else 0.0
+
+
+class Stacker:
+    """Stacks the arguments of one node's items.
+
+    Args:
+        node: its name, for errors.
+        parameters: names of the parameters whose arguments are stacked.
+        batch: which axes are padded, and to which lengths.
+
+    Attributes:
+        axes: for each of the parameters the axes of its arrays that are padded.
+        padded: those of the parameters that are padded, in their order; masks have it too.
+    """
+
+    def __init__(self, node: str, parameters: Sequence[str], batch: DeviceBatch) -> None:
+        self._node = node
+        self._length_buckets: Buckets = batch.length_buckets
+        axes = [batch.pad_axes.get(parameter, ()) for parameter in parameters]
+        self._parameters = [
+            (name, (each,) if isinstance(each, int) else each) for name, each in zip(parameters, axes, strict=True)
+        ]
+        self.axes = tuple(each for _, each in self._parameters)
+        self.padded = tuple(name for name, each in self._parameters if each)
+        # Signatures of arguments that are NumPy's arrays, by what makes them.
+        self._known: dict[tuple[Any, ...], Signature] = {}
+        self._told_of: set[str] = set()
+
+    def item(self, arguments: Sequence[Any], configuration: Configuration, shared: tuple[Any, ...] = ()) -> BatchItem:
+        """Look at the arguments of an item, without copying or waiting for them.
+
+        Args:
+            arguments: one pytree of arrays for each parameter. A Python number in it counts as an array of JAX's dtype
+                for it.
+            configuration: that the program is compiled under: 64-bit dtypes are 32-bit ones unless x64 is on.
+            shared: the arguments that are not stacked.
+
+        Raises:
+            TypeError: something in it is not an array.
+            ValueError: an array is too long, too short of axes, or a number too large.
+        """
+        # The common case first, arrays of NumPy and no padding: it is the price of each item.
+        if self.padded or {*map(type, arguments)} != _ONLY_NUMPY:
+            return self._looked_at(arguments, configuration, shared)
+        key = (configuration, *[(array.dtype, array.shape) for array in arguments])
+        known = self._known.get(key)
+        if known is not None:
+            return BatchItem(known, tuple(arguments), (), is_on_host=True, shared=shared)
+        item = self._looked_at(arguments, configuration, shared)
+        if len(self._known) < _MOST_KNOWN:
+            self._known[key] = item.signature
+        return item
+
+    def _looked_at(self, arguments: Sequence[Any], configuration: Configuration, shared: tuple[Any, ...]) -> BatchItem:
+        signature: list[Any] = []
+        arrays: list[Array] = []
+        lengths: list[tuple[int, ...]] = []
+        for (parameter, axes), argument in zip(self._parameters, arguments, strict=True):
+            try:
+                leaves, structure = jax.tree.flatten(argument)
+                found = [leaf if type(leaf) is np.ndarray else _as_array(leaf, configuration) for leaf in leaves]
+                besides = [None if type(leaf) is np.ndarray else _besides(leaf) for leaf in leaves]
+                kinds = [
+                    (_dtype(array.dtype, configuration), array.shape, what)
+                    for array, what in zip(found, besides, strict=True)
+                ]
+            except (TypeError, ValueError) as error:
+                raise self._refusal(parameter, argument, configuration, error) from error
+            if axes:
+                lengths.append(self._lengths(parameter, axes, kinds))
+                kinds = [(dtype, self._padded(parameter, axes, shape), besides) for dtype, shape, besides in kinds]
+            signature.append((structure, tuple(kinds)))
+            arrays += found
+        if not arrays:
+            raise TypeError(f"node {self._node!r} has batch=, and its arguments hold no array that could be stacked")
+        is_on_host = {*map(type, arrays)} == {np.ndarray}
+        return BatchItem(tuple(signature), tuple(arrays), tuple(lengths), is_on_host, shared)
+
+    def stack(self, items: Sequence[BatchItem], size: int) -> Stacked:
+        """Stack items with equal signatures, padded by repeating the last one, and each with zeros up to its lengths.
+
+        A repeated row computes nothing that the row itself does not: no NaN that only padding has.
+
+        Args:
+            items: at least one, with their arrays `on_host`.
+            size: rows to make, at least as many as items.
+        """
+        count = len(items)
+        signature = items[0].signature
+        assert count <= size
+        columns = zip(*[item.arrays for item in items], strict=True)
+        arguments: list[Any] = []
+        masks: list[Array] = []
+        real_elements = elements = 0
+        for (parameter, axes), (structure, kinds) in zip(self._parameters, signature, strict=True):
+            stacked: list[Array] = []
+            for (dtype, shape, besides), rows in zip(kinds, columns, strict=False):
+                if len(rows) * rows[0].nbytes > _MOST_REPEATED_BYTES and parameter not in self._told_of:
+                    self._warn_of_repeated(parameter, rows)
+                make = _column_of_lengths if axes else _column
+                if besides is None:
+                    column = make(rows, dtype, shape, size)
+                elif besides is WEAK:
+                    column = make(rows, dtype, shape, size).view(WeakRows)
+                else:
+                    of_key = rows[0].shape[len(shape) :]  # behind the axes of the array of keys
+                    column = KeyRows(make(rows, rows[0].dtype, shape + of_key, size), besides)
+                stacked.append(column)
+                elements += size * math.prod(shape)
+                real = [math.prod(row.shape[: len(shape)]) for row in rows] if axes else [count * math.prod(shape)]
+                real_elements += sum(real)
+            if axes:
+                lengths = [item.lengths[len(masks)] for item in items]
+                masks.append(_mask(lengths, [kinds[0][1][axis] for axis in axes], size))
+            arguments.append(structure.unflatten(stacked))
+        return Stacked(tuple(arguments), tuple(masks), count, size, real_elements, elements)
+
+    def describe(self, item: BatchItem) -> str:
+        """Return what an item holds, as it is padded, for an error: "tokens int32[128], scale float32[]; 516 bytes"."""
+        texts: list[str] = []
+        size = 0
+        for (parameter, _), (_, kinds) in zip(self._parameters, item.signature, strict=True):
+            for dtype, shape, _ in kinds:
+                texts.append(f"{parameter} {dtype}[{','.join(map(str, shape))}]")
+                size += math.prod(shape) * dtype.itemsize
+        return f"{', '.join(texts)}; {size:,} bytes"
+
+    def _warn_of_repeated(self, parameter: str, rows: tuple[Array, ...]) -> None:
+        """Warn, once for a parameter, if most of a column is the same array again and again."""
+        _, count = Counter([(row.ctypes.data, row.shape, row.strides) for row in rows]).most_common(1)[0]
+        size_bytes = count * rows[0].nbytes
+        if count > 1 and size_bytes > _MOST_REPEATED_BYTES:
+            self._told_of.add(parameter)
+            logs.warning(
+                "batch.repeats_one_array",
+                node=self._node,
+                argument=parameter,
+                rows=count,
+                size_bytes=size_bytes,
+                remedy=f"say @device_node(shared=({parameter!r},)), which passes it once for all rows",
+            )
+
+    def _lengths(self, parameter: str, axes: tuple[int, ...], kinds: list[Kind]) -> tuple[int, ...]:
+        """Return the lengths of an argument's arrays along its padded axes."""
+        what = f"node {self._node!r}, argument {parameter!r}"
+        for _, shape, _ in kinds:
+            if max(axes) >= len(shape):
+                raise ValueError(f"{what}: pad_axes= names axis {max(axes)}, and an array has the shape {shape}")
+        found = {tuple([shape[axis] for axis in axes]) for _, shape, _ in kinds}
+        if len(found) != 1:
+            raise ValueError(
+                f"{what}: it is padded, and its arrays have different lengths {sorted(found)} along axis "
+                f"{', '.join(map(str, axes))}: pass them as several arguments"
+                if found
+                else f"{what}: it is padded, and holds no array"
+            )
+        return found.pop()
+
+    def _padded(self, parameter: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+        padded = list(shape)
+        for axis in axes:
+            length = padded_length(shape[axis], self._length_buckets)
+            if length is None:
+                raise ValueError(
+                    f"node {self._node!r}, argument {parameter!r}: its length is {shape[axis]} along axis {axis}, and "
+                    f"the last of length_buckets={self._length_buckets} is shorter: shorten it, or add a bucket"
+                )
+            padded[axis] = length
+        return tuple(padded)
+
+    def _refusal(self, parameter: str, argument: Any, configuration: Configuration, error: Exception) -> Exception:
+        """Return an error that names the place in an argument that cannot be stacked."""
+        place = parameter
+        with suppress(TypeError, ValueError):  # of the leaf that is refused, whose place this is; or of the whole
+            for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
+                place = parameter + jax.tree_util.keystr(path)
+                _dtype(_as_array(leaf, configuration).dtype, configuration)
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        return kind(f"node {self._node!r}, argument {place!r}: {error}")
+
+
+def on_host(item: BatchItem) -> BatchItem:
+    """Return an item with all of its arrays as NumPy's; blocks until a device has computed them.
+
+    Raises:
+        Exception: whatever the computation of an array has raised.
+    """
+    if item.is_on_host:
+        return item
+    return item._replace(arrays=tuple(map(_fetched, item.arrays)), is_on_host=True)
+
+
+def split(result: Any, stacked: Stacked, node: str) -> list[Any]:
+    """Split the result of a batch into those of its items; blocks until it is computed.
+
+    Args:
+        result: a pytree of arrays with one row per row of the arguments.
+        stacked: the arguments.
+        node: its name, for errors.
+
+    Returns:
+        One pytree for each item. Its arrays are read-only views of the batch's, which they keep alive.
+
+    Raises:
+        ValueError: an array of the result has not one row for each of the arguments.
+    """
+    leaves, structure = jax.tree.flatten(result)
+    columns: list[list[Array]] = []
+    for leaf in leaves:
+        array = _fetched(leaf)
+        if array.shape[:1] != (stacked.size,):
+            raise ValueError(
+                f"node {node!r} has batch=, and an array of its result has the shape {array.shape}; the first axis is "
+                f"that of the batch, of {stacked.size} items"
+            )
+        if array.flags.writeable:
+            array = array.view()
+            array.flags.writeable = False
+        rows = _rows(array, stacked.count)
+        if is_random_key(leaf):
+            kind = jax.random.key_impl(leaf)
+            rows = [jax.random.wrap_key_data(row, impl=kind) for row in rows]
+        columns.append(rows)
+    if not columns:
+        return [result] * stacked.count
+    if leaves[0] is result:
+        return columns[0]
+    return [structure.unflatten(row) for row in zip(*columns, strict=True)]
+
+
+def _rows(array: Array, count: int) -> list[Array]:
+    # Without the ellipsis, the rows of a vector would be scalars of NumPy, and not arrays as without a batch.
+    return list(array[:count]) if array.ndim > 1 else [array[row, ...] for row in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRows:
+    """Typed random keys of several items: NumPy stacks the numbers that they are made of.
+
+    It is a pytree of one array, with `of` as a part of its structure, so programs are compiled for it.
+
+    Attributes:
+        words: the numbers, with one axis more than the keys.
+        of: the implementation that they are for.
+    """
+
+    words: Array
+    of: Any
+
+    def keys(self) -> Array:
+        """Return them as keys; while a program is traced."""
+        return jax.random.wrap_key_data(self.words, impl=self.of)
+
+
+jax.tree_util.register_dataclass(KeyRows, data_fields=["words"], meta_fields=["of"])
+
+
+def unwrapped(argument: Any) -> Any:
+    """Return an argument of a batch as its function takes it: with keys where there are `KeyRows`."""
+
+    def is_keys(node: object) -> bool:
+        return isinstance(node, KeyRows)
+
+    def keys(leaf: object) -> object:
+        return leaf.keys() if isinstance(leaf, KeyRows) else leaf
+
+    return jax.tree.map(keys, argument, is_leaf=is_keys)
+
+
+def _fetched(array: Array) -> Array:
+    """Return an array as one of NumPy, once it is computed."""
+    return np.asarray(jax.random.key_data(array) if is_random_key(array) else array)
+
+
+def _besides(leaf: Any) -> Any:
+    """Return the third part of the `Kind` of a leaf."""
+    if not is_device_array(leaf):
+        # To JAX, True and False are no numbers whose dtype could give way.
+        return WEAK if leaf.__class__ in _OF_PYTHON and leaf.__class__ is not bool else None
+    if is_random_key(leaf):
+        return jax.random.key_impl(leaf)
+    return WEAK if leaf.weak_type else None
+
+
+def _as_array(leaf: Any, configuration: Configuration) -> Array:
+    """Return an array as it is, and a number as an array.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: the number is too large.
+    """
+    kind: type[Any] = leaf.__class__
+    if issubclass(kind, np.ma.MaskedArray):
+        raise TypeError("a masked array has no place on a device: pass its data and its mask as two arrays")
+    if issubclass(kind, _NUMPY):
+        return np.asarray(leaf)
+    if is_device_array(leaf):
+        return leaf
+    if kind in _OF_PYTHON:
+        try:
+            return np.asarray(leaf, _dtype(np.dtype(_OF_PYTHON[kind]), configuration))
+        except OverflowError as error:
+            raise ValueError(f"{error}; it would need 64 bits, which jax_enable_x64 gives") from error
+    raise TypeError(f"{kind.__name__} is not an array or a number: convert it to an array first, or name it in static=")
+
+
+def _dtype(dtype: Any, configuration: Configuration) -> Any:
+    """Return the dtype that JAX gives an argument of this one.
+
+    Raises:
+        TypeError: JAX does not compute with it.
+    """
+    dtypes = configuration.dtypes
+    found = dtypes.get(dtype)
+    if found is None:
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+            return dtype
+        try:
+            found = dtypes[dtype] = configuration.type_of(np.zeros((), dtype)).dtype
+        except TypeError as error:
+            raise TypeError(
+                f"an array of {dtype} cannot be stacked for a device: convert it to an array of numbers first"
+            ) from error
+    return found
+
+
+def _column(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ...], size: int) -> Array:
+    column = np.empty((size, *shape), dtype)
+    column[: len(rows)] = rows
+    column[len(rows) :] = rows[-1]
+    return column
+
+
+def _column_of_lengths(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ...], size: int) -> Array:
+    column = np.zeros((size, *shape), dtype)
+    for index, row in enumerate(rows):
+        real: Any = (index, *map(slice, row.shape))
+        column[real] = row
+    column[len(rows) :] = column[len(rows) - 1]
+    return column
+
+
+def _mask(lengths: list[tuple[int, ...]], padded: list[int], size: int) -> Array:
+    """Return which elements are real: an array of a row for each item and of padding, with the padded lengths."""
+    by_axis = np.array(lengths + [lengths[-1]] * (size - len(lengths))).T
+    masks: list[Array] = []
+    for axis, (real, length) in enumerate(zip(by_axis, padded, strict=True)):
+        along = [1] * len(padded)
+        along[axis] = length
+        masks.append((np.arange(length) < real[:, None]).reshape(size, *along))
+    return reduce(np.logical_and, masks)
 
 
 def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:

@@ -12,11 +12,10 @@ from .._errors import DeviceError
 from ..actors.batching import Batch
 from ..telemetry import metrics, names
 from ..telemetry.metrics import Reading, series
-from .arguments import Arguments
+from .arguments import Arguments, Stacked
 from .compiling import JittedFunction
 from .engine_device import CallQueue, DeviceCall, EngineDevice
 from .jobs import BatchJob, is_out_of_memory
-from .stacking import Stacked
 from .statistics import BatchStatistics
 
 

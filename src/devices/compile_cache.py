@@ -17,9 +17,8 @@ from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.records import DeviceWork
-from .compile_key import Configuration, Signature, current, signature_of, types_of
 from .compiling import JittedFunction, arguments_of, build
-from .executable import Executable
+from .executable import Configuration, Executable, Signature, current, signature_of, types_of
 from .untyped_jax import jax
 
 # Called with None to work, or with the error that keeps it from working. Raises nothing.

@@ -11,8 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from .._errors import OptionsError, add_note
 from ..telemetry import logs
-from .compile_key import Configuration, Leaf, Signature
-from .executable import ENQUEUE_ORDER, Executable, describe, has_collectives
+from .executable import ENQUEUE_ORDER, Configuration, Executable, Leaf, Signature, describe, has_collectives
 from .shardings import Placement
 from .statistics import CompileStatistics, Recompilation, Transfer
 from .untyped_jax import jax

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from .._errors import PlanError
 from ..telemetry import spans
-from .arguments import Arguments, holds_array
+from .arguments import Arguments, holds_array, on_host, unwrapped
 from .batches import BatchCallQueue, BatchLog
 from .compiling import CompileLog, JittedFunction
 from .device_batch import DeviceBatch, batch_sizes
@@ -17,7 +17,6 @@ from .engine_device import AHEAD, CallQueue, DeviceCall, EngineDevice, SingleCal
 from .parameters import SameParameters, check_same_shapes
 from .selection import AUTO
 from .shardings import Placement, Specs
-from .stacking import on_host, unwrapped
 from .statistics import CompileStatistics
 from .untyped_jax import jax
 

@@ -13,12 +13,12 @@ from ..telemetry.profiling import collectors
 from ..telemetry.profiling.durations import OutsideSeconds
 from ..telemetry.profiling.records import DeviceWork, DeviceWorkKind
 from ..telemetry.spans import JobSpan
+from .arguments import BatchItem, Stacked, on_host, split
 from .compile_cache import CACHE
-from .compile_key import is_device_array, is_random_key
 from .compiling import JittedFunction
 from .dispatch_thread import ORIGINS, Origin, are_ready, wait_until_ready
+from .executable import is_device_array, is_random_key
 from .parameters import owned
-from .stacking import BatchItem, Stacked, on_host, split
 from .untyped_jax import jax
 
 if TYPE_CHECKING:

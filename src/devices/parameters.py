@@ -9,8 +9,7 @@ import numpy as np
 from .._errors import DeviceError
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.records import DeviceWork
-from .compile_key import is_device_array, not_on_device
-from .executable import reshard
+from .executable import is_device_array, not_on_device, reshard
 from .untyped_jax import jax
 
 if TYPE_CHECKING:

@@ -5,11 +5,8 @@ counters of several nodes or scopes are the sum of their records (`total`).
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from dataclasses import Field, dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 ActorState: TypeAlias = Literal["running", "restarting", "stopped"]
 """What the `state` of a stateful node may be, in its statistics."""
@@ -91,7 +88,11 @@ def name_of(graph: str, node: str) -> str:
     return "/".join([*graph.split("/")[1:], node])
 
 
-Record = TypeVar("Record", bound="DataclassInstance")
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+Record = TypeVar("Record", bound=_Dataclass)
 
 _COUNTERS = "completed", "failed", "retried", "restarts", "busy_seconds"
 _INBOX_COUNTERS = "puts", "put_wait_seconds", "get_wait_seconds"

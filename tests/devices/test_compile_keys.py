@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock.devices import compile_key as configurations
+from penstock.devices import executable as configurations
 from penstock.devices.compile_cache import CompileCache
 from tests.devices.compiled import called, compiled, leased, mesh_placement, program
 

@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices import compile_cache, compile_key
+from penstock.devices import compile_cache, executable
 from penstock.devices.device_pool import DevicePool
 from penstock.devices.dispatch_thread import ORIGINS
 
@@ -205,7 +205,7 @@ async def test_a_call_like_the_last_one_needs_no_signature(monkeypatch: pytest.M
 
     def signature_of(args: Any, static: Any, configuration: Any, names: Any) -> Any:
         looked_at.append(names.name)
-        return compile_key.signature_of(args, static, configuration, names)
+        return executable.signature_of(args, static, configuration, names)
 
     monkeypatch.setattr(compile_cache, "signature_of", signature_of)
 

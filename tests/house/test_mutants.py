@@ -119,7 +119,7 @@ MUTANTS = [
     ),
     Mutant(
         "the rows of padding repeat one that is real",
-        "devices/stacking.py", "column[len(rows) :] = rows[-1]", "column[len(rows) :] = 0",
+        "devices/arguments.py", "column[len(rows) :] = rows[-1]", "column[len(rows) :] = 0",
         "tests/devices/test_stacking.py",
     ),
     Mutant(
