@@ -39,7 +39,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
     device = select(DEVICE)
     array = jax.device_put(np.ones(16, np.float32), device)
     compiled = jax.jit(tiny)
-    actor = devices.actor(DEVICE)
+    bound = devices.actor(DEVICE).bind(tiny)
 
     def blocking_seconds() -> float:
         seconds: list[float] = []
@@ -54,7 +54,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         return 1e6 * (await median_call_seconds(call, calls) - blocking_seconds())
 
     def by_actor() -> Awaitable[float]:
-        return added_us(lambda: actor.run(tiny, array))
+        return added_us(lambda: bound(array))
 
     def to_thread() -> Awaitable[float]:
         return added_us(lambda: asyncio.to_thread(lambda: compiled(array).block_until_ready()))
@@ -101,6 +101,12 @@ LATENCY = Workload(
             limits=LIMITS,
         ),
         Row(title="the same while no core goes to sleep", subject="awake", unit="us", limits=LIMITS),
+        Row(
+            title="one tiny kernel over a thread written by hand",
+            subject="actor",
+            reference="by hand",
+            limits=Limits(must=1.0, aim=0.8, at_least=False),
+        ),
         Row(title="the same through a deployment", subject="service", unit="us"),
         Row(title="the blocking call by a thread written by hand", subject="by hand", unit="us"),
         Row(title="the blocking call by asyncio.to_thread", subject="to_thread", unit="us"),

@@ -83,7 +83,7 @@ OVERLAP = Workload(
             title="load and compute of equal length, over the slower one",
             subject="pipeline",
             reference="slower",
-            limits=Limits(must=1.15, aim=1.05, at_least=False),
+            limits=Limits(must=1.1, aim=1.05, at_least=False),
         ),
     ),
 )

@@ -667,7 +667,8 @@ def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any
 
 def size_on_host(values: tuple[Any, ...]) -> int:
     """Return the bytes of the arrays in pytrees that lie on no device yet, and have to be transferred."""
-    return sum([getattr(leaf, "nbytes", 0) for leaf in not_on_device(jax.tree.leaves(values))])
+    on_host = not_on_device(jax.tree.leaves(values))
+    return sum([getattr(leaf, "nbytes", 0) for leaf in on_host]) if on_host else 0
 
 
 def _check_shared(name: str, shared: frozenset[str], static: tuple[str, ...], batch: DeviceBatch | None) -> None:

@@ -46,7 +46,10 @@ def wait_until_ready(arrays: Iterable[Any]) -> None:
     """
     left = [array for array in arrays if not array.is_deleted()]
     try:
-        jax.block_until_ready(left)  # in one call, which gives the interpreter up once
+        if len(left) == 1:
+            left[0].block_until_ready()
+        else:
+            jax.block_until_ready(left)  # in one call, which gives the interpreter up once
     except (RuntimeError, ValueError):
         if not any(array.is_deleted() for array in left):
             raise

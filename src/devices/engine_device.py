@@ -367,9 +367,9 @@ class SingleCallQueue(CallQueue):
         """Have the device run the one call."""
         SingleJob(self._jitted or calls[0].jitted, self.device, calls[0], self, self._parameters).submit()
 
-    def handed_on(self, call: DeviceCall, value: Any) -> None:
-        """Give a caller its result before it is ready; no thread waits until it is."""
-        # Those in flight do not pile up: the thread of the device waits for one before it enqueues too many.
+    def give(self, call: DeviceCall, value: Any) -> None:
+        """Give a caller its result, which is ready, or which no thread waits for."""
+        # Results that are not ready do not pile up: the device's thread waits for one before it enqueues too many.
         try:
             call.finish(value)
         finally:
@@ -505,7 +505,8 @@ class EngineDevice:
             queue.served = max(queue.served, self._served)
             self.busy[queue] = None
         if queue.gathers:
-            self._look_soon()  # after what else comes in this turn of the loop
+            if not self._look_armed:
+                self._look_soon()  # after what else comes in this turn of the loop
         elif queue.has_room:
             self._look()
 
@@ -549,16 +550,15 @@ class EngineDevice:
         for queue in sorted(self.busy, key=lambda queue: queue.served) if len(self.busy) > 1 else tuple(self.busy):
             while queue.free and queue.is_next and (taken := queue.waiting.take(now, largest=queue.largest)):
                 queue.forget_if_empty()
-                wanted = [call for call in taken if self._is_wanted(call, now)]
+                wanted: list[DeviceCall] = []
+                for call in taken:
+                    if call.is_wanted(now):
+                        wanted.append(call)
+                    else:
+                        call.expire()
                 if wanted:
                     return queue, wanted
         return None
-
-    def _is_wanted(self, call: DeviceCall, now: float) -> bool:
-        if call.is_wanted(now):
-            return True
-        call.expire()
-        return False
 
     def _arm_timer(self, now: float) -> None:
         """Look again when the next batch is due, if only time keeps it from running."""
