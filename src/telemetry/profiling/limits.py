@@ -11,9 +11,10 @@ from ..text import printable
 from .records import Bound
 from .sums import Evidence, Group, Holder, Name, NodeSum, ReaderSum, Spent, Sums, WindowSum, critical_paths
 
-# Places of a node; a pool of threads or processes; `max_in_flight`; what the order of a stream holds up; the inbox
-# after a node; the event loop; the GIL; a device: what it computes, compiles or copies; who reads a stream; its source;
-# the longest path of calls that come one by one; those who call; and nothing, if nothing ran.
+# In this order: places of a node; a pool of threads or processes; `max_in_flight`; finished items that wait for an
+# earlier one in the order of a stream; the inbox after a node; the event loop; the GIL; a device, as it computes,
+# compiles or copies; the reader of a stream; its source; the longest path of calls that come one by one; the callers;
+# and nothing, if nothing ran.
 Kind: TypeAlias = Literal[
     "places", "pool", "in_flight", "order", "inbox", "loop", "gil", "device", "compilation", "transfer", "reader",
     "source", "path", "callers", "nothing",

@@ -377,20 +377,21 @@ class Evidence:
     gil: GilUse = field(default_factory=GilUse)
 
 
-# Of the time that others have the GIL for all of the time, nothing is left.
+# The largest share of the time for which other threads are taken to have the GIL: with 1, `Spent.by` would divide by 0.
 _MOST_HELD: Final = 0.99
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a node spends its busy time on, over all of its items, as far as that is known.
+    """How the busy time of a node, over all of its items, divides into waits and computing, as far as that is known.
 
     Attributes:
-        cpu_seconds: its threads computed.
-        gil_seconds: it waited for the GIL. An estimate: of each way to a thread or back what such a wait takes on
-            average; and in a thread what those wait who hold the GIL for as long as they compute.
-        loop_seconds: a result was there, and waited until the event loop took it.
-        hop_seconds: all else that the ways to threads and back took.
+        cpu_seconds: for how long its threads computed.
+        gil_seconds: for how long it waited for the GIL. An estimate: each way to a thread or back counts as the mean
+            wait for the GIL, and a thread is taken to need the GIL for as long as it computes. It is never more than
+            the time that was measured there.
+        loop_seconds: for how long a result was ready, and waited until the event loop took it.
+        hop_seconds: the rest of the time for the ways to threads and back.
     """
 
     cpu_seconds: float = 0.0
@@ -400,7 +401,7 @@ class Spent:
 
     @classmethod
     def by(cls, node: NodeSum, evidence: Evidence) -> "Spent":
-        """Return what a node spends its time on."""
+        """Divide the busy time of a node, from the measurements of a profile."""
         outside, gil = node.timed.outside, evidence.gil
         loop_delay = max(0.0, evidence.loop_delay_seconds - gil.loop_wait_seconds)
         if outside.hops:
@@ -413,7 +414,8 @@ class Spent:
             return cls(outside.cpu_seconds, at_hops + inside, for_loop, waits - at_hops - for_loop)
         if node.reading.holds_loop or node.reading.gathers:
             return cls()
-        # An item waits for its turn on the loop once; less than that, if the quickest one took as long.
+        # An item waits for its turn on the loop once. The quickest item hardly waited, so the wait of an item is no
+        # longer than the difference between the mean time and that of the quickest.
         least_seconds = min(node.timed.durations.quantile(0.0) or 0.0, node.mean_seconds)
         waits = node.ended * min(evidence.loop_delay_seconds, node.mean_seconds - least_seconds)
         for_gil = min(waits, node.ended * gil.loop_wait_seconds)
