@@ -1,4 +1,4 @@
-"""The thread from which everything is enqueued on a device or mesh, and which computation an error comes from."""
+"""The thread that enqueues every computation of a device or mesh, and the search for the origin of an error."""
 
 import threading
 import weakref
@@ -33,7 +33,7 @@ def are_ready(arrays: Iterable[Any]) -> bool:
             if not (array.is_deleted() or is_ready(array)):
                 return False
         except (RuntimeError, ValueError):
-            if not array.is_deleted():  # it was not, a moment ago
+            if not array.is_deleted():  # else it was donated after the check above
                 raise
     return True
 
@@ -72,7 +72,7 @@ class Origin:
     """A computation whose result is handed on before it is ready.
 
     Args:
-        label: of the node in its graph; None for what is no node.
+        label: label of the node in its graph; None if the computation does not come from a node.
         inputs: the arrays that it reads.
     """
 
@@ -89,7 +89,7 @@ class Origin:
         return self._error is not None
 
     def over(self, error: BaseException | None) -> None:
-        """Note that the computation has ended, with an error or without one, and forget what it has read."""
+        """Note that the computation has ended, with an error or without one, and forget its inputs."""
         if error is not None:
             self._error = self._blamed(copy_of(error).with_traceback(None))  # a traceback would hold the arrays
         self._inputs = ()
@@ -112,7 +112,7 @@ class Origin:
 
 
 class Origins:
-    """Knows which computation an array comes from that was handed on, until that is known to have ended well."""
+    """Maps arrays that were handed on before they were ready to their computations, until these have succeeded."""
 
     def __init__(self) -> None:
         self._results: dict[Origin, list[weakref.ref[Any]]] = {}  # arrays are not hashable
@@ -128,7 +128,7 @@ class Origins:
         if error is None:
             if not all(array.is_deleted() for array in arrays):
                 return
-            arrays = arrays[:1]  # nothing is left to tell how it ended: one of them stands for all
+            arrays = arrays[:1]  # all were donated, so none can be asked how it ended: one of them stands for all
         if arrays:
             self._results[origin] = [weakref.ref(array, self._forget(origin)) for array in arrays]
 
@@ -136,8 +136,8 @@ class Origins:
         """Return the error of the computation that failed first; `error` itself if no input has failed.
 
         Args:
-            error: of a computation.
-            inputs: what it read.
+            error: the error of a computation.
+            inputs: the arrays that the computation read.
         """
         for array in inputs if self._results else ():
             origin = self._origin_of(array)
@@ -180,7 +180,7 @@ def _failure_of(array: Any) -> BaseException | None:
 ORIGINS = Origins()
 
 
-# Dispatch: the one thread from which everything is enqueued on a device or mesh.
+# Dispatch: the one thread that enqueues every computation of a device or mesh.
 #
 # One thread keeps the order of what is enqueued; what meshes that overlap have to keep besides is in `EnqueueOrder`.
 # Nothing of this happens on an event loop: a tiny kernel runs inline in the dispatch, and the 33rd computation in
@@ -200,29 +200,29 @@ MIN_DEPTH = 4
 MAX_DEPTH = 16  # on a CPU, enqueueing the 33rd blocks
 _RECENT = 8  # computations that say how long one takes
 
-# Of computations for which nobody waits, as their results were handed on, one of so many is waited for, so that it is
-# known how long they take. To hand one to the second thread costs as much as a small computation.
+# Results that were handed on are not waited for. Still, one of so many such computations is waited for, so that it is
+# known how long they take. Not each, because to hand one to the second thread costs as much as a small computation.
 _TIMED_EVERY = 16
 
 
 class Dispatchable(Protocol):
-    """What a `DispatchThread` enqueues. Its methods are called on that thread, and must not hold it up."""
+    """A job that a `DispatchThread` enqueues. Its methods are called on that thread, and must not hold it up."""
 
     def begin(self) -> bool:
-        """Return whether a caller still waits for it."""
+        """Return whether a caller still waits for the job."""
         ...
 
     def dispatch(self) -> "list[Any] | None":
-        """Enqueue it and return the arrays that it will give; None if it is submitted again later, or never runs."""
+        """Enqueue the job and return the arrays of its result; None if it is submitted again later, or never runs."""
         ...
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits until its arrays are ready, or wants to know when they are."""
+        """Whether a caller waits until the job's arrays are ready, or a queue has to know when they are."""
         ...
 
     def hand_on(self, arrays: list[Any]) -> None:
-        """Give what it will give to the caller before that is ready, if the caller takes it so.
+        """Give the result to the caller before it is ready, if the caller accepts that.
 
         Args:
             arrays: what `dispatch` returned.
@@ -230,7 +230,7 @@ class Dispatchable(Protocol):
         ...
 
     def inputs(self) -> Iterable[Any]:
-        """Return the arrays that it reads."""
+        """Return the arrays that the job reads."""
         ...
 
     def wait(self, arrays: list[Any], busy_until: float) -> None:
@@ -238,19 +238,19 @@ class Dispatchable(Protocol):
 
         Args:
             arrays: what `dispatch` returned.
-            busy_until: when what was enqueued before it was ready, in seconds of `time.perf_counter`.
+            busy_until: when the computation that was enqueued before it was ready, in seconds of `time.perf_counter`.
 
         Raises:
-            JaxRuntimeError: one failed.
+            JaxRuntimeError: the computation failed.
         """
         ...
 
     def ready(self) -> None:
-        """Take note that its arrays are ready."""
+        """Take note that the job's arrays are ready."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """Take note that it could not be enqueued, or has failed."""
+        """Take note that the job could not be enqueued, or has failed."""
         ...
 
 
@@ -261,8 +261,8 @@ class DispatchThread(ThreadOwner):
     """Enqueues jobs in the order in which they come, and says when each is ready.
 
     Args:
-        name: of the device or mesh.
-        check: called first, on the thread; what it raises is what every job fails with.
+        name: name of the device or mesh.
+        check: called first, on the thread; if it raises, every job fails with that error.
 
     Attributes:
         restarts: how often one of its two threads has died and begun anew.
@@ -295,7 +295,7 @@ class DispatchThread(ThreadOwner):
         metrics.opened(self)
 
     def counters(self) -> Iterable[Reading]:
-        """Return what it has counted, for metrics."""
+        """Return how long the device was busy, and how often its threads were restarted, for metrics."""
         of = names.DEVICE, self._name
         return [
             (series(names.METRIC_DEVICE_BUSY_TIME, of), self._busy_seconds, None),
@@ -311,7 +311,7 @@ class DispatchThread(ThreadOwner):
         self._jobs.put(job)
 
     def end(self, on_ended: Callable[[], object] | None = None) -> None:
-        """Do what was submitted, then end.
+        """Run the jobs that were submitted before, then end.
 
         Args:
             on_ended: called as the last thing that happens, on a thread that has nothing left to do but to return.
@@ -337,7 +337,7 @@ class DispatchThread(ThreadOwner):
         begin: Callable[[Dispatchable], None] = self._dispatch
         try:
             self._check()
-        except Exception as error:  # noqa: BLE001 - a device that cannot be used is what every caller has to know
+        except Exception as error:  # noqa: BLE001 - every caller gets the reason why the device is unusable
             begin = _failing(error)
         while not self._ran_to_end(lambda: self._take_jobs(begin)):
             pass
@@ -374,7 +374,8 @@ class DispatchThread(ThreadOwner):
 
     def _next_when_idle(self) -> Dispatchable | None:
         """Wait for the next job, while the second thread waits for what is in flight."""
-        # What nobody waits for is looked at when the next job comes, if that is soon: as in a loop of training steps.
+        # If no caller waits for the computations in flight, and the next job comes soon, as in a loop of training
+        # steps, they are looked at then: that is cheaper than to hand them to the second thread.
         if self._in_flight and self._untimed < _TIMED_EVERY and not any(one[0].is_awaited for one in self._in_flight):
             try:
                 return self._jobs.get(timeout=LEAD_SECONDS)
@@ -387,12 +388,12 @@ class DispatchThread(ThreadOwner):
         began = perf_counter()
         try:
             arrays = job.dispatch() if job.begin() else None
-        except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller, not to this thread
+        except BaseException as error:  # noqa: BLE001 - every error is the caller's, not this thread's
             job.failed(ORIGINS.cause_of(error, job.inputs()))
             return
         if arrays is None:
             return
-        if not self._in_flight and not self._lent_out and are_ready(arrays):  # what is small has run inline
+        if not self._in_flight and not self._lent_out and are_ready(arrays):  # a small computation has run inline
             self._wait(job, arrays, self.restarts, began, is_late=True)
             return
         self._in_flight.append((job, arrays, self.restarts, began))
@@ -401,7 +402,7 @@ class DispatchThread(ThreadOwner):
         job.hand_on(arrays)
 
     def _take_ended(self) -> None:
-        """Be done with computations that have ended, and for which nobody has waited."""
+        """Finish the jobs in flight that have ended, and for which no caller waits."""
         in_flight = self._in_flight
         while len(in_flight) > 1 and not self._lent_out and not in_flight[0][0].is_awaited:
             if not are_ready(in_flight[0][1]):
@@ -426,7 +427,7 @@ class DispatchThread(ThreadOwner):
             self._wait_for_oldest()
 
     def _lend(self) -> None:
-        """Have the second thread wait, after what it has."""
+        """Have the second thread wait for the jobs in flight, after those that it has."""
         if self._in_flight:
             self._untimed = 0
         while self._in_flight:
@@ -453,7 +454,7 @@ class DispatchThread(ThreadOwner):
                 self._finish(found)
             finally:
                 self._returned.put(None)
-            del found  # nor the last computation
+            del found  # a thread that waits for the next computation must not hold the last one
 
     def _finish(self, found: _InFlight, *, is_timed: bool = True) -> None:
         try:
@@ -480,7 +481,7 @@ class DispatchThread(ThreadOwner):
             job.failed(self._restarted())
 
     def _was_busy(self, began: float, *, is_late: bool, is_timed: bool) -> None:
-        """Count the time of a computation, as far as none before it counted it."""
+        """Count the time of a computation, without the part in which an earlier one was computed."""
         now = perf_counter()
         seconds = now - max(began, self._busy_until)
         self._busy_seconds += seconds if is_timed else min(seconds, self._timed_seconds)
@@ -492,7 +493,7 @@ class DispatchThread(ThreadOwner):
 
     def _answer_for(self, job: Dispatchable, error: BaseException) -> None:
         """Fail the job during which a thread has died: nothing else would release its callers."""
-        with suppress(Exception):  # that may be what has just failed
+        with suppress(Exception):  # the call of `failed` may be the one that has just raised
             job.failed(self._restarted(error))
 
     def _ran_to_end(self, run: Callable[[], None]) -> bool:
