@@ -1,4 +1,4 @@
-"""Arguments of device nodes: how those of calls are bound, stacked for a batch, and split into rows again."""
+"""Arguments of device nodes: they are bound to parameters, stacked for a batch, and split into rows again."""
 
 import inspect
 import math
@@ -83,7 +83,7 @@ def _check_order(signature: inspect.Signature, masks: set[str], node: str) -> No
             raise TypeError(f"node {node!r}: move the parameter {first!r} behind {name!r}, which callers pass")
 
 
-# An array: dtype and shape; and what it is besides that: None, WEAK, or the implementation of a typed random key.
+# An array: its dtype, its shape, and its kind: None, WEAK, or the implementation of a typed random key.
 Kind: TypeAlias = tuple[Any, tuple[int, ...], Any]
 # What the arguments of an item look like after padding: for each of them the structure of its pytree, and the kind of
 # each array. It is hashable, and items with equal ones can be stacked.
@@ -107,7 +107,7 @@ class BatchItem(NamedTuple):
 
     Attributes:
         signature: items with equal ones can be stacked.
-        arrays: those of all arguments, not copied.
+        arrays: the arrays of all arguments, not copied.
         lengths: for each padded argument, its lengths along the padded axes.
         is_on_host: whether all arrays are NumPy's; those of JAX may not be computed yet.
         shared: the arguments that are not stacked, but are the same for all items of a batch.
@@ -171,7 +171,7 @@ class Stacker:
         ]
         self.axes = tuple(each for _, each in self._parameters)
         self.padded = tuple(name for name, each in self._parameters if each)
-        # Signatures of arguments that are NumPy's arrays, by what makes them.
+        # Signatures of arguments that are NumPy's arrays, by configuration, dtypes and shapes.
         self._known: dict[tuple[Any, ...], Signature] = {}
         self._told_of: set[str] = set()
 

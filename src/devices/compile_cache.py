@@ -107,7 +107,7 @@ class _Run:
         self.thread.start()
 
     def end(self, on_ended: Callable[[], object] | None) -> None:
-        """Fail the compilations that wait; the one that runs is the last."""
+        """Fail the compilations that wait; the running one still ends, and no other begins."""
         waiting: list[Compilation] = []
         try:
             while not isinstance(job := self.compilations.get_nowait(), _LastWord):
@@ -178,7 +178,7 @@ class CompileCache:
         metrics.opened(self)
 
     def counters(self) -> Iterator[Reading]:
-        """Yield how often what it holds was found, for metrics; the rest is counted where it happens."""
+        """Yield how often each program in the cache was found, for metrics; the rest is counted where it happens."""
         for (jitted, *_), executable in list(self._held.items()):
             yield _reading(names.METRIC_COMPILE_CACHE_HITS, jitted, executable.hits)
 
@@ -202,7 +202,7 @@ class CompileCache:
         """Return the program for a call; None if it was not compiled, or was evicted.
 
         Args:
-            jitted: what to call.
+            jitted: the function to call.
             args: all of its arguments, static ones included.
             flat: the same as leaves and structure, if they are known.
 
@@ -243,7 +243,7 @@ class CompileCache:
         Callers of one program and signature share one compilation. What fails is not kept: the next call tries again.
 
         Args:
-            jitted: what to compile.
+            jitted: the function to compile.
             args: as in a call; nothing of the arrays is kept. `jax.ShapeDtypeStruct`s may stand for them.
             on_done: called with the executable, or with an error that no other caller gets. On the compile thread, or
                 at once if it has been compiled meanwhile; it must not raise.

@@ -50,10 +50,10 @@ class DeviceActor:
     ) -> "BoundFunction[*Ts, R]":
         """Return a function that runs on the device each time it is called and awaited.
 
-        For what is called again and again with arguments of the same structure, shapes and dtypes, such as a training
-        step: `step = actor.bind(train_step, donate_argnums=(0,), ready=False)`, and then
-        `self.state, loss = await step(self.state, batch)`. Whether to wait for results is said here, and not with each
-        call, as one place in a loop always does the same; bind it twice for two.
+        For a function that is called again and again with arguments of the same structure, shapes and dtypes, such as a
+        training step: `step = actor.bind(train_step, donate_argnums=(0,), ready=False)`, and then
+        `self.state, loss = await step(self.state, batch)`. Whether a call waits for its result is chosen here, and not
+        with each call, as one place in a loop always does the same; bind the function twice to do both.
 
         Args:
             fn: as of `run`.
@@ -87,7 +87,7 @@ class DeviceActor:
         Raises:
             DeviceError: there is no such device, or its JAX computes wrong values.
             EngineClosedError: the event loop is being shut down, or the Engine was closed.
-            Exception: what the function raised while it was traced, or the device while it ran.
+            Exception: an error that the function raised while it was traced, or the device while the program ran.
         """
         return cast(R, await self._function(self._device, fn, donate_argnums, ready).call(args))
 

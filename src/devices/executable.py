@@ -1,4 +1,4 @@
-"""Compiled programs: what one is found by, and how it is called on the thread of its device; resharding is one."""
+"""Compiled programs: the key that finds one, and the call of one on its device's thread; resharding is one of them."""
 
 import contextlib
 import importlib
@@ -69,7 +69,7 @@ class Configuration:
             return jax.typeof(value)
 
     def changes_since(self, earlier: "Configuration") -> dict[str, tuple[Any, Any]]:
-        """Return the options that differ: before and after by name; `mesh or axis` stands for what has no name."""
+        """Return the options that differ, with the values before and after; `mesh or axis` stands for unnamed ones."""
         changed = {
             name: (earlier.values.get(name), value)
             for name, value in self.values.items()
@@ -171,7 +171,7 @@ class Names(Protocol):
 def signature_of(
     args: tuple[Any, ...], static_argnums: tuple[int, ...], configuration: Configuration, names: Names
 ) -> Signature:
-    """Return what a call is compiled for: arguments that `jax.jit` would tell apart have other signatures.
+    """Return the signature that a call is compiled for: arguments that `jax.jit` would tell apart have different ones.
 
     Where an array lies is not part of it: a program says where its arguments belong, and they are put there.
 
