@@ -62,7 +62,12 @@ async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
 async def connect(url: str, path: str) -> asyncio.StreamWriter:
     """Ask for a stream, and read the first of it."""
     reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
-    writer.write(f"GET {quote(path, '/?=')} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
-    assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
-    assert await reader.read(1)
+    try:
+        writer.write(f"GET {quote(path, '/?=')} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        assert await reader.read(1)
+    except BaseException:
+        writer.close()
+        await writer.wait_closed()
+        raise
     return writer

@@ -106,10 +106,10 @@ def resident_bytes() -> int:
 @app.get("/tokens")
 async def endpoint(count: int) -> StreamingResponse:
     """Stream tokens."""
-    stream = service.stream(answer(count), timeout_seconds=60)
     try:
+        stream = service.stream(answer(count), timeout_seconds=60)
         await stream.wait_started()
-    except ps.Overloaded as error:
+    except (ps.Overloaded, ps.EngineClosedError) as error:
         raise HTTPException(503) from error
     return StreamingResponse(stream)
 
@@ -119,7 +119,7 @@ async def double(number: int, timeout_seconds: float) -> int:
     """Answer one call."""
     try:
         return await service.run(doubled(number), timeout_seconds=timeout_seconds)
-    except ps.Overloaded as error:
+    except (ps.Overloaded, ps.EngineClosedError) as error:
         raise HTTPException(503) from error
     except TimeoutError as error:
         raise HTTPException(504) from error
@@ -191,6 +191,13 @@ async def flood(timeout_seconds: float) -> StreamingResponse:
 async def disable_collector() -> None:
     """Have nothing collected but what reference counts free."""
     gc.disable()
+
+
+@app.post("/drain")
+async def drain() -> dict[str, Any]:
+    """Accept nothing more, and return what is held once what was accepted has ended."""
+    await service.drain()
+    return await state()
 
 
 @app.get("/in-flight")

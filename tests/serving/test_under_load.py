@@ -14,7 +14,8 @@ import pytest
 from tests.serving.servers import IDLE_TASKS, ROOT, client, connect, server, settled
 
 CLIENTS = 300  # the deployment has 64 places, and 200 may wait
-STREAMS = 5  # without end, beside the load
+STREAMS = 48  # without end, beside the load: they leave few places, so that calls wait, and are refused
+LEAVERS = 100  # clients who leave in the midst of a stream
 REQUESTS = 500  # that have ended while the load goes on
 PATHS = ["/double?number=4&timeout_seconds=5", "/double?number=4&timeout_seconds=0.004", "/tokens?count=30"]
 
@@ -58,12 +59,12 @@ async def tasks(url: str) -> AsyncIterator[None]:
 LOADS = {"wrk": wrk, "asyncio": tasks}
 
 
-async def after_many_requests(http: httpx.AsyncClient) -> dict[str, Any]:
-    """Return the state under load, once calls have ended in each of the ways in which they may."""
+async def after_many_requests(http: httpx.AsyncClient, *ways: str) -> dict[str, Any]:
+    """Return the state under load, once calls have ended in each of these ways."""
     while True:
         state: dict[str, Any] = (await http.get("/state")).json()
         ended = state["ended"]
-        if sum(ended.values()) >= REQUESTS and ended["completed"] and ended["expired"] and ended["refused"]:
+        if sum(ended.values()) >= REQUESTS and all(ended[way] for way in ways):
             return state
 
 
@@ -73,7 +74,7 @@ async def test_when_all_clients_are_gone_nothing_is_in_flight(load: str) -> None
         async with client(url) as http:
             readers = [await connect(url, "/tokens?count=-1") for _ in range(STREAMS)]
             async with LOADS[load](url):
-                during = await after_many_requests(http)
+                during = await after_many_requests(http, "completed", "expired", "refused")
             for reader in readers:
                 reader.close()
             after = await settled(http)
@@ -88,6 +89,44 @@ async def test_when_all_clients_are_gone_nothing_is_in_flight(load: str) -> None
 async def test_sigterm_ends_a_server_under_load(load: str) -> None:
     with server("--loop", "uvloop", "--timeout-graceful-shutdown", "10") as (url, process):
         async with client(url) as http, LOADS[load](url):
-            await after_many_requests(http)
+            await after_many_requests(http, "completed", "expired")
             process.terminate()
             await asyncio.to_thread(process.wait, 20)
+
+
+async def leave_a_stream(url: str) -> bool:
+    """Return whether a client has left in the midst of a stream; False if it was refused."""
+    try:
+        writer = await connect(url, "/tokens?count=-1")
+    except AssertionError:
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True
+
+
+async def test_clients_who_leave_under_load_free_their_places() -> None:
+    with server("--loop", "uvloop") as (url, _):
+        async with client(url) as http:
+            async with wrk(url):
+                await after_many_requests(http, "completed")
+                left = await asyncio.gather(*(leave_a_stream(url) for _ in range(LEAVERS)))
+                during: dict[str, Any] = (await http.get("/state")).json()
+                # Without an end of the load: places that were lost would be missing now.
+                await after_many_requests(http, "completed", "cancelled")
+            after = await settled(http)
+    assert during["in_flight"] <= 64
+    assert after["ended"]["completed"] > during["ended"]["completed"]
+    assert after["ended"]["cancelled"] >= sum(left) > 0
+    assert (after["in_flight"], after["queued"], after["open_generators"]) == (0, 0, 0)
+
+
+async def test_a_drain_under_load_ends_what_was_accepted_and_refuses_the_rest() -> None:
+    with server("--loop", "uvloop") as (url, _):
+        async with client(url) as http, wrk(url):
+            await after_many_requests(http, "completed")
+            drained: dict[str, Any] = (await http.post("/drain")).json()  # the load goes on
+            refused = await http.get(PATHS[0])
+    assert (drained["in_flight"], drained["queued"], drained["open_generators"]) == (0, 0, 0)
+    assert drained["ended"]["completed"] >= 1
+    assert refused.status_code == 503
