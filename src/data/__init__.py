@@ -1,0 +1,26 @@
+"""Feeds: records in a known order, stages that shape them into batches, and a `for` loop that reads them.
+
+Importing this needs NumPy, and loads no JAX.
+"""
+
+from importlib.util import find_spec as _find_spec
+from typing import TYPE_CHECKING
+
+from .._errors import MissingExtraError
+from .._public import public as _public
+
+if _find_spec("numpy") is None:
+    raise MissingExtraError("penstock.data needs NumPy: pip install 'penstock[data]'")
+
+from .batches import Ragged, collate
+from .for_loop import Iterate, iterate
+from .records import Record, Source, order
+from .stages import KeepingStage, Stage, batched, filtered, prefetched, read, rebatched, shuffled, unbatched
+
+__all__ = [
+    "Iterate", "KeepingStage", "Ragged", "Record", "Source", "Stage", "batched", "collate", "filtered", "iterate",
+    "order", "prefetched", "read", "rebatched", "shuffled", "unbatched",
+]  # fmt: skip
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = _public(__name__)

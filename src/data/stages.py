@@ -1,0 +1,378 @@
+"""Stages: what reads a stream and gives another one, as `stream >> stage`; most become one step of the graph."""
+
+import functools
+import inspect
+from abc import abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
+
+from .._errors import DataError, add_note
+from ..actors.accepted import FUNCTION, SWITCH, check, one_of, whole
+from ..actors.policy import Policy
+from ..actors.stream_buffer import close_stream, plain_error
+from ..engine.control import map_each
+from ..engine.node import Node
+from ..engine.tracing.ref import Ref
+from .batches import Unlike, collate, joined, part_of, size_of
+from .records import Record, Source
+
+T = TypeVar("T")
+U = TypeVar("U")
+In_contra = TypeVar("In_contra", contravariant=True)
+Out_co = TypeVar("Out_co", covariant=True)
+
+
+class Stage(Generic[In_contra, Out_co]):
+    """What a stream goes through: `stream >> stage` and `stage(stream)` are the same.
+
+    In a graph it becomes one or more steps; anywhere else it reads an async iterator, as plain Python does.
+    """
+
+    def __init__(self, apply: Callable[[Any], Any]) -> None:
+        self._apply = apply
+
+    def __call__(self, stream: In_contra) -> Out_co:
+        """Return the stream that comes of another one."""
+        return cast("Out_co", self._apply(stream))
+
+    def __rrshift__(self, stream: In_contra) -> Out_co:
+        """Return the stream that comes of another one."""
+        return cast("Out_co", self._apply(stream))
+
+
+class KeepingStage:
+    """A stage that passes on the values of a stream as they are: all or some, in this or another order."""
+
+    def __init__(self, apply: Callable[[Any], Any]) -> None:
+        self._apply = apply
+
+    def __call__(self, stream: AsyncIterator[T]) -> AsyncIterator[T]:
+        """Return the stream that comes of another one."""
+        return cast("AsyncIterator[T]", self._apply(stream))
+
+    def __rrshift__(self, stream: AsyncIterator[T]) -> AsyncIterator[T]:
+        """Return the stream that comes of another one."""
+        return cast("AsyncIterator[T]", self._apply(stream))
+
+
+def stage_node(
+    name: str, kind: type[AsyncIterator[Any]], *, capacity: int | None = None, **settings: Any
+) -> Node[..., Any]:
+    """Return the node of a stage.
+
+    Args:
+        name: how it is drawn and named.
+        kind: what reads one stream; an instance for each that is open has the state of the stage.
+        capacity: the values that its stream holds.
+        **settings: the arguments of the instance, beside the stream.
+    """
+    return Node(functools.partial(kind, **settings), Policy(capacity=capacity), name=name)
+
+
+class Reading(AsyncIterator[U], Generic[T, U]):
+    """One stream on its way through a stage, with the state of the stage."""
+
+    def __init__(self, values: AsyncIterator[T]) -> None:
+        self._values = aiter(values)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    async def __anext__(self) -> U:
+        """Return the next value that the stage gives."""
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        await close_stream(self._values)
+
+
+# Reading records.
+
+
+def read(
+    source: Source[U], /, *, runs_on: Literal["thread", "loop"] = "thread", concurrency: int = 1
+) -> Stage[AsyncIterator[Record[Any]], AsyncIterator[Record[U]]]:
+    """Read the value of each record from a source.
+
+    Args:
+        source: that whose order it is; may be a value of the graph.
+        runs_on: "thread", so that the event loop does not wait for files; "loop" for what is in memory.
+        concurrency: how many are read at a time. More than one only from what may be read by several threads: a dataset
+            that seeks in one open file gives wrong records then.
+
+    Returns:
+        A stage: records without values become records with them, in the same order.
+
+    Raises:
+        OptionsError: an argument does not accept its value.
+    """
+    check("runs_on", runs_on, one_of(Literal["thread", "loop"]), "data.read(")
+    check("concurrency", concurrency, whole(1), "data.read(")
+    policy = Policy(runs_on=runs_on, concurrency=concurrency)
+    given: Any = source
+    if isinstance(given, Ref):
+        node: Node[..., Any] = Node(_value_of, policy, name="read")
+        return _mapped(lambda record: node(given, record))
+    return _mapped(Node(functools.partial(_value_of, source), policy, name="read"))
+
+
+def _mapped(body: Callable[[Any], Any]) -> Stage[AsyncIterator[Any], AsyncIterator[Any]]:
+    return Stage(lambda records: map_each(body, records, name="read"))  # pyright: ignore[reportUnknownLambdaType]
+
+
+def _value_of(source: Source[U], record: Record[Any]) -> Record[U]:
+    try:
+        return record.with_value(source[record.index])
+    except Exception as error:
+        place = f"position {record.position} of epoch {record.epoch}, index {record.index} of {len(source):,}"
+        add_note(error, f"while data.read read the record at {place}")
+        raise
+
+
+# Batches.
+
+
+class _Batched(Reading[Any, Any]):
+    """Attributes: held: the values of the batch that is being made, or records of them."""
+
+    def __init__(
+        self, values: AsyncIterator[Any], size: int, drop_remainder: bool, collate: Callable[[list[Any]], Any]
+    ) -> None:
+        super().__init__(values)
+        self._size = size
+        self._drop_remainder = drop_remainder
+        self._collate = collate
+        self.held: list[Any] = []
+
+    async def __anext__(self) -> Any:
+        held, size = self.held, self._size
+        async for value in self._values:
+            held.append(value)
+            if len(held) == size:
+                break
+        else:
+            if not held or self._drop_remainder:
+                raise StopAsyncIteration
+        self.held = []
+        return _collated(held, self._collate)
+
+
+def _collated(held: list[Any], collate: Callable[[list[Any]], Any]) -> Any:
+    values = [cast("Record[Any]", value).value if type(value) is Record else value for value in held]  # type: ignore[redundant-cast]
+    try:
+        return collate(values)
+    except Unlike as error:
+        raise DataError(f"data.batched: {_place_of(held[error.item], error.item)}: {error.reason}") from None
+    except Exception as error:  # noqa: BLE001 - user code; it is raised again
+        first, last = _place_of(held[0], 0), _place_of(held[-1], len(held) - 1)
+        add_note(error, f"while data.batched collated {first} to {last}")
+        raise plain_error(error, "collate=")  # noqa: B904 - it is the error, or has it as its cause
+
+
+def _place_of(value: Any, item: int) -> str:
+    if type(value) is Record:
+        return f"the record at position {value.position} of epoch {value.epoch} (index {value.index})"
+    return f"value {item} of the batch"
+
+
+@overload
+def batched(size: int, /, *, drop_remainder: bool = ...) -> Stage[AsyncIterator[Any], AsyncIterator[Any]]: ...
+@overload
+def batched(
+    size: int, /, *, drop_remainder: bool = ..., collate: Callable[[list[T]], U]
+) -> Stage[AsyncIterator[T | Record[T]], AsyncIterator[U]]: ...
+def batched(
+    size: int, /, *, drop_remainder: bool = False, collate: Callable[[list[Any]], Any] = collate
+) -> Stage[AsyncIterator[Any], AsyncIterator[Any]]:
+    """Make batches of so many values; of records, of their values.
+
+    Args:
+        size: how many.
+        drop_remainder: leave out the last batch if it is smaller.
+        collate: makes a batch of a list of values, on the event loop; by default `data.collate`.
+
+    Returns:
+        A stage. Its stream raises what `collate` raises; by default a `DataError` that names the record and the leaf
+        where values are not alike.
+
+    Raises:
+        OptionsError: an argument does not accept its value.
+    """
+    check("size", size, whole(1), "data.batched(")
+    check("drop_remainder", drop_remainder, SWITCH, "data.batched(")
+    check("collate", collate, FUNCTION, "data.batched(")
+    return Stage(stage_node("batched", _Batched, size=size, drop_remainder=drop_remainder, collate=collate))
+
+
+class _Unbatched(Reading[Any, Any]):
+    """Attributes: batch: the present one; next: which of its values is next."""
+
+    def __init__(self, values: AsyncIterator[Any]) -> None:
+        super().__init__(values)
+        self.batch: Any = None
+        self._size = 0
+        self.next = 0
+
+    async def __anext__(self) -> Any:
+        while self.next == self._size:
+            self.batch = await anext(self._values)
+            self._size, self.next = size_of(self.batch), 0
+        self.next += 1
+        return part_of(self.batch, self.next - 1)
+
+
+def unbatched() -> Stage[AsyncIterator[Any], AsyncIterator[Any]]:
+    """Give the values of batches one by one; arrays are rows of the batch, without a copy."""
+    return Stage(stage_node("unbatched", _Unbatched))
+
+
+class _Rebatched(Reading[Any, Any]):
+    """Attributes: held: batches whose values have not been given on; count: how many values they have."""
+
+    def __init__(self, values: AsyncIterator[Any], size: int, drop_remainder: bool) -> None:
+        super().__init__(values)
+        self._size = size
+        self._drop_remainder = drop_remainder
+        self.held: deque[Any] = deque()
+        self.count = 0
+
+    async def __anext__(self) -> Any:
+        while self.count < self._size:
+            try:
+                batch = await anext(self._values)
+            except StopAsyncIteration:
+                if not self.count or self._drop_remainder:
+                    raise
+                break
+            self.held.append(batch)
+            self.count += size_of(batch)
+        return self._take(min(self._size, self.count))
+
+    def _take(self, size: int) -> Any:
+        self.count -= size
+        parts: list[Any] = []
+        while size:
+            batch = self.held.popleft()
+            here = size_of(batch)
+            if here > size:
+                self.held.appendleft(part_of(batch, slice(size, None)))
+                batch, here = part_of(batch, slice(0, size)), size
+            parts.append(batch)
+            size -= here
+        return parts[0] if len(parts) == 1 else joined(parts)
+
+
+def rebatched(size: int, /, *, drop_remainder: bool = False) -> KeepingStage:
+    """Make batches of another size of batches.
+
+    Args:
+        size: how many values each has.
+        drop_remainder: leave out the last batch if it is smaller.
+
+    Raises:
+        OptionsError: an argument does not accept its value.
+    """
+    check("size", size, whole(1), "data.rebatched(")
+    check("drop_remainder", drop_remainder, SWITCH, "data.rebatched(")
+    return KeepingStage(stage_node("rebatched", _Rebatched, size=size, drop_remainder=drop_remainder))
+
+
+# The same values: some of them, sooner, or in another order.
+
+
+class _Filtered(Reading[T, T]):
+    def __init__(self, values: AsyncIterator[T], fn: Callable[[T], Any]) -> None:
+        super().__init__(values)
+        self._fn = fn
+
+    async def __anext__(self) -> T:
+        async for value in self._values:
+            keeps = self._fn(value)
+            if inspect.isawaitable(keeps):
+                keeps = await keeps
+            if keeps:
+                return value
+        raise StopAsyncIteration
+
+
+def filtered(fn: Callable[[T], Any], /) -> Stage[AsyncIterator[T], AsyncIterator[T]]:
+    """Keep the values for which a function returns something true.
+
+    Args:
+        fn: function of one value, of records the record; plain or async. It runs on the event loop, one at a time.
+
+    Raises:
+        OptionsError: it is no function.
+    """
+    check("fn", fn, FUNCTION, "data.filtered(")
+    return Stage(stage_node("filtered", _Filtered, fn=fn))
+
+
+class _Prefetched(Reading[T, T]):
+    async def __anext__(self) -> T:
+        return await anext(self._values)
+
+
+def prefetched(count: int, /) -> KeepingStage:
+    """Have up to so many values ready before they are asked for. Without it, each step of a stream holds 16.
+
+    Raises:
+        OptionsError: `count` is no whole number of at least 1.
+    """
+    check("count", count, whole(1), "data.prefetched(")
+    return KeepingStage(stage_node("prefetched", _Prefetched, capacity=count))
+
+
+class _Shuffled(Reading[T, T]):
+    """Attributes: held: the values to choose from; given: how many were given, which is the counter of chance."""
+
+    def __init__(self, values: AsyncIterator[T], buffer: int, seed: int) -> None:
+        super().__init__(values)
+        self._buffer = buffer
+        self._seed = seed
+        self.held: list[T] = []
+        self.given = 0
+
+    async def __anext__(self) -> T:
+        held = self.held
+        if len(held) < self._buffer:
+            async for value in self._values:
+                held.append(value)
+                if len(held) == self._buffer:
+                    break
+        if not held:
+            raise StopAsyncIteration
+        chosen = _chance(self._seed, self.given) % len(held)
+        self.given += 1
+        held[chosen], held[-1] = held[-1], held[chosen]
+        return held.pop()
+
+
+def _chance(seed: int, count: int) -> int:
+    """Return 64 random bits: those of splitmix64 (Steele, Lea and Flood, 2014), which has a counter for a state."""
+    word = (seed * 0xD1342543DE82EF95 + (count + 1) * 0x9E3779B97F4A7C15) & _WORD
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
+    return word ^ word >> 31
+
+
+_WORD = (1 << 64) - 1
+
+
+def shuffled(buffer: int, /, seed: int) -> KeepingStage:
+    """Shuffle values as they come: each one that is given on is chosen among the next so many.
+
+    For what has no index. `data.order(source, shuffle_seed=)` shuffles all of a source, and holds nothing.
+
+    Args:
+        buffer: how many to choose from; they are held.
+        seed: the same one gives the same order.
+
+    Raises:
+        OptionsError: an argument does not accept its value.
+    """
+    check("buffer", buffer, whole(1), "data.shuffled(")
+    check("seed", seed, whole(0), "data.shuffled(")
+    return KeepingStage(stage_node("shuffled", _Shuffled, buffer=buffer, seed=seed))
