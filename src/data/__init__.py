@@ -15,11 +15,26 @@ if _find_spec("numpy") is None:
 from .batches import Ragged, collate
 from .for_loop import Iterate, iterate
 from .records import Record, Source, order
-from .stages import KeepingStage, Stage, batched, filtered, prefetched, read, rebatched, shuffled, unbatched
+from .stages import (
+    KeepingStage,
+    MergedStage,
+    SplitStage,
+    Stage,
+    batched,
+    filtered,
+    merged,
+    prefetched,
+    read,
+    rebatched,
+    shuffled,
+    split,
+    unbatched,
+)
 
 __all__ = [
-    "Iterate", "KeepingStage", "Ragged", "Record", "Source", "Stage", "batched", "collate", "filtered", "iterate",
-    "order", "prefetched", "read", "rebatched", "shuffled", "unbatched",
+    "Iterate", "KeepingStage", "MergedStage", "Ragged", "Record", "Source", "SplitStage", "Stage", "batched",
+    "collate", "filtered", "iterate", "merged", "order", "prefetched", "read", "rebatched", "shuffled", "split",
+    "unbatched",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """Stages: what reads a stream and gives another one, as `stream >> stage`; most become one step of the graph."""
 
+import asyncio
 import functools
 import inspect
 from abc import abstractmethod
@@ -10,8 +11,10 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
 from .._errors import DataError, add_note
 from ..actors.accepted import FUNCTION, SWITCH, check, one_of, whole
 from ..actors.policy import Policy
-from ..actors.stream_buffer import close_stream, plain_error
+from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader, close_stream, plain_error
+from ..actors.tasks import start_task
 from ..engine.control import map_each
+from ..engine.control import split as split_stream
 from ..engine.node import Node
 from ..engine.tracing.ref import Ref
 from .batches import Unlike, collate, joined, part_of, size_of
@@ -376,3 +379,151 @@ def shuffled(buffer: int, /, seed: int) -> KeepingStage:
     check("buffer", buffer, whole(1), "data.shuffled(")
     check("seed", seed, whole(0), "data.shuffled(")
     return KeepingStage(stage_node("shuffled", _Shuffled, buffer=buffer, seed=seed))
+
+
+# Several streams.
+
+
+class SplitStage:
+    """The stage that gives the values of a stream to several readers."""
+
+    def __init__(self, count: int, ahead: int) -> None:
+        self._count = count
+        self._ahead = ahead
+
+    def __call__(self, stream: AsyncIterator[T]) -> tuple[AsyncIterator[T], ...]:
+        """Return the streams."""
+        return split_stream(stream, self._count, self._ahead)
+
+    def __rrshift__(self, stream: AsyncIterator[T]) -> tuple[AsyncIterator[T], ...]:
+        """Return the streams."""
+        return split_stream(stream, self._count, self._ahead)
+
+
+def split(count: int, /, *, ahead: int = DEFAULT_CAPACITY) -> SplitStage:
+    """Give the values of a stream to several readers, each of which gets all of them: `a, b = stream >> data.split(2)`.
+
+    A reader that leaves, or a branch that nobody reads, holds no other back.
+
+    Args:
+        count: how many.
+        ahead: how many values a reader that is slower than the others may be behind. Readers that wait for each other
+            further apart, such as a node that reads one branch to its end and then the other, fail with a `DataError`.
+
+    Raises:
+        OptionsError: an argument does not accept its value.
+    """
+    check("count", count, whole(2), "data.split(")
+    check("ahead", ahead, whole(1), "data.split(")
+    return SplitStage(count, ahead)
+
+
+class _InTurns(AsyncIterator[T]):
+    """Attributes: open: the streams that have not ended, the next one first."""
+
+    def __init__(self, *streams: AsyncIterator[T]) -> None:
+        self.open = deque(map(aiter, streams))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        while self.open:
+            try:
+                value = await anext(self.open[0])
+            except StopAsyncIteration:
+                self.open.popleft()
+            else:
+                self.open.rotate(-1)
+                return value
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        for stream in self.open:
+            await close_stream(stream)
+
+
+class _AsTheyCome(AsyncIterator[T]):
+    """Attributes: open: the streams that have not ended, each with the task that waits for its next value, if any."""
+
+    def __init__(self, *streams: AsyncIterator[T]) -> None:
+        self.open: dict[AsyncIterator[T], asyncio.Task[T] | None] = dict.fromkeys(map(aiter, streams))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        while self.open:
+            for stream, task in list(self.open.items()):
+                if task is None and isinstance(stream, Reader) and stream.buffer.held:
+                    del self.open[stream]
+                    self.open[stream] = None  # behind the others, so that none is forgotten
+                    held: T = stream.buffer.take()
+                    return held
+                if task is not None and task.done():
+                    del self.open[stream]
+                    try:
+                        value = task.result()
+                    except _Ended:
+                        continue
+                    self.open[stream] = None
+                    return value
+            for stream, task in self.open.items():
+                if task is None:
+                    self.open[stream] = start_task(asyncio.get_running_loop(), _next(stream), name="penstock-merged")
+            if self.open:
+                asked = [task for task in self.open.values() if task is not None]
+                await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        asked = [task for task in self.open.values() if task is not None]
+        for task in asked:
+            task.cancel()
+        if asked:
+            await asyncio.wait(asked)
+        for task in asked:
+            if not task.cancelled():
+                task.exception()  # nobody wants it any more
+        for stream in self.open:
+            await close_stream(stream)
+
+
+class _Ended(Exception):
+    """A stream has ended."""
+
+
+async def _next(stream: AsyncIterator[T]) -> T:
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:
+        raise _Ended from None
+
+
+class MergedStage:
+    """The stage that makes one stream of several."""
+
+    def __init__(self, node: Node[..., Any]) -> None:
+        self._node = node
+
+    def __call__(self, streams: tuple[AsyncIterator[T], ...]) -> AsyncIterator[T]:
+        """Return the stream that has the values of all."""
+        return cast("AsyncIterator[T]", self._node(*streams))
+
+    def __rrshift__(self, streams: tuple[AsyncIterator[T], ...]) -> AsyncIterator[T]:
+        """Return the stream that has the values of all."""
+        return cast("AsyncIterator[T]", self._node(*streams))
+
+
+def merged(how: Literal["turns", "arrival"] = "turns", /) -> MergedStage:
+    """Make one stream of several: `(a, b) >> data.merged("turns")`.
+
+    Args:
+        how: "turns": one value of each in turn, without those that have ended; always in the same order. "arrival":
+            whichever is there first.
+
+    Raises:
+        OptionsError: it is neither.
+    """
+    check("how", how, one_of(Literal["turns", "arrival"]), "data.merged(")
+    return MergedStage(Node(_InTurns if how == "turns" else _AsTheyCome, Policy(), name="merged"))

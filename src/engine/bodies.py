@@ -10,7 +10,7 @@ from opentelemetry.trace import Span
 
 from ..actors import current
 from ..actors.frame import Frame, Listener
-from ..actors.generators import open_stream
+from ..actors.generators import open_split, open_stream
 from ..actors.invocation import call_in_thread, take_thread
 from ..actors.loop_host import LoopHost, LoopStream
 from ..actors.node_actor import Body, Invoke, NodeActor
@@ -247,6 +247,7 @@ class StreamMap(_Bodies):
                     yield frame.outcome()
                     del frame  # or it would keep its result alive while this waits for the next one
                 elif window.frames or not items.ended:
+                    items.reader_is_busy = bool(window.frames)
                     await window.wait(items if room and not items.ended else None)
                 elif items.error is not None:
                     await items.get()  # raises it
@@ -304,6 +305,27 @@ def mapping(limit: int, body: Wired) -> Invoke:
         return open_stream(actor, frame, DEFAULT_CAPACITY, stream_map.results, [items])
 
     return open_map
+
+
+def splitting(count: int, ahead: int) -> Invoke:
+    """Return what opens the branches of a split, each with at most `ahead` values."""
+
+    async def open_branches(worker: Worker, actor: NodeActor, frame: Frame) -> list[Reader[Any]]:
+        (values,), _ = actor.arguments(frame.values)
+        return open_split(actor, frame, count, ahead, values)
+
+    return open_branches
+
+
+def branch(number: int) -> Invoke:
+    """Return what takes one branch of a split, which is open."""
+
+    async def take_branch(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
+        (readers,), _ = actor.arguments(frame.values)
+        reader: Reader[Any] = readers[number]
+        return reader
+
+    return take_branch
 
 
 def input_of(parameter: str) -> Invoke:

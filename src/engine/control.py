@@ -1,6 +1,8 @@
 """Control flow on values: `cond`, `switch`, `while_loop` and `map_each`."""
 
+import asyncio
 import functools
+from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -12,7 +14,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from .._errors import GraphTraceError, IterationLimitError
 from ..actors.accepted import NAME, check, optional, whole
@@ -32,7 +34,7 @@ DEFAULT_MAX_ITERATIONS = 10_000
 # The same as DEFAULT_WORKERS: how many items an `async def` node handles at a time in a stream.
 DEFAULT_MAP_CONCURRENCY = 32
 
-Kind = Literal["cond", "switch", "while_loop", "map_each"]
+Kind = Literal["cond", "switch", "while_loop", "map_each", "split", "branch"]
 
 
 _ARGUMENTS: dict[Kind, tuple[str, ...]] = {
@@ -40,6 +42,8 @@ _ARGUMENTS: dict[Kind, tuple[str, ...]] = {
     "switch": ("index", "operand"),
     "while_loop": ("initial",),
     "map_each": ("items",),
+    "split": ("values",),
+    "branch": ("split",),
 }
 
 
@@ -48,16 +52,19 @@ class Control:
     """A control-flow step.
 
     Attributes:
-        kind: the construct.
-        limit: the most iterations of a `while_loop`, or the most items in flight of a `map_each`.
-        result_of: a body whose result annotation is also that of the step; None if there is none.
-        over_stream: whether it is a `map_each` over a stream, which gives a stream.
+        kind: which construct.
+        limit: iterations of a `while_loop`, items in flight of a `map_each`, streams of a `split`; of a "branch", which
+            of these it is.
+        result_of: the body whose annotation is that of the result; None if there is none.
+        over_stream: a `map_each` that takes a stream, and gives one.
+        ahead: values that each stream of a `split` holds.
     """
 
     kind: Kind
     limit: int = 0
     result_of: Callable[..., Any] | None = None
     over_stream: bool = False
+    ahead: int = 0
 
     @property
     def name(self) -> str:
@@ -66,18 +73,18 @@ class Control:
 
     @property
     def is_async(self) -> bool:
-        """Whether a call of it is awaited: always, unless it gives a stream."""
-        return not self.over_stream
+        """Control flow is awaited, unless it gives streams."""
+        return not self.over_stream and self.kind not in ("split", "branch")
 
     @property
     def gives_stream(self) -> bool:
         """Whether its value is a stream."""
-        return self.over_stream
+        return self.over_stream or self.kind == "branch"
 
     @property
     def _reads_streams(self) -> bool:
-        """Whether its argument may be a stream."""
-        return self.over_stream
+        """Whether its operand may be a stream."""
+        return self.over_stream or self.kind == "split"
 
     def _argument_names(self) -> tuple[str, ...]:
         """Return the names of the arguments, without the values that its bodies capture."""
@@ -85,8 +92,10 @@ class Control:
 
     @property
     def _drawn_detail(self) -> str:
-        """A word for drawings of the graph."""
-        return "stream" if self.over_stream else ""
+        """What a drawing of the graph says of it."""
+        if self.kind == "split":
+            return f"{self.limit} streams, {self.ahead} ahead"
+        return "stream" if self.gives_stream else ""
 
     def _result_annotation(self) -> Any:
         """Return the annotation of the result, taken from one body: all bodies of a step return the same type."""
@@ -235,6 +244,53 @@ def map_each(
         return _map_stream(fn, items) if isinstance(items, AsyncIterable) else _map(fn, items)
     control = Control("map_each", concurrency, over_stream=tracer.is_stream(items))
     return cast("Awaitable[list[Any]] | AsyncIterator[Any]", _record(control, (items,), ((name or _name_of(fn), fn),)))
+
+
+def split(values: AsyncIterator[T], count: int, ahead: int) -> tuple[AsyncIterator[T], ...]:
+    """Give the values of a stream to several readers.
+
+    Args:
+        values: the stream.
+        count: how many streams of its values there will be.
+        ahead: values that each of them holds while others wait for more; outside of a graph nothing bounds that.
+    """
+    tracer = active()
+    if tracer is None:
+        shared = _Shared(aiter(values), count)
+        return tuple(shared.branch(number) for number in range(count))
+    if not tracer.is_stream(values):
+        raise _misuse(f"a split takes a stream, got {_shown(values)}")
+    branches = tracer.record(Control("split", count, ahead=ahead), (values,), {})
+    return tuple(cast("AsyncIterator[T]", tracer.record(Control("branch", at), (branches,), {})) for at in range(count))
+
+
+class _Shared(Generic[T]):
+    """The values of one iterator, for several that go on at their own pace."""
+
+    def __init__(self, values: AsyncIterator[T], count: int) -> None:
+        self._values = values
+        self._open = count
+        self._held: list[deque[T]] = [deque() for _ in range(count)]
+        self._asking = asyncio.Lock()
+
+    async def branch(self, number: int) -> AsyncGenerator[T, None]:
+        """Yield the values to one of them."""
+        held = self._held[number]
+        try:
+            while True:
+                async with self._asking:
+                    if not held:
+                        try:
+                            value = await anext(self._values)
+                        except StopAsyncIteration:
+                            return
+                        for other in self._held:
+                            other.append(value)
+                yield held.popleft()
+        finally:
+            self._open -= 1
+            if not self._open:
+                await close_stream(self._values)
 
 
 def _name_of(fn: Callable[..., Any]) -> str:

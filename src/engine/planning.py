@@ -91,7 +91,7 @@ def _waits(steps: Iterable[Step], *, in_order: bool) -> Iterator[_Wait]:
                 if need.is_held:
                     for node in _needed_meanwhile(need, step, needs, earlier, in_order=in_order):
                         yield _Wait(need.node, node, step)
-            if step.callee.gives_stream:
+            if step.callee.gives_stream or (not step.callee.is_async and not is_node(step.callee)):  # a split, too
                 behind[step.source] = needs
         for body in step.bodies:
             yield from _waits(body.steps, in_order=in_order)

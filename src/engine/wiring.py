@@ -18,7 +18,7 @@ from ..actors.threads import ThreadShare
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import collectors
-from .bodies import body_of, hand_over, input_of, mapping, opening, opening_in_loop
+from .bodies import body_of, branch, hand_over, input_of, mapping, opening, opening_in_loop, splitting
 from .control import Control
 from .counters import node_counters, node_levels, node_readings
 from .instances import InstanceRegistry, instance_key
@@ -150,15 +150,20 @@ class Wiring:
             if fault_at_wiring is not None:
                 fault_at_wiring(actor, step.head.callee)
         else:
-            assert isinstance(step.head.callee, Control)
+            control = step.head.callee
+            assert isinstance(control, Control)
             # The place of a stream is held until it has ended, so it cannot be one of those that come and go.
-            limiter = Limiter() if step.head.callee.over_stream else self._own_limiter(UNLIMITED)
+            limiter = self._own_limiter(UNLIMITED) if control.is_async else Limiter()
             actor = actor_class(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
             bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
-            if step.head.callee.over_stream:
-                actor.invoke = mapping(step.head.callee.limit, bodies[0])
+            if control.kind == "split":
+                actor.invoke = splitting(control.limit, control.ahead)
+            elif control.kind == "branch":
+                actor.invoke = branch(control.limit)
+            elif control.over_stream:
+                actor.invoke = mapping(control.limit, bodies[0])
             else:
-                actor.body = body_of(step.head.callee, bodies, self._pools.threads)
+                actor.body = body_of(control, bodies, self._pools.threads)
         actor.owner = self._pools
         actor.slot = unit.slot
         actor.args_of = unit.args_of

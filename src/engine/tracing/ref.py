@@ -128,7 +128,7 @@ class Ref:
     def __rshift__(self, following: Any) -> Any:
         if not self._penstock_tracer.is_stream(self):
             refuse(self, "arithmetic on it", _NODE)
-        if not hasattr(type(following), "__rrshift__"):
+        if not hasattr(type(cast("object", following)), "__rrshift__"):
             refuse(self, f">> {following!r}", "a stream goes on in a node, a graph or a stage of penstock.data")
         return NotImplemented  # what follows knows how it reads a stream
 
