@@ -18,11 +18,13 @@ from .records import Record, Source, order
 from .stages import (
     KeepingStage,
     MergedStage,
+    Packed,
     SplitStage,
     Stage,
     batched,
     filtered,
     merged,
+    packed,
     prefetched,
     read,
     rebatched,
@@ -32,9 +34,9 @@ from .stages import (
 )
 
 __all__ = [
-    "Iterate", "KeepingStage", "MergedStage", "Ragged", "Record", "Source", "SplitStage", "Stage", "batched",
-    "collate", "filtered", "iterate", "merged", "order", "prefetched", "read", "rebatched", "shuffled", "split",
-    "unbatched",
+    "Iterate", "KeepingStage", "MergedStage", "Packed", "Ragged", "Record", "Source", "SplitStage", "Stage", "batched",
+    "collate", "filtered", "iterate", "merged", "order", "packed", "prefetched", "read", "rebatched", "shuffled",
+    "split", "unbatched",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

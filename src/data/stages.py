@@ -6,10 +6,14 @@ import inspect
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, cast, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from .._errors import DataError, add_note
 from ..actors.accepted import FUNCTION, SWITCH, check, one_of, whole
+from ..actors.packing import Packer
 from ..actors.policy import Policy
 from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader, close_stream, plain_error
 from ..actors.tasks import start_task
@@ -163,7 +167,7 @@ class _Batched(Reading[Any, Any]):
 
 
 def _collated(held: list[Any], collate: Callable[[list[Any]], Any]) -> Any:
-    values = [cast("Record[Any]", value).value if type(value) is Record else value for value in held]  # type: ignore[redundant-cast]
+    values = values_of(held)
     try:
         return collate(values)
     except Unlike as error:
@@ -172,6 +176,11 @@ def _collated(held: list[Any], collate: Callable[[list[Any]], Any]) -> Any:
         first, last = _place_of(held[0], 0), _place_of(held[-1], len(held) - 1)
         add_note(error, f"while data.batched collated {first} to {last}")
         raise plain_error(error, "collate=")  # noqa: B904 - it is the error, or has it as its cause
+
+
+def values_of(held: list[Any]) -> list[Any]:
+    """Return the values of records; of what are none, these themselves."""
+    return [cast("Record[Any]", one).value if type(one) is Record else one for one in held]  # type: ignore[redundant-cast]
 
 
 def _place_of(value: Any, item: int) -> str:
@@ -280,6 +289,108 @@ def rebatched(size: int, /, *, drop_remainder: bool = False) -> KeepingStage:
     check("size", size, whole(1), "data.rebatched(")
     check("drop_remainder", drop_remainder, SWITCH, "data.rebatched(")
     return KeepingStage(stage_node("rebatched", _Rebatched, size=size, drop_remainder=drop_remainder))
+
+
+# Rows of one length, made of sequences of many.
+
+
+class Packed(NamedTuple):
+    """A row of sequences, one after the other, as attention with segments reads it.
+
+    Attributes:
+        tokens: [length], of the type of the sequences; the padding is 0.
+        segment_ids: int32 [length]: 1 for the first sequence, 2 for the next, 0 for padding.
+        positions: int32 [length]: the place of each token in its sequence, from 0.
+    """
+
+    tokens: npt.NDArray[Any]
+    segment_ids: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+
+
+class _Packing(Reading[Any, Packed]):
+    """What packs one stream.
+
+    Attributes:
+        packer: the rows that wait for more.
+        done: those that do not.
+        rest: what is left of the sequence that is being put into rows.
+        dtype: the type of all tokens.
+    """
+
+    def __init__(self, values: AsyncIterator[Any], length: int, look_ahead: int) -> None:
+        super().__init__(values)
+        self._length = length
+        self._places = np.arange(length, dtype=np.int32)
+        self.packer: Packer[npt.NDArray[Any]] = Packer(length, look_ahead)
+        self.done: list[list[npt.NDArray[Any]]] = []
+        self.rest: npt.NDArray[Any] | None = None
+        self.dtype: np.dtype[Any] | None = None
+        self._count = 0
+
+    async def __anext__(self) -> Packed:
+        done = self.done
+        while not done:
+            if self.rest is None:
+                try:
+                    self.rest = self._tokens(await anext(self._values))
+                except StopAsyncIteration:
+                    done += self.packer.take()
+                    if not done:
+                        raise
+                    break
+            tokens, length = self.rest, self._length
+            self.rest = tokens[length:] if len(tokens) > length else None
+            if len(tokens):
+                done += self.packer.add(tokens[:length], min(len(tokens), length))
+        return self._made(done.pop(0))
+
+    def _tokens(self, value: Any) -> npt.NDArray[Any]:
+        [held] = values_of([value])
+        tokens: npt.NDArray[Any] = np.asarray(held)
+        if self.dtype is None and tokens.ndim == 1 and tokens.size:
+            self.dtype = tokens.dtype
+        if tokens.ndim != 1 or (tokens.size and tokens.dtype != self.dtype):
+            raise DataError(
+                f"data.packed: {_place_of(value, self._count)}: a sequence is an array of one axis and of one type, "
+                f"got {tokens.dtype}{list(tokens.shape)}{f', and before it {self.dtype}' if self.dtype else ''}"
+            )
+        self._count += 1
+        return tokens
+
+    def _made(self, row: list[npt.NDArray[Any]]) -> Packed:
+        packed = Packed(
+            np.zeros(self._length, self.dtype), np.zeros(self._length, np.int32), np.zeros(self._length, np.int32)
+        )
+        start = 0
+        for number, tokens in enumerate(row, 1):
+            end = start + len(tokens)
+            packed.tokens[start:end] = tokens
+            packed.segment_ids[start:end] = number
+            packed.positions[start:end] = self._places[: end - start]
+            start = end
+        return packed
+
+
+def packed(length: int, /, *, look_ahead: int = 16) -> Stage[AsyncIterator[Any], AsyncIterator[Packed]]:
+    """Put sequences into rows of one length, so that little of a row is padding; `>> data.batched(8)` stacks the rows.
+
+    Sequences are arrays of one axis, or lists of numbers; of records, their values. One that is longer than a row is
+    cut into pieces, each of which is a sequence of its own; an empty one is left out.
+
+    Args:
+        length: tokens in a row.
+        look_ahead: how many rows wait for sequences that still fit; more leave less padding, and hold more.
+
+    Returns:
+        A stage, whose stream raises a `DataError` that names the record that is no such sequence.
+
+    Raises:
+        OptionsError: an argument does not accept its value.
+    """
+    check("length", length, whole(1), "data.packed(")
+    check("look_ahead", look_ahead, whole(1), "data.packed(")
+    return Stage(stage_node("packed", _Packing, length=length, look_ahead=look_ahead))
 
 
 # The same values: some of them, sooner, or in another order.

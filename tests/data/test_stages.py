@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import data, engine, testing
+from penstock.actors.packing import Packer
 
 
 class Trace(list[str]):
@@ -80,6 +81,58 @@ def test_rebatched(lengths: list[int], size: int, drop: bool) -> None:
     got = through(data.rebatched(size, drop_remainder=drop), batches)
     assert [numbers.tolist() for numbers, _ in got] == [one for one in expected if not drop or len(one) == size]
     assert all([str(number) for number in numbers] == names for numbers, names in got)
+
+
+@given(st.lists(st.integers(0, 30)), st.integers(1, 12), st.integers(1, 5))
+def test_packed(lengths: list[int], length: int, look_ahead: int) -> None:
+    sequences = [np.arange(100 * number + 1, 100 * number + size + 1) for number, size in enumerate(lengths)]
+    pieces = [tuple(one[at : at + length].tolist()) for one in sequences for at in range(0, len(one), length)]
+    rows = through(data.packed(length, look_ahead=look_ahead), sequences)
+    found: list[tuple[int, ...]] = []
+    for row in rows:
+        ids, used = row.segment_ids, int((row.segment_ids > 0).sum())
+        assert (len(ids), row.tokens.dtype, ids.dtype) == (length, np.int64, np.int32)
+        assert ids[:used].tolist() == sorted(ids[:used])
+        assert not row.tokens[used:].any()
+        for number in range(1, ids.max() + 1):
+            members = ids == number
+            assert row.positions[members].tolist() == [*range(members.sum())]
+            found.append(tuple(row.tokens[members].tolist()))
+    assert sorted(found) == sorted(pieces)  # nothing is lost, cut or there twice
+    if look_ahead == 1:
+        assert found == pieces
+    # What goes into a new row fits into none that waits, so two in a row that are half empty there are none.
+    assert len(rows) <= 2 * sum(map(len, pieces)) / length + look_ahead
+
+
+@given(st.lists(st.integers(1, 10)), st.integers(1, 4))
+def test_a_packer_gives_the_fullest_row_when_none_has_room(sizes: list[int], look_ahead: int) -> None:
+    packer: Packer[int] = Packer(10, look_ahead)
+    open_rows: list[list[int]] = []
+    for size in sizes:
+        expected: list[list[int]] = []
+        fitting = [row for row in open_rows if sum(row) + size <= 10]
+        chosen: list[int] = max(fitting, key=sum) if fitting else []
+        if not fitting:
+            if len(open_rows) == look_ahead:
+                expected.append(max(open_rows, key=sum))
+            open_rows.append(chosen)
+        chosen.append(size)
+        if sum(chosen) == 10:
+            expected.append(chosen)
+        open_rows = [row for row in open_rows if not any(row is done for done in expected)]
+        assert packer.add(size, size) == expected
+    assert [row for _, row in packer.rows] == open_rows
+
+
+async def test_a_sequence_that_is_none_is_named_by_its_record() -> None:
+    for wrong, told in ((np.ones((2, 2), np.int64), "int64[2, 2]"), (np.ones(2), "float64[2], and before it int64")):
+        sequences = [np.arange(3), wrong]
+        records = data.order(sequences) >> data.read(sequences, runs_on="loop")
+        with pytest.raises(ps.DataError) as caught:
+            [row async for row in records >> data.packed(8)]
+        assert "the record at position 1 of epoch 0 (index 1)" in str(caught.value)
+        assert told in str(caught.value)
 
 
 @given(counts)
@@ -263,7 +316,14 @@ async def test_a_collate_that_fails_says_which_records_it_was_given(error: Excep
 
 
 def test_zero_records_give_no_batch() -> None:
-    for stage in (data.batched(3), data.unbatched(), data.rebatched(2), data.shuffled(4, seed=0), data.prefetched(1)):
+    for stage in (
+        data.batched(3),
+        data.packed(3),
+        data.unbatched(),
+        data.rebatched(2),
+        data.shuffled(4, seed=0),
+        data.prefetched(1),
+    ):
         assert through(stage, []) == []
 
 
@@ -272,6 +332,7 @@ def test_wrong_arguments_are_refused_where_they_are_written() -> None:
     wrong: list[Callable[[], object]] = [
         partial(data.batched, 0), partial(data.batched, 2, drop_remainder="no"), partial(data.rebatched, True),
         partial(data.shuffled, 0, seed=1), partial(data.shuffled, 2, seed=-1), partial(data.prefetched, 0),
+        partial(data.packed, 0), partial(data.packed, 4, look_ahead=0),
         partial(data.filtered, anything), partial(data.read, [], concurrency=0),
         partial(data.read, [], runs_on=anything),
     ]  # fmt: skip
