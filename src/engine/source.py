@@ -154,20 +154,20 @@ class ReorderWindow:
         """Whether a reader waits for an item."""
         return self._reader is not None
 
-    async def wait(self, values: StreamBuffer[Any] | None = None) -> None:
+    async def wait(self, inputs: Iterable[StreamBuffer[Any]] = ()) -> None:
         """Wait for `wake_reader`; the caller has to look again what has changed.
 
         Args:
-            values: a stream; the wait also ends when it has another value, or has ended.
+            inputs: streams; the wait also ends when one of them has another value, or has ended.
         """
         self._reader = self._loop.create_future()
-        if values is not None:
-            values.waiter = self._reader
+        for values in inputs:
+            values.waiter, values.reader_is_busy = self._reader, bool(self.frames)
         try:
             await self._reader
         finally:
             self._reader = None
-            if values is not None:
+            for values in inputs:
                 values.waiter = None
 
     def wake_reader(self) -> None:

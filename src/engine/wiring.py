@@ -161,7 +161,7 @@ class Wiring:
             elif control.kind == "branch":
                 actor.invoke = branch(control.limit)
             elif control.over_stream:
-                actor.invoke = mapping(control.limit, bodies[0])
+                actor.invoke = mapping(control, bodies[0])
             else:
                 actor.body = body_of(control, bodies, self._pools.threads)
         actor.owner = self._pools
