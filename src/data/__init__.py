@@ -24,6 +24,7 @@ from .stages import (
     batched,
     filtered,
     merged,
+    mix,
     packed,
     prefetched,
     read,
@@ -35,7 +36,7 @@ from .stages import (
 
 __all__ = [
     "Iterate", "KeepingStage", "MergedStage", "Packed", "Ragged", "Record", "Source", "SplitStage", "Stage", "batched",
-    "collate", "filtered", "iterate", "merged", "order", "packed", "prefetched", "read", "rebatched", "shuffled",
+    "collate", "filtered", "iterate", "merged", "mix", "order", "packed", "prefetched", "read", "rebatched", "shuffled",
     "split", "unbatched",
 ]  # fmt: skip
 

@@ -5,14 +5,14 @@ import functools
 import inspect
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from .._errors import DataError, add_note
-from ..actors.accepted import FUNCTION, SWITCH, check, one_of, whole
+from ..actors.accepted import FUNCTION, POSITIVE, SWITCH, check, one_of, optional, whole
 from ..actors.packing import Packer
 from ..actors.policy import Policy
 from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader, close_stream, plain_error
@@ -638,3 +638,82 @@ def merged(how: Literal["turns", "arrival"] = "turns", /) -> MergedStage:
     """
     check("how", how, one_of(Literal["turns", "arrival"]), "data.merged(")
     return MergedStage(Node(_InTurns if how == "turns" else _AsTheyCome, Policy(), name="merged"))
+
+
+class _Mixed(AsyncIterator[T]):
+    """Attributes: open: the streams that have not ended, each with its weight; given: how many values were given."""
+
+    def __init__(
+        self, *streams: AsyncIterator[T], weights: tuple[float, ...], seed: int, until: str, count: int | None
+    ) -> None:
+        self._seed = seed
+        self._until = until
+        self._count = count
+        self.open = list(zip(map(aiter, streams), weights, strict=True))
+        self.given = 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        while self.open and self.given != self._count:
+            place = self._chosen()
+            try:
+                value = await anext(self.open[place][0])
+            except StopAsyncIteration:
+                if self._until == "first":
+                    break
+                del self.open[place]
+            else:
+                self.given += 1
+                return value
+        raise StopAsyncIteration
+
+    def _chosen(self) -> int:
+        """Return which stream is next: that depends on the seed, and on how many values were given."""
+        point = _chance(self._seed, self.given) / 2**64 * sum(weight for _, weight in self.open)
+        for place, (_, weight) in enumerate(self.open):
+            point -= weight
+            if point < 0:
+                return place
+        return len(self.open) - 1  # the sum was rounded
+
+    async def aclose(self) -> None:
+        for stream, _ in self.open:
+            await close_stream(stream)
+
+
+def mix(
+    weighted: Sequence[tuple[AsyncIterator[T], float]],
+    /,
+    seed: int,
+    *,
+    until: Literal["first", "all"] = "first",
+    count: int | None = None,
+) -> AsyncIterator[T]:
+    """Make one stream of several, each of which gives its share: `data.mix([(code, 0.7), (text, 0.3)], seed=1)`.
+
+    Which one is next is drawn with the seed, so it is the same every time. To begin a source anew when it is exhausted,
+    give it no end: `data.order(source, epochs=None)`.
+
+    Args:
+        weighted: streams, each with a number that is proportional to its share.
+        seed: a whole number.
+        until: "first": the end is where the stream that is next has ended. "all": what has ended is left out, and the
+            others go on.
+        count: the end comes after so many values at the latest.
+
+    Returns:
+        A stream.
+
+    Raises:
+        OptionsError: an argument does not accept its value.
+    """
+    streams, weights = [stream for stream, _ in weighted], tuple(weight for _, weight in weighted)
+    check("seed", seed, whole(0), "data.mix(")
+    check("until", until, one_of(Literal["first", "all"]), "data.mix(")
+    check("count", count, optional(whole(0)), "data.mix(")
+    for weight in weights:
+        check("weight", weight, POSITIVE, "data.mix(")
+    kind = functools.partial(_Mixed, weights=weights, seed=seed, until=until, count=count)
+    return cast("AsyncIterator[T]", Node(kind, Policy(), name="mix")(*streams))

@@ -357,9 +357,9 @@ def map_each(
             closed then.
         concurrency: the most items in flight at a time; of a stream, an item counts until its result is taken.
         name: what the body is called in drawings, statistics, metrics, spans and profiles; by default as `fn` is.
-        on_error: "raise" ends the whole with the error of an item, in its turn. "skip" leaves the item out; "return"
-            makes each result an `engine.Outcome`, which has the error. Both log it, and count it as `failed` of this
-            step. What is no `Exception`, and an error of the stream itself, is raised.
+        on_error: "raise" ends the whole with the error of an item, in its turn. "skip" leaves the item out, and logs
+            its error; "return" makes each result an `engine.Outcome`, which has the error. Both count it as `failed` of
+            this step. What is no `Exception`, and an error of the stream itself, is raised.
 
     Returns:
         The results, in the order of the items: for a list, an awaitable list; for a stream, a stream.
@@ -583,5 +583,7 @@ async def _mapped(fn: Callable[..., Any], items: Sequence[Any], index: int, on_e
 
 def failed_item(index: int, error: Exception, on_error: OnError) -> list[Any]:
     """Return what stands in the results for an item that failed: nothing, or its outcome."""
-    logs.warning("map_each.item_failed", item=index, error=repr(error))
-    return [Outcome(index, None, error)] if on_error == "return" else []
+    if on_error == "return":
+        return [Outcome(index, None, error)]
+    logs.warning("map_each.item_skipped", item=index, error=repr(error))
+    return []

@@ -265,6 +265,38 @@ def test_what_is_there_first_comes_first() -> None:
     assert testing.run_virtual(lambda: collected(clocks())) == ["quick", "quick", "quick", "slow", "slow", "slow"]
 
 
+@ps.graph
+async def mixed(limit: int | None) -> AsyncIterator[int]:
+    return data.mix([(count(limit), 3), (count(None) >> negative, 1)], seed=5, count=4000)
+
+
+@ps.graph
+async def mixed_to_the_end(limit: int, seed: int) -> AsyncIterator[int]:
+    return data.mix([(count(limit), 0.5), (count(20) >> negative, 0.5)], seed=3, until="all")
+
+
+async def test_a_mix_draws_shares_and_is_the_same_every_time() -> None:
+    values = await collected(mixed(None))
+    assert len(values) == 4000
+    share = sum(value > 0 for value in values) / len(values)
+    assert abs(share - 0.75) < 0.03
+    assert await collected(mixed(None)) == values
+    assert [value for value in values if value > 0] == [*range(1, max(values) + 1)]
+    first_end = await collected(mixed(100))
+    assert first_end == values[: len(first_end)]
+    assert max(first_end) == 99
+    everything = await collected(mixed_to_the_end(7, 3))
+    assert sorted(everything) == sorted([*range(7), *(-number for number in range(20))])
+    assert [value async for value in await mixed_to_the_end(7, 3)] == everything
+    assert everything[:9] == [0, 0, -1, 1, -2, -3, -4, 2, 3]
+    for wrong in ({"seed": -1}, {"seed": 1, "until": "last"}, {"seed": 1, "count": -1}):
+        arguments: Any = wrong
+        with pytest.raises(ps.OptionsError, match=r"data\.mix\("):
+            data.mix([], **arguments)
+    with pytest.raises(ps.OptionsError, match="weight=0"):
+        data.mix([(count(1), 0)], seed=1)
+
+
 def test_wrong_arguments_are_refused_where_they_are_written() -> None:
     how: Any = "random"
     for make in (lambda: data.split(1), lambda: data.split(2, ahead=0), lambda: data.merged(how)):
