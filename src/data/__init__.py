@@ -14,6 +14,7 @@ if _find_spec("numpy") is None:
 
 from .batches import Ragged, collate
 from .for_loop import Iterate, iterate
+from .placing import to_device
 from .records import Record, Source, order
 from .stages import (
     KeepingStage,
@@ -37,7 +38,7 @@ from .stages import (
 __all__ = [
     "Iterate", "KeepingStage", "MergedStage", "Packed", "Ragged", "Record", "Source", "SplitStage", "Stage", "batched",
     "collate", "filtered", "iterate", "merged", "mix", "order", "packed", "prefetched", "read", "rebatched", "shuffled",
-    "split", "unbatched",
+    "split", "to_device", "unbatched",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

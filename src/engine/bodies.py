@@ -83,7 +83,7 @@ def body_of(control: Control, bodies: tuple[Wired, ...], threads: Callable[[], T
         for number, items in enumerate(lists):
             check_items(items)
             if _is_array_of_jax(items):
-                # In a thread: `list` computes each row with compiled programs, which takes seconds for some thousand rows.
+                # In a thread: `list` computes each row with compiled programs, which takes seconds for some thousand.
                 await take_thread(worker)
                 lists[number] = await call_in_thread(threads(), worker, list, (items,), {})
         items = lists[0] if control.inputs == 1 else in_step(lists)
@@ -373,7 +373,7 @@ def mapping(control: Control, body: Wired) -> Invoke:
         readers: list[Reader[Any]] = list(arguments[: control.inputs])
         inputs = [reader.buffer for reader in readers]
         stream_map = StreamMap(body, frame, inputs, tuple(arguments[control.inputs :]), control, actor)
-        return open_stream(actor, frame, DEFAULT_CAPACITY, stream_map.results, readers)
+        return open_stream(actor, frame, control.ahead or DEFAULT_CAPACITY, stream_map.results, readers)
 
     return open_map
 

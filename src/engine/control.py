@@ -77,7 +77,7 @@ class Control:
             of these it is.
         result_of: the body whose annotation is that of the result; None if there is none.
         over_stream: a `map_each` that takes a stream, and gives one.
-        ahead: values that each stream of a `split` holds.
+        ahead: values that each stream of a `split` holds, or that of a `map_each`; 0 for the default.
         inputs: how many lists or streams a `map_each` takes in step.
         on_error: what becomes of the error of an item of a `map_each`.
     """
@@ -388,6 +388,17 @@ def map_each(
     control = Control("map_each", concurrency, over_stream=are_streams[0], inputs=len(inputs), on_error=on_error)
     bodies = ((name or _name_of(fn), fn),)
     return cast("Awaitable[list[Any]] | AsyncIterator[Any]", _record(control, inputs, bodies))
+
+
+def mapped_ahead(fn: Callable[[Any], Any], values: AsyncIterator[Any], name: str, ahead: int) -> AsyncIterator[Any]:
+    """Run a body for each value of a stream, one at a time, and hold so many results for their reader."""
+    tracer = active()
+    if tracer is None:
+        return _map_streams(fn, (values,), "raise")
+    if not tracer.is_stream(values):
+        raise _misuse(f"{name} takes a stream, got {_shown(values)}")
+    control = Control("map_each", 1, over_stream=True, ahead=ahead)
+    return cast("AsyncIterator[Any]", _record(control, (values,), ((name, fn),)))
 
 
 def split(values: AsyncIterator[T], count: int, ahead: int) -> tuple[AsyncIterator[T], ...]:

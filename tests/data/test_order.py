@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -308,16 +309,47 @@ jax.distributed.shutdown()
 """
 
 
-def test_processes_of_distributed_jax_have_a_shard_each_and_start_no_backend() -> None:
-    import socket
-
+def distributed(program: str) -> list[list[str]]:
+    """Returns what two processes of a distributed JAX print."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     started = [
-        subprocess.Popen([sys.executable, "-c", DISTRIBUTED, address, str(number)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-c", program, address, str(number)], stdout=subprocess.PIPE, text=True)
         for number in range(2)
     ]
-    told = [process.communicate(timeout=50)[0].splitlines() for process in started]
+    return [process.communicate(timeout=50)[0].splitlines() for process in started]
+
+
+def test_processes_of_distributed_jax_have_a_shard_each_and_start_no_backend() -> None:
     whole = indexes(7, shuffle_seed=1)
-    assert told == [[str(whole[number::2]), "False"] for number in range(2)]
+    assert distributed(DISTRIBUTED) == [[str(whole[number::2]), "False"] for number in range(2)]
+
+
+GLOBAL_ARRAYS = """
+import sys
+from collections.abc import AsyncIterator
+import jax, numpy as np
+import penstock as ps
+from penstock import data
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+rows = np.arange(16, dtype=np.float32)
+@ps.graph
+async def feed() -> AsyncIterator[jax.Array]:
+    return data.order(rows) >> data.read(rows) >> data.batched(4) >> data.to_device(mesh, jax.P("data"))
+with data.iterate(feed()) as batches:
+    for batch in batches:
+        print(batch.shape, *[shard.data.tolist() for shard in batch.addressable_shards])
+jax.distributed.shutdown()
+"""
+
+
+def test_processes_put_their_parts_of_a_batch_into_one_global_array() -> None:
+    told = [[line for line in lines if line.startswith("(")] for lines in distributed(GLOBAL_ARRAYS)]
+    assert told == [
+        ["(8,) [0.0, 2.0] [4.0, 6.0]", "(8,) [8.0, 10.0] [12.0, 14.0]"],
+        ["(8,) [1.0, 3.0] [5.0, 7.0]", "(8,) [9.0, 11.0] [13.0, 15.0]"],
+    ]
