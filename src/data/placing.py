@@ -56,7 +56,7 @@ def _placed(device: Any, specs: Any, batch: Any) -> Any:
     from ..devices.untyped_jax import jax
 
     if isinstance(batch, Record):
-        record = cast("Record[Any]", batch)
+        record = cast("Record[Any]", batch)  # type: ignore[redundant-cast]
         return record.with_value(_placed(device, specs, record.value))
     [placement] = placements_of(device, 1)
     leaves, tree = jax.tree.flatten(batch)
