@@ -30,7 +30,7 @@ from .control import (
     iteration_limit,
 )
 from .program import Wired
-from .source import ReorderWindow
+from .source import ReorderWindow, Turns, go_on
 
 # The bodies of control flow are private sub-graphs, driven by the worker that is in the control-flow step. This worker
 # works in the group of the body itself, so an iteration of a loop costs no task and no wake-up; further workers are
@@ -106,7 +106,7 @@ def _is_array_of_jax(items: object) -> bool:
 class _Bodies:
     """The frames of one body inside of another frame; it starts each of them, and ends all of them."""
 
-    _frames: dict[int, Frame]  # the frames that have not ended; with a window, also those that wait for their turn
+    frames: dict[int, Frame]  # the frames that have not ended; with a window, also those that wait for their turn
 
     def __init__(self, wired: Wired, parent: Frame, outside: Args) -> None:
         self._wired = wired
@@ -119,7 +119,7 @@ class _Bodies:
 
     def _start(self, values: Args, item: int, listener: Listener) -> None:
         wired, parent, group = self._wired, self._parent, self._group
-        frame = self._frames[item] = Frame(wired.program, values + self._outside, group, listener, item, parent)
+        frame = self.frames[item] = Frame(wired.program, values + self._outside, group, listener, item, parent)
         frame.priority = parent.priority
         if self._span is not None:
             frame.span = spans.FrameSpan(self._span, wired.program.name)
@@ -128,7 +128,7 @@ class _Bodies:
     def stop(self) -> None:
         """Start no further frames, and cancel those that run."""
         self._stopped = True
-        for frame in list(self._frames.values()):
+        for frame in list(self.frames.values()):
             frame.cancel()
 
     async def _unwound(self) -> None:
@@ -158,13 +158,14 @@ class _BodyRuns(_Bodies):
     ) -> None:
         super().__init__(wired, parent, outside)
         self._worker = worker
+        self.turns: dict[NodeActor, Turns] = {}
         self._is_zipped = control is not None and control.inputs > 1
         self._on_error: OnError = "raise" if control is None else control.on_error
         self._actor = actor  # that counts the items that failed
         self._failed: dict[int, Exception] = {}  # those that do not end the whole
         self._span = None if parent.span is None else spans.present()
         self._results: list[Any] = []
-        self._frames = {}
+        self.frames = {}
         self._error: BaseException | None = None
         self._next = 0
         self._limit = 1
@@ -232,10 +233,12 @@ class _BodyRuns(_Bodies):
             self.stop()
         if frame.settled:
             self.frame_settled(frame)
+        if self.turns:
+            go_on(self.turns)
 
     def frame_settled(self, frame: Frame) -> None:
         """Start the next run in the place of one whose last handler has ended."""
-        del self._frames[frame.item]
+        del self.frames[frame.item]
         self._fill()
 
     def _fill(self) -> None:
@@ -243,13 +246,13 @@ class _BodyRuns(_Bodies):
         if self._filling:
             return
         self._filling = True
-        while not self._stopped and self._next < len(self._items) and len(self._frames) < self._limit:
+        while not self._stopped and self._next < len(self._items) and len(self.frames) < self._limit:
             index = self._next
             self._next = index + 1
             item = self._items[index]
             self._start(item if self._is_zipped else (item,), self._first_item + index, self)
         self._filling = False
-        if not self._frames:
+        if not self.frames:
             self._group.close()
 
 
@@ -277,7 +280,7 @@ class StreamMap(_Bodies):
         self._on_error: OnError = control.on_error
         self._actor = actor  # that counts the items that failed
         self._window = ReorderWindow(parent.group.loop, control.limit, parent.fail, None, ordered=True)
-        self._frames = self._window.frames
+        self.frames = self._window.frames
 
     async def results(self) -> AsyncGenerator[Any, None]:
         """Yield the results, in the order of the values; the first error ends it, in its turn, unless it may go on."""
@@ -327,7 +330,7 @@ class StreamMap(_Bodies):
         return [Outcome(frame.item, value, None)] if self._on_error == "return" else [value]
 
     async def _close(self) -> None:
-        for frame in list(self._frames.values()):
+        for frame in list(self.frames.values()):
             frame.cancel()
             if frame.error is not None:
                 logs.warning(

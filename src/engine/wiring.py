@@ -26,6 +26,7 @@ from .node import CallSite, Executor, Node, is_node
 from .options import ChosenScheduler, ExecutionOptions
 from .pools import Pools
 from .program import Plan, PlannedStep, Program, Unit, Wired
+from .source import in_turn
 from .tracing.template import Read, Template, is_known, reads, value_of
 
 if TYPE_CHECKING:
@@ -201,7 +202,9 @@ class Wiring:
             carrier = node._runs_in.carrier(_call_site(program, unit), self._pools, self._device_strategy)
         actor.body = carrier or self._body(node)
         actor.needs_thread = node._runs_on == "thread"
-        if actor.gate is None and not unit.streams and policy.is_once:
+        if policy.ordered and not fake:
+            actor.invoke = in_turn(actor.invoke)
+        elif actor.gate is None and not unit.streams and policy.is_once:
             if policy.runs_on != "loop" or carrier is not None:
                 actor.invoke = invocation.invoke_once
                 actor.carrier = carrier
@@ -240,6 +243,8 @@ class Wiring:
 
     def _limiter(self, node: Node[..., Any]) -> Limiter:
         policy = node.policy
+        if policy.ordered:  # what waits for its turn holds no place that the item before it needs
+            return Limiter()
         if node.template is not None or node._runs_loop:
             key = instance_key(node)
             if key not in self._instance_limiters:
