@@ -263,6 +263,7 @@ def map_each(
 def map_each(
     fn: Callable[..., Awaitable[U]],
     items: AsyncIterable[Any],
+    second: AsyncIterable[Any],
     /,
     *more: AsyncIterable[Any],
     concurrency: int = ...,
@@ -273,6 +274,7 @@ def map_each(
 def map_each(
     fn: Callable[..., U],
     items: AsyncIterable[Any],
+    second: AsyncIterable[Any],
     /,
     *more: AsyncIterable[Any],
     concurrency: int = ...,
@@ -283,6 +285,7 @@ def map_each(
 def map_each(
     fn: Callable[..., Awaitable[U]],
     items: Iterable[Any],
+    second: Iterable[Any],
     /,
     *more: Iterable[Any],
     concurrency: int = ...,
@@ -293,6 +296,7 @@ def map_each(
 def map_each(
     fn: Callable[..., U],
     items: Iterable[Any],
+    second: Iterable[Any],
     /,
     *more: Iterable[Any],
     concurrency: int = ...,
@@ -301,8 +305,49 @@ def map_each(
 ) -> Awaitable[list[U]]: ...
 @overload
 def map_each(
+    fn: Callable[[T], Awaitable[U]],
+    items: AsyncIterable[T],
+    /,
+    *,
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["return"],
+) -> AsyncIterator[Outcome[U]]: ...
+@overload
+def map_each(
+    fn: Callable[[T], U],
+    items: AsyncIterable[T],
+    /,
+    *,
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["return"],
+) -> AsyncIterator[Outcome[U]]: ...
+@overload
+def map_each(
+    fn: Callable[[T], Awaitable[U]],
+    items: Iterable[T],
+    /,
+    *,
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["return"],
+) -> Awaitable[list[Outcome[U]]]: ...
+@overload
+def map_each(
+    fn: Callable[[T], U],
+    items: Iterable[T],
+    /,
+    *,
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["return"],
+) -> Awaitable[list[Outcome[U]]]: ...
+@overload
+def map_each(
     fn: Callable[..., Awaitable[U]],
     items: AsyncIterable[Any],
+    second: AsyncIterable[Any],
     /,
     *more: AsyncIterable[Any],
     concurrency: int = ...,
@@ -313,6 +358,7 @@ def map_each(
 def map_each(
     fn: Callable[..., U],
     items: AsyncIterable[Any],
+    second: AsyncIterable[Any],
     /,
     *more: AsyncIterable[Any],
     concurrency: int = ...,
@@ -323,6 +369,7 @@ def map_each(
 def map_each(
     fn: Callable[..., Awaitable[U]],
     items: Iterable[Any],
+    second: Iterable[Any],
     /,
     *more: Iterable[Any],
     concurrency: int = ...,
@@ -333,6 +380,7 @@ def map_each(
 def map_each(
     fn: Callable[..., U],
     items: Iterable[Any],
+    second: Iterable[Any],
     /,
     *more: Iterable[Any],
     concurrency: int = ...,
