@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from .._public import LateModule
 from ..actors.accepted import check, whole
 from ..actors.policy import Policy
+from ..devices.jax_import import Device, require_jax
+from ..devices.selection import DeviceMesh
 from ..engine.control import mapped_ahead
 from ..engine.node import Node
 from .records import Record
@@ -15,9 +18,8 @@ from .stages import Stage
 
 if TYPE_CHECKING:
     import jax.sharding
-
-    from ..devices.jax_import import Device
-    from ..devices.selection import DeviceMesh
+else:
+    jax = LateModule("jax")
 
 
 def to_device(
@@ -41,8 +43,6 @@ def to_device(
         OptionsError: `ahead` is no whole number of at least 1.
         MissingExtraError: JAX is not installed.
     """
-    from ..devices.jax_import import require_jax
-
     check("ahead", ahead, whole(1), "data.to_device(")
     require_jax()
     policy = Policy(runs_on="thread", concurrency=1)
