@@ -18,9 +18,9 @@ from ..telemetry import spans
 from ..telemetry.profiling import collectors
 from .arguments import parameter_names, size_on_host
 from .compile_cache import CACHE
-from .compile_key import is_device_array
 from .compiling import CompileLog, JittedFunction
 from .engine_device import DeviceCall, EngineDevice
+from .executable import is_device_array
 from .jax_import import is_device, start_backends
 from .selection import following, select
 from .shardings import Placement
