@@ -10,7 +10,6 @@ The model learns nothing worth knowing; what feeds it is what a real one needs. 
 # pyright: reportUnknownMemberType=false
 
 import argparse
-import asyncio
 import sysconfig
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 import penstock as ps
-from penstock import devices, engine, telemetry
+from penstock import data, devices, telemetry
 from penstock.devices import Array
 
 SIZE, BATCH_SIZE = 1024, 32
@@ -31,32 +30,30 @@ LEARNING_RATE = 1e-9
 Image = npt.NDArray[np.float32]
 
 
-@ps.node(concurrency=64, runs_on="thread")
-def read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(SIZE)
+class Files:
+    """The beginnings of the files of a folder; each is read when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = sorted(folder.rglob("*.py"))
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> bytes:
+        with self._paths[index].open("rb") as file:
+            return file.read(SIZE)
 
 
 @ps.node(runs_on="process")
-def decode(raw: bytes) -> Image:
+def decode(record: data.Record[bytes]) -> data.Record[Image]:
     """Return bytes as numbers: float32 [SIZE]."""
-    return np.frombuffer(raw.ljust(SIZE), dtype=np.uint8).astype(np.float32)
+    return record.with_value(np.frombuffer(record.value.ljust(SIZE), dtype=np.uint8).astype(np.float32))
 
 
 @ps.node(runs_on="thread")
-def augment(image: Image) -> Image:
-    return image[::-1].copy()
-
-
-@ps.node
-async def batches(images: AsyncIterator[Image]) -> AsyncIterator[Image]:
-    """Stack images to batches of one size, float32 [BATCH_SIZE, SIZE]; those that fill none are left out."""
-    held: list[Image] = []
-    async for image in images:
-        held.append(image)
-        if len(held) == BATCH_SIZE:
-            yield np.stack(held)
-            held = []
+def augment(record: data.Record[Image]) -> data.Record[Image]:
+    """Turn every second image around: always the same ones, whatever runs beside it."""
+    return record.with_value(record.value[:: record.rng().choice((-1, 1))].copy())
 
 
 def train_step(weights: jax.Array, batch: Array) -> tuple[jax.Array, jax.Array]:
@@ -93,26 +90,21 @@ train = Train()
 
 
 @ps.graph
-async def epoch(paths: AsyncIterator[Path]) -> AsyncIterator[float]:
-    """Train with files; gives the loss of each batch."""
-    images = ps.map_each(augment, ps.map_each(decode, ps.map_each(read, paths)))
-    return ps.map_each(read_number, ps.map_each(train, batches(images)))
+async def training(files: Files, epochs: int) -> AsyncIterator[float]:
+    """Train with files, in another order in each epoch; gives the loss of each batch."""
+    records = data.order(files, shuffle_seed=0, epochs=epochs) >> data.read(files, concurrency=64)
+    batches = records >> decode >> augment >> data.batched(BATCH_SIZE, drop_remainder=True)
+    return ps.map_each(train, batches) >> read_number
 
 
-async def files(folder: Path) -> AsyncIterator[Path]:
-    for path in await asyncio.to_thread(lambda: sorted(folder.rglob("*.py"))):
-        yield path
-
-
-async def feed(folder: Path) -> int:
+def feed(folder: Path, epochs: int) -> int:
     """Train with the files of a folder; returns how many batches they made."""
     count = 0
-    with telemetry.profile() as profile:
-        async with engine.stream(epoch(files(folder))) as losses:
-            async for loss in losses:
-                count += 1
-                if count % 50 == 1:
-                    print(f"batch {count:3}  loss {loss:.4f}")
+    with telemetry.profile() as profile, data.iterate(training(Files(folder), epochs)) as losses:
+        for loss in losses:
+            count += 1
+            if count % 50 == 1:
+                print(f"batch {count:3}  loss {loss:.4f}")
     print(f"{count} batches. {profile.verdict}.")
     return count
 
@@ -121,9 +113,10 @@ def main() -> None:
     """Train, and say what limited."""
     parser = argparse.ArgumentParser(description="Feed a training with files.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(sysconfig.get_path("stdlib")))
+    parser.add_argument("--epochs", type=int, default=1, metavar="N", help="how often each file is learned from")
     options = parser.parse_args()
-    print(epoch, end="\n\n")
-    asyncio.run(feed(options.folder))
+    print(training, end="\n\n")
+    feed(options.folder, options.epochs)
 
 
 if __name__ == "__main__":

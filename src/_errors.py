@@ -179,3 +179,7 @@ def _copy_attribute(error: BaseException, copy: BaseException, name: str) -> Non
             setattr(copy, name, value)
     except (AttributeError, TypeError):  # it was never set, or `__new__` has set it for good
         pass
+
+
+class DataError(PenstockError, ValueError):
+    """Data are not what a stage of `penstock.data` can work with; the message names the record and what differs."""

@@ -1,16 +1,17 @@
 """Generators: the task that runs a generator node for one item, and fills the buffer that its reader reads."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .._errors import NodeCancelledError
 from ..telemetry import logs
 from . import current
+from .current import starts_tasks
 from .invocation import Invocation, TracedExecution, invoke_with, tell_consumers
 from .loop_host import LoopStream
-from .stream_buffer import Reader, StreamBuffer, close_stream
+from .stream_buffer import Reader, SplitBuffer, StreamBuffer, close_stream
 from .tasks import start_task
 
 if TYPE_CHECKING:
@@ -49,7 +50,51 @@ def open_stream(
         readers: the streams that the generator itself reads; they are left when it ends.
         given: an iterator that was passed as an argument; it has to be closed even if no value is ever asked for.
     """
-    return GeneratorTask(actor, frame, StreamBuffer(capacity), start, tuple(readers), given).open()
+    reader: Reader[Any] = GeneratorTask(actor, frame, StreamBuffer(capacity), start, tuple(readers), given).open()
+    return reader
+
+
+def open_split(actor: "NodeActor", frame: "Frame", count: int, ahead: int, given: Reader[Any]) -> list[Reader[Any]]:
+    """Open several streams of the values of one; returns their readers.
+
+    Args:
+        actor: the actor that opens them.
+        frame: the frame that they belong to.
+        count: how many.
+        ahead: values that each holds for its reader.
+        given: the stream whose values they are.
+    """
+    buffer: SplitBuffer[Any] = SplitBuffer(count, ahead, _waits_for_itself)
+    readers: list[Reader[Any]] = GeneratorTask(actor, frame, buffer, lambda: given, (given,), None).open()
+    return readers
+
+
+def _waits_for_itself(buffer: StreamBuffer[Any]) -> bool:
+    """Whether a stream that is full has a reader that waits, perhaps through others, for what fills this stream.
+
+    Each task waits for one thing, so this follows one to the next. What it does not know, such as a task that waits for
+    something else or a step that has not begun, it takes for something that will go on.
+    """
+    first, seen = buffer.filled_by, set[int]()
+    while buffer.read_by is not None and id(buffer) not in seen:
+        seen.add(id(buffer))
+        member, reads = cast("tuple[Worker | GeneratorTask, Sequence[Reader[Any]]]", buffer.read_by)
+        while True:
+            actor, wait = member.position.actor, getattr(member.task, "_fut_waiter", None)
+            if wait is None or wait.done() or actor is None or starts_tasks(actor.fn):
+                return False  # it runs, or a task that it has started may read another stream
+            asked = next((one.buffer for one in reads if one.buffer.waiter is wait), None)
+            if asked is None or asked.reader_is_busy or asked.filled_by is None:
+                break
+            producer = member = cast("GeneratorTask", asked.filled_by)
+            if producer is first:
+                return True
+            reads = producer.readers
+        full = [one for one in member.buffers if one.putter is wait] if isinstance(member, GeneratorTask) else []
+        if not full:
+            return False
+        [buffer] = full
+    return False
 
 
 def reading(slots: tuple[int, ...]) -> "Invoke":
@@ -60,10 +105,13 @@ def reading(slots: tuple[int, ...]) -> "Invoke":
 
     async def invoke_reading(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
         readers: list[Reader[Any]] = [frame.values[slot] for slot in slots]
+        for reader in readers:
+            reader.buffer.read_by = worker, readers
         try:
             return await invoke_with(Invocation(worker, actor, frame, readers))
         finally:
             for reader in readers:
+                reader.buffer.read_by = None
                 reader.leave()
 
     return invoke_reading
@@ -73,26 +121,28 @@ class GeneratorTask:
     """A task that drives one stream; it is a member of the group of workers of its frame.
 
     Attributes:
+        buffer: the channel that it fills, or several.
         position: its frame and its actor, which do not change.
         cancels: how often the engine has cancelled its task.
         outside_call: always None; it has the attribute because a worker has it.
+        readers: the streams that it reads itself.
         inside: for a node that may be restarted: the context managers to leave when the stream has ended.
     """
 
     __slots__ = (
         "_actor",
         "_begun",
-        "_buffer",
         "_frame",
         "_given",
         "_has_failed",
-        "_readers",
         "_start",
+        "buffer",
         "cancels",
         "group",
         "inside",
         "outside_call",
         "position",
+        "readers",
         "task",
     )  # fmt: skip
 
@@ -100,7 +150,7 @@ class GeneratorTask:
         self,
         actor: "NodeActor",
         frame: "Frame",
-        buffer: StreamBuffer[Any],
+        buffer: StreamBuffer[Any] | SplitBuffer[Any],
         start: Start,
         readers: tuple[Reader[Any], ...],
         given: Any,
@@ -115,27 +165,36 @@ class GeneratorTask:
         self._start = start
         self._actor = actor
         self._frame = frame
-        self._buffer = buffer
-        self._readers = readers
+        self.buffer = buffer
+        self.readers = readers
         self._given = given
         self._begun = False
         self._has_failed = False  # whether the generator has failed, and its error waits in the buffer for the reader
 
-    def open(self) -> Reader[Any]:
-        """Start the task; return the reader."""
+    def open(self) -> Any:
+        """Start the task; return the reader, or the readers of several streams."""
         group = self.group
-        self._buffer.on_abandoned = self._reader_left
+        self.buffer.on_abandoned = self._reader_left
         if self._frame.span is not None:
             tell_consumers(self._frame.span, self._actor)
         self._actor.limiter.owe()
         self._frame.hold()
         group.joined(self)
+        for buffer in self.buffers:
+            buffer.filled_by = self
+        for reader in self.readers:
+            reader.buffer.read_by = self, self.readers
         context = group.context.copy()
         context.run(current.source.set, self.position)
         self.task = start_task(group.loop, self._run(), context=context, name=f"penstock-stream {self._actor.name}")
         # A callback, because a task that is cancelled before its first step does not run a `finally` of its own.
         self.task.add_done_callback(self._ended)
-        return self._buffer.reader()
+        return self.buffer.reader()
+
+    @property
+    def buffers(self) -> list[StreamBuffer[Any]]:
+        """The channels that it fills."""
+        return [self.buffer] if isinstance(self.buffer, StreamBuffer) else self.buffer.parts
 
     def begin(self) -> Any:
         """Return the iterator of one attempt."""
@@ -148,14 +207,14 @@ class GeneratorTask:
     def cancel_if_in(self, frame: "Frame") -> None:
         """End the stream of a frame that has ended: drop the values that were not read, and close the iterator."""
         if self.position.frame is frame:
-            self._buffer.fail(asyncio.CancelledError(f"item {frame.item} is not wanted any more"))
+            self.buffer.fail(asyncio.CancelledError(f"item {frame.item} is not wanted any more"))
             self._stop()
 
     def _reader_left(self) -> None:
         if not self._has_failed:
             self._stop()
-        elif self._frame.state == "running" and self._buffer.error is not None:
-            self._log_unread(self._buffer.error)  # otherwise it is the error of the frame
+        elif self._frame.state == "running" and self.buffer.error is not None:
+            self._log_unread(self.buffer.error)  # otherwise it is the error of the frame
 
     def _stop(self) -> None:
         # Not before its first step: a cancelled task would not run at all then, and not close the iterator.
@@ -181,11 +240,11 @@ class GeneratorTask:
         except BaseException as error:  # noqa: BLE001 - any exception of the generator is raised at its reader
             self._fail(error)
         finally:
-            self._buffer.end()
+            self.buffer.end()
 
     async def _drive_or_close(self) -> None:
         try:
-            if self._buffer.abandoned or self._buffer.ended:
+            if self.buffer.abandoned or self.buffer.ended:
                 await close_stream(self._given)
             else:
                 await self._drive()
@@ -194,14 +253,15 @@ class GeneratorTask:
                 raise
 
     async def _drive(self) -> None:
-        iterator, first = await _FirstItem(self, self._actor, self._frame, self._readers).run()
-        buffer = self._buffer
+        iterator, first = await _FirstItem(self, self._actor, self._frame, self.readers).run()
+        buffer = self.buffer
         async with self.inside:
             try:
                 if first is _END or not await buffer.put(first):
                     return
                 del first  # or it would be kept alive until the end of the stream
                 if isinstance(iterator, LoopStream):
+                    assert isinstance(buffer, StreamBuffer)
                     await iterator.pour(buffer)
                     return
                 async for item in iterator:
@@ -212,7 +272,7 @@ class GeneratorTask:
                 await close_stream(iterator)
 
     def _fail(self, error: BaseException) -> None:
-        frame, actor, buffer = self._frame, self._actor, self._buffer
+        frame, actor, buffer = self._frame, self._actor, self.buffer
         actor.failed += 1
         if frame.state != "running" or not isinstance(error, Exception):
             frame.fail(error, actor, self.position.attempt)
@@ -234,12 +294,15 @@ class GeneratorTask:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         frame, group = self._frame, self.group
         self.position.frame = None
-        self._buffer.end(NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled before it began"))
+        self.buffer.end(NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled before it began"))
         if not self._has_failed:  # if it has, and the reader leaves without reading the error, the error is logged
-            self._buffer.on_abandoned = None
-        for reader in self._readers:
+            self.buffer.on_abandoned = None
+        for buffer in self.buffers:
+            buffer.filled_by = None
+        for reader in self.readers:
+            reader.buffer.read_by = None
             reader.leave()
-        self._readers, self._start, self._given = (), _nothing, None
+        self.readers, self._start, self._given = (), _nothing, None
         self._actor.limiter.release()
         if frame.state == "running":
             frame.let_go()

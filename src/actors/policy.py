@@ -77,11 +77,17 @@ class Policy:
     restart_on: tuple[type[Exception], ...] = ()
     shutdown_seconds: float | None = None
     model: str | None = None
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, _POLICY)
         if self.pure and self.effectful:
             raise OptionsError("pure=True, effectful=True: a node is either pure or effectful, not both")
+        if self.ordered and (self.concurrency, self.capacity, self.max_bytes) != (None, None, None):
+            raise OptionsError(
+                "ordered=True: items wait at the node for their turn, and it takes one after the other, so "
+                "concurrency=, capacity= and max_bytes= do not apply; max_in_flight= bounds how many wait"
+            )
 
     @property
     def is_plain(self) -> bool:
@@ -111,6 +117,7 @@ _POLICY: Final = {
     "fallback": optional(Accepted("a function of the exception", FUNCTION.fits)),
     "pure": SWITCH,
     "effectful": SWITCH,
+    "ordered": SWITCH,
     "restart": one_of(RestartMode),
     "restart_on": Accepted("a tuple of exception classes", are_exceptions),
     "shutdown_seconds": optional(NOT_NEGATIVE),

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Self, TypeVar
+
+from .._errors import DataError
 
 # A stream buffer touches the event loop only when one side has to wait: `put_nowait`, and a reader that finds a value,
 # are plain calls on a deque. The producer holds the buffer, and the reader a `Reader`: so the producer notices also if
@@ -31,9 +33,16 @@ class StreamBuffer(Generic[T]):
         on_abandoned: called once when the reader leaves before it has read to the end; None if that does not matter,
             e.g. when the producer has ended.
         waiter: the future with which the reader waits; it is resolved when there is a value, or at the end.
+        putter: what the producer waits with; it is resolved when there is room, or the reader has left.
+        filled_by: the `GeneratorTask` of the producer, if it has one.
+        read_by: the `Worker` or `GeneratorTask` that reads it, if that is known, and all that it reads.
+        reader_is_busy: the reader goes on by itself, too, whether it gets a value or not.
     """
 
-    __slots__ = ("_error", "_putter", "abandoned", "capacity", "ended", "held", "on_abandoned", "position", "waiter")
+    __slots__ = (
+        "_error", "abandoned", "capacity", "ended", "filled_by", "held", "on_abandoned", "position", "putter",
+        "read_by", "reader_is_busy", "waiter",
+    )  # fmt: skip
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         if capacity < 1:
@@ -45,8 +54,11 @@ class StreamBuffer(Generic[T]):
         self.abandoned = False
         self.on_abandoned: Callable[[], None] | None = None
         self._error: BaseException | None = None
+        self.filled_by: object = None
+        self.read_by: tuple[object, Sequence[Reader[Any]]] | None = None
+        self.reader_is_busy = False
         self.waiter: asyncio.Future[None] | None = None
-        self._putter: asyncio.Future[None] | None = None
+        self.putter: asyncio.Future[None] | None = None
 
     @property
     def error(self) -> BaseException | None:
@@ -69,11 +81,11 @@ class StreamBuffer(Generic[T]):
         while not self.put_nowait(value):
             if self.ended or self.abandoned:
                 return False
-            self._putter = asyncio.get_running_loop().create_future()
+            self.putter = asyncio.get_running_loop().create_future()
             try:
-                await self._putter
+                await self.putter
             finally:
-                self._putter = None
+                self.putter = None
         return True
 
     def end(self, error: BaseException | None = None) -> None:
@@ -121,7 +133,7 @@ class StreamBuffer(Generic[T]):
     def take(self) -> T:
         """Take the next value; there must be one in `held`."""
         self.position += 1
-        if self._putter is not None:
+        if self.putter is not None:
             self._wake_producer()
         return self.held.popleft()
 
@@ -156,9 +168,116 @@ class StreamBuffer(Generic[T]):
             self.waiter.set_result(None)
 
     def _wake_producer(self) -> None:
-        putter, self._putter = self._putter, None  # once: the reader may take many values before the producer runs
+        putter, self.putter = self.putter, None  # once: the reader may take many values before the producer runs
         if putter is not None and not putter.done():
             putter.set_result(None)
+
+
+# How often a split that waits for room asks whether that can ever come; short for who waits for the error, and nothing
+# beside what a value costs.
+_LOOK_SECONDS = 0.25
+
+
+class SplitBuffer(Generic[T]):
+    """Several streams of the same values, from one producer to a reader each; for a producer it is like one stream.
+
+    Args:
+        count: how many.
+        ahead: the most values that one of them holds, while others wait for more.
+        is_stuck: whether the reader of one of the streams waits, through whatever else, for this producer.
+
+    Attributes:
+        parts: the streams.
+        on_abandoned: called once when the last reader has left.
+    """
+
+    def __init__(self, count: int, ahead: int, is_stuck: Callable[[StreamBuffer[Any]], bool]) -> None:
+        self.parts: list[StreamBuffer[T]] = [StreamBuffer(ahead) for _ in range(count)]
+        self.on_abandoned: Callable[[], None] | None = None
+        self._is_stuck = is_stuck
+        self._next_look: asyncio.TimerHandle | None = None
+        for part in self.parts:
+            part.on_abandoned = self._left
+
+    @property
+    def ended(self) -> bool:
+        """No more values will come."""
+        return self.parts[0].ended
+
+    @property
+    def abandoned(self) -> bool:
+        """All readers have left, or read to the end."""
+        return all(part.abandoned for part in self.parts)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the streams ended with, as long as a reader has not seen it."""
+        return next((part.error for part in self.parts if part.error is not None), None)
+
+    def put_nowait(self, value: T) -> bool:
+        """Put a value if there is room in each; returns False if there is none, or all readers have left."""
+        read = [part for part in self.parts if not part.abandoned]
+        if not read or self.ended or any(len(part.held) >= part.capacity for part in read):
+            return False
+        for part in read:
+            part.put_nowait(value)
+        return True
+
+    async def put(self, value: T) -> bool:
+        """Put a value, waiting for room in each; returns False if all readers have left.
+
+        Raises:
+            DataError: the readers wait for each other.
+        """
+        loop = asyncio.get_running_loop()
+        while not self.put_nowait(value):
+            if self.ended or self.abandoned:
+                return False
+            full = next(part for part in self.parts if not part.abandoned and len(part.held) >= part.capacity)
+            full.putter = loop.create_future()
+            self._next_look = loop.call_later(_LOOK_SECONDS, self._look, full)
+            try:
+                await full.putter
+            finally:
+                self._next_look.cancel()
+                self._next_look = None
+                full.putter = None
+        return True
+
+    def _look(self, full: StreamBuffer[T]) -> None:
+        if full.putter is None or full.putter.done():
+            return
+        if not self._is_stuck(full):
+            self._next_look = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look, full)
+            return
+        asked = next(number for number, part in enumerate(self.parts) if part.waiter is not None)
+        full.putter.set_exception(
+            DataError(
+                f"the branches of a split wait for each other: branch {self.parts.index(full)} holds {full.capacity} "
+                f"values, and what reads it waits for branch {asked}, which has none; read them in step, "
+                "ps.map_each(fn, a, b), or let one be further ahead of the others, ahead="
+            )
+        )
+
+    def end(self, error: BaseException | None = None) -> None:
+        """No more values will come; see `StreamBuffer.end`."""
+        for part in self.parts:
+            part.end(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End at once; see `StreamBuffer.fail`."""
+        for part in self.parts:
+            part.fail(error)
+
+    def reader(self) -> "list[Reader[T]]":
+        """Return the reading ends; asked for once."""
+        return [part.reader() for part in self.parts]
+
+    def _left(self) -> None:
+        on_abandoned = self.on_abandoned
+        if on_abandoned is not None and self.abandoned:
+            self.on_abandoned = None
+            on_abandoned()
 
 
 class Reader(Generic[T]):

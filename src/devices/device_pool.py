@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
+from jax.sharding import NamedSharding
+
 from .._errors import EngineClosedError, copy_of
 from ..actors.current import calling_actor, enclosing_frame
 from ..actors.tasks import uninterrupted
@@ -18,9 +20,11 @@ from .arguments import parameter_names, size_on_host
 from .compile_cache import CACHE
 from .compiling import CompileLog, JittedFunction
 from .engine_device import DeviceCall, EngineDevice
+from .executable import is_device_array
 from .jax_import import is_device, start_backends
 from .selection import following, select
 from .shardings import Placement
+from .untyped_jax import jax
 
 if TYPE_CHECKING:
     from .executor import PlacedNode
@@ -94,7 +98,7 @@ class DevicePool:
 
         def work() -> None:
             try:
-                self._mailbox.post(found.set_result, _placements_of(device, replicas))
+                self._mailbox.post(found.set_result, placements_of(device, replicas))
             except BaseException as error:  # noqa: BLE001 - it belongs to the callers
                 self._mailbox.post(found.set_exception, error)
 
@@ -110,7 +114,12 @@ class DevicePool:
         return found
 
 
-def _placements_of(device: Any, replicas: int) -> list[Placement]:
+def placements_of(device: Any, replicas: int) -> list[Placement]:
+    """Return a device, as `select` names it, and those that follow it; on a thread, as it may start JAX.
+
+    Raises:
+        DeviceError: there is no such device, or there are fewer.
+    """
     start_backends()
     found = cast("Any", select(device))
     if not is_device(found):
@@ -146,9 +155,10 @@ class DeviceFunction:
         pools = pools_around() or default_engine()._runtime.pools
         pool = pools.other(DevicePool, DevicePool)
         (device,) = pool.opened(self._device) or await pool.open(self._device)
-        jitted = self._jitted
-        if jitted is None or jitted.placement is not device.placement:
-            jitted = self._jitted = _jitted(self._fn, device.placement, self._donate_argnums)
+        jitted, placement = self._jitted, device.placement
+        if jitted is None or jitted.placement is not placement or placement.mesh is not None:
+            kept = None if placement.mesh is None else _kept(args, placement.mesh)
+            jitted = self._jitted = _jitted(self._fn, placement, self._donate_argnums, kept)
         call = DeviceCall(device.loop, jitted, args, hands_on=not self._ready, size_bytes=size_on_host(args))
         call.wait = spans.waiting()
         if collectors.running and (actor := calling_actor()) is not None:
@@ -156,8 +166,27 @@ class DeviceFunction:
         return await (device.functions.run_to_end(call) if self._donate_argnums else device.functions.run(call))
 
 
+def _kept(args: tuple[Any, ...], mesh: Any) -> "tuple[Any, ...] | None":
+    """Return how arguments that are on the mesh already are split there, as a structure and its specs.
+
+    None where nothing is split: then all arguments are copied to every device.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    shardings = [leaf.sharding if is_device_array(leaf) else None for leaf in leaves]
+    specs = tuple(
+        one.spec if isinstance(one, NamedSharding) and one.mesh == mesh and not one.is_fully_replicated else None
+        for one in shardings
+    )
+    return (tree, specs) if any(spec is not None for spec in specs) else None
+
+
 # Two hundred functions are more than a program has; what is made anew for each call must not pile up.
 @lru_cache(maxsize=256)
-def _jitted(fn: Callable[..., Any], placement: Placement, donate_argnums: tuple[int, ...]) -> JittedFunction:
+def _jitted(
+    fn: Callable[..., Any], placement: Placement, donate_argnums: tuple[int, ...], kept: "tuple[Any, ...] | None"
+) -> JittedFunction:
     name = str(getattr(fn, "__name__", type(fn).__name__))
-    return JittedFunction(fn, name, parameter_names(fn), placement, donate_argnums, pure=False, log=_LOG)
+    in_specs = None if kept is None else jax.tree.unflatten(*kept)
+    return JittedFunction(
+        fn, name, parameter_names(fn), placement, donate_argnums, in_specs=in_specs, pure=False, log=_LOG
+    )

@@ -10,6 +10,7 @@ from ..actors.supervision import RestartMode, Strategy
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorState, ActorStatistics, ChannelStatistics
 from .admission import AdmissionStatistics
+from .control import Outcome
 from .engine import Engine, EngineStatistics
 from .engine import default_engine as _default_engine
 from .graph import Call, Graph
@@ -18,7 +19,7 @@ from .options import CallOptions, Scheduler
 from .options import resolve as _resolve
 from .program import Plan
 from .statistics import Bottleneck, StreamStatistics
-from .streaming import Outcome, Stream
+from .streaming import Stream
 
 __all__ = [
     "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CallOptions", "ChannelStatistics",

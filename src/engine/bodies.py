@@ -10,7 +10,7 @@ from opentelemetry.trace import Span
 
 from ..actors import current
 from ..actors.frame import Frame, Listener
-from ..actors.generators import open_stream
+from ..actors.generators import open_split, open_stream
 from ..actors.invocation import call_in_thread, take_thread
 from ..actors.loop_host import LoopHost, LoopStream
 from ..actors.node_actor import Body, Invoke, NodeActor
@@ -19,9 +19,18 @@ from ..actors.tasks import until
 from ..actors.threads import ThreadPool
 from ..actors.worker import Worker, WorkerGroup
 from ..telemetry import logs, spans
-from .control import Control, check_items, checked_branch, iteration_limit
+from .control import (
+    Control,
+    OnError,
+    Outcome,
+    check_items,
+    checked_branch,
+    failed_item,
+    in_step,
+    iteration_limit,
+)
 from .program import Wired
-from .source import ReorderWindow
+from .source import ReorderWindow, Turns, go_on
 
 # The bodies of control flow are private sub-graphs, driven by the worker that is in the control-flow step. This worker
 # works in the group of the body itself, so an iteration of a loop costs no task and no wake-up; further workers are
@@ -70,13 +79,16 @@ def body_of(control: Control, bodies: tuple[Wired, ...], threads: Callable[[], T
         return value
 
     async def map_each(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
-        items = args[0]
-        check_items(items)
-        if _is_array_of_jax(items):
-            # In a thread: `list` computes each row with compiled programs, which takes seconds for some thousand rows.
-            await take_thread(worker)
-            items = await call_in_thread(threads(), worker, list, (items,), {})
-        return await _BodyRuns(worker, bodies[0], frame, captured(args, 0, 1)).run(items, control.limit)
+        lists = list(args[: control.inputs])
+        for number, items in enumerate(lists):
+            check_items(items)
+            if _is_array_of_jax(items):
+                # In a thread: `list` computes each row with compiled programs, which takes seconds for some thousand.
+                await take_thread(worker)
+                lists[number] = await call_in_thread(threads(), worker, list, (items,), {})
+        items = lists[0] if control.inputs == 1 else in_step(lists)
+        runs = _BodyRuns(worker, bodies[0], frame, captured(args, 0, control.inputs), control, actor)
+        return await runs.run(items, control.limit)
 
     return {"cond": cond, "switch": switch, "while_loop": while_loop, "map_each": map_each}[control.kind]
 
@@ -94,7 +106,7 @@ def _is_array_of_jax(items: object) -> bool:
 class _Bodies:
     """The frames of one body inside of another frame; it starts each of them, and ends all of them."""
 
-    _frames: dict[int, Frame]  # the frames that have not ended; with a window, also those that wait for their turn
+    frames: dict[int, Frame]  # the frames that have not ended; with a window, also those that wait for their turn
 
     def __init__(self, wired: Wired, parent: Frame, outside: Args) -> None:
         self._wired = wired
@@ -105,9 +117,9 @@ class _Bodies:
         self._empty = asyncio.Event()
         self._group = parent.group.for_bodies(self._ended)
 
-    def _start(self, value: Any, item: int, listener: Listener) -> None:
+    def _start(self, values: Args, item: int, listener: Listener) -> None:
         wired, parent, group = self._wired, self._parent, self._group
-        frame = self._frames[item] = Frame(wired.program, (value, *self._outside), group, listener, item, parent)
+        frame = self.frames[item] = Frame(wired.program, values + self._outside, group, listener, item, parent)
         frame.priority = parent.priority
         if self._span is not None:
             frame.span = spans.FrameSpan(self._span, wired.program.name)
@@ -116,7 +128,7 @@ class _Bodies:
     def stop(self) -> None:
         """Start no further frames, and cancel those that run."""
         self._stopped = True
-        for frame in list(self._frames.values()):
+        for frame in list(self.frames.values()):
             frame.cancel()
 
     async def _unwound(self) -> None:
@@ -135,12 +147,25 @@ class _BodyRuns(_Bodies):
     iteration of a loop makes a `_BodyRuns`, so making one has to be cheap.
     """
 
-    def __init__(self, worker: Worker, wired: Wired, parent: Frame, outside: Args) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        wired: Wired,
+        parent: Frame,
+        outside: Args,
+        control: Control | None = None,
+        actor: NodeActor | None = None,
+    ) -> None:
         super().__init__(wired, parent, outside)
         self._worker = worker
+        self.turns: dict[NodeActor, Turns] = {}
+        self._is_zipped = control is not None and control.inputs > 1
+        self._on_error: OnError = "raise" if control is None else control.on_error
+        self._actor = actor  # that counts the items that failed
+        self._failed: dict[int, Exception] = {}  # those that do not end the whole
         self._span = None if parent.span is None else spans.present()
         self._results: list[Any] = []
-        self._frames = {}
+        self.frames = {}
         self._error: BaseException | None = None
         self._next = 0
         self._limit = 1
@@ -177,7 +202,20 @@ class _BodyRuns(_Bodies):
             raise self._error
         if self._stopped:  # the frame around it has ended, and the cancellation of this task is on its way
             raise asyncio.CancelledError
-        return self._results
+        return self._results if self._on_error == "raise" else self._outcomes()
+
+    def _outcomes(self) -> list[Any]:
+        """Return what the results become where the error of an item does not end the whole."""
+        failed, on_error = self._failed, self._on_error
+        results: list[Any] = []
+        for index, result in enumerate(self._results):
+            if index in failed:
+                results += failed_item(index, failed[index], on_error)
+            else:
+                results.append(Outcome(index, result, None) if on_error == "return" else result)
+        if self._actor is not None:
+            self._actor.failed += len(failed)
+        return results
 
     @property
     def service(self) -> None:
@@ -188,15 +226,19 @@ class _BodyRuns(_Bodies):
         index = frame.item - self._first_item
         if frame.state == "done":
             self._results[index] = frame.result
+        elif self._on_error != "raise" and isinstance(frame.error, Exception):
+            self._failed[index] = frame.error
         elif self._error is None and frame.error is not None:
             self._error = frame.error
             self.stop()
         if frame.settled:
             self.frame_settled(frame)
+        if self.turns:
+            go_on(self.turns)
 
     def frame_settled(self, frame: Frame) -> None:
         """Start the next run in the place of one whose last handler has ended."""
-        del self._frames[frame.item]
+        del self.frames[frame.item]
         self._fill()
 
     def _fill(self) -> None:
@@ -204,12 +246,13 @@ class _BodyRuns(_Bodies):
         if self._filling:
             return
         self._filling = True
-        while not self._stopped and self._next < len(self._items) and len(self._frames) < self._limit:
+        while not self._stopped and self._next < len(self._items) and len(self.frames) < self._limit:
             index = self._next
             self._next = index + 1
-            self._start(self._items[index], self._first_item + index, self)
+            item = self._items[index]
+            self._start(item if self._is_zipped else (item,), self._first_item + index, self)
         self._filling = False
-        if not self._frames:
+        if not self.frames:
             self._group.close()
 
 
@@ -217,47 +260,77 @@ class _BodyRuns(_Bodies):
 
 
 class StreamMap(_Bodies):
-    """Runs a body for each value of a stream, a bounded number at a time.
+    """Runs a body for each value of a stream, or of several in step, a bounded number at a time.
 
     A value counts in the window from before it is taken until its result is passed on, in its turn. So the stream waits
     when the window is full, and no node does.
     """
 
     def __init__(
-        self, wired: Wired, parent: Frame, items: StreamBuffer[Any], outside: tuple[Any, ...], limit: int
+        self,
+        wired: Wired,
+        parent: Frame,
+        inputs: list[StreamBuffer[Any]],
+        outside: tuple[Any, ...],
+        control: Control,
+        actor: NodeActor,
     ) -> None:
         super().__init__(wired, parent, outside)
-        self._items = items
-        self._window = ReorderWindow(parent.group.loop, limit, parent.fail, None, ordered=True)
-        self._frames = self._window.frames
+        self._inputs = inputs
+        self._on_error: OnError = control.on_error
+        self._actor = actor  # that counts the items that failed
+        self._window = ReorderWindow(parent.group.loop, control.limit, parent.fail, None, ordered=True)
+        self.frames = self._window.frames
 
     async def results(self) -> AsyncGenerator[Any, None]:
-        """Yield the results, in the order of the values; raise the first error in its turn."""
-        window, items, parent = self._window, self._items, self._parent
-        self._span = None if parent.span is None else spans.present()  # the span of the step that drives this
+        """Yield the results, in the order of the values; the first error ends it, in its turn, unless it may go on."""
+        window, inputs, parent = self._window, self._inputs, self._parent
+        first, others = inputs[0], inputs[1:]
+        goes_on = self._on_error != "raise"
+        self._span = None if parent.span is None else spans.present()  # that of the step that drives this
         parent.body_begun(self.stop)
         try:
             while True:
-                room = 0 if window.failed or self._stopped else window.limit - window.submitted
-                while room and items.held:
-                    self._start(items.take(), window.submitted, window)
+                has_failed = self._stopped or (window.failed and not goes_on)
+                room = 0 if has_failed else window.limit - window.submitted
+                while room and first.held and (not others or all(other.held for other in others)):
+                    values = (first.take(), *[other.take() for other in others]) if others else (first.take(),)
+                    self._start(values, window.submitted, window)
+                    del values  # as below
                     window.submitted += 1
                     room -= 1
                 if (frame := window.take()) is not None:
-                    yield frame.outcome()
+                    if goes_on:
+                        for result in self._outcome(frame):
+                            yield result
+                            del result
+                    else:
+                        yield frame.outcome()
                     del frame  # or it would keep its result alive while this waits for the next one
-                elif window.frames or not items.ended:
-                    await window.wait(items if room and not items.ended else None)
-                elif items.error is not None:
-                    await items.get()  # raises it
+                    continue
+                ended = next((one for one in inputs if one.ended and not one.held), None)
+                if window.frames or ended is None:
+                    asked = [one for one in inputs if not one.held] if room and ended is None else ()
+                    await window.wait(asked)
+                elif ended.error is not None:
+                    await ended.get()  # raises it
                 else:
                     return
         finally:
             parent.body_ended(self.stop)
             await self._close()
 
+    def _outcome(self, frame: Frame) -> list[Any]:
+        """Return what is given for a value where its error does not end the whole."""
+        try:
+            value = frame.outcome()
+        except Exception as error:  # noqa: BLE001 - of user code: it is logged, and returned if asked for
+            self._actor.failed += 1
+            return failed_item(frame.item, error, self._on_error)
+        return [Outcome(frame.item, value, None)] if self._on_error == "return" else [value]
+
     async def _close(self) -> None:
-        for frame in list(self._frames.values()):
+        for frame in list(self.frames.values()):
             frame.cancel()
             if frame.error is not None:
                 logs.warning(
@@ -295,15 +368,38 @@ def opening_in_loop(host: LoopHost, capacity: int, streams: tuple[int, ...]) -> 
     return open_in_loop
 
 
-def mapping(limit: int, body: Wired) -> Invoke:
-    """Return a function that opens the stream of a `map_each`, with at most `limit` items in flight."""
+def mapping(control: Control, body: Wired) -> Invoke:
+    """Return a function that opens the stream of a `map_each`."""
 
     async def open_map(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
-        (items, *outside), _ = actor.arguments(frame.values)
-        stream_map = StreamMap(body, frame, items.buffer, tuple(outside), limit)
-        return open_stream(actor, frame, DEFAULT_CAPACITY, stream_map.results, [items])
+        arguments, _ = actor.arguments(frame.values)
+        readers: list[Reader[Any]] = list(arguments[: control.inputs])
+        inputs = [reader.buffer for reader in readers]
+        stream_map = StreamMap(body, frame, inputs, tuple(arguments[control.inputs :]), control, actor)
+        return open_stream(actor, frame, control.ahead or DEFAULT_CAPACITY, stream_map.results, readers)
 
     return open_map
+
+
+def splitting(count: int, ahead: int) -> Invoke:
+    """Return what opens the branches of a split, each with at most `ahead` values."""
+
+    async def open_branches(worker: Worker, actor: NodeActor, frame: Frame) -> list[Reader[Any]]:
+        (values,), _ = actor.arguments(frame.values)
+        return open_split(actor, frame, count, ahead, values)
+
+    return open_branches
+
+
+def branch(number: int) -> Invoke:
+    """Return what takes one branch of a split, which is open."""
+
+    async def take_branch(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
+        (readers,), _ = actor.arguments(frame.values)
+        reader: Reader[Any] = readers[number]
+        return reader
+
+    return take_branch
 
 
 def input_of(parameter: str) -> Invoke:

@@ -1,6 +1,8 @@
 """Control flow on values: `cond`, `switch`, `while_loop` and `map_each`."""
 
+import asyncio
 import functools
+from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -9,14 +11,16 @@ from collections.abc import (
     Callable,
     Iterable,
     Mapping,
+    Sequence,
 )
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from .._errors import GraphTraceError, IterationLimitError
-from ..actors.accepted import NAME, check, optional, whole
+from ..actors.accepted import NAME, check, one_of, optional, whole
 from ..actors.stream_buffer import close_stream
+from ..telemetry import logs
 from .tracing.annotations import result_hint
 from .tracing.ref import Ref, Unawaited, call_location
 from .tracing.tracer import Trace, active
@@ -26,13 +30,16 @@ from .tracing.tracer import Trace, active
 
 T = TypeVar("T")
 U = TypeVar("U")
+T_co = TypeVar("T_co", covariant=True)
 
 # An agent's loop or a search rarely passes a hundred turns; a loop that never ends is reported before it costs much.
 DEFAULT_MAX_ITERATIONS = 10_000
 # The same as DEFAULT_WORKERS: how many items an `async def` node handles at a time in a stream.
 DEFAULT_MAP_CONCURRENCY = 32
 
-Kind = Literal["cond", "switch", "while_loop", "map_each"]
+# What becomes of the error of an item of `map_each`.
+OnError = Literal["raise", "skip", "return"]
+Kind = Literal["cond", "switch", "while_loop", "map_each", "split", "branch"]
 
 
 _ARGUMENTS: dict[Kind, tuple[str, ...]] = {
@@ -40,7 +47,24 @@ _ARGUMENTS: dict[Kind, tuple[str, ...]] = {
     "switch": ("index", "operand"),
     "while_loop": ("initial",),
     "map_each": ("items",),
+    "split": ("values",),
+    "branch": ("split",),
 }
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T_co]):
+    """The outcome of one item of a stream or of `map_each`: a result or an error.
+
+    Attributes:
+        index: the index of the item in the input, from 0.
+        value: the result; None if the item failed.
+        error: the error; None if the item did not fail.
+    """
+
+    index: int
+    value: T_co | None
+    error: Exception | None
 
 
 @dataclass(frozen=True)
@@ -48,16 +72,23 @@ class Control:
     """A control-flow step.
 
     Attributes:
-        kind: the construct.
-        limit: the most iterations of a `while_loop`, or the most items in flight of a `map_each`.
-        result_of: a body whose result annotation is also that of the step; None if there is none.
-        over_stream: whether it is a `map_each` over a stream, which gives a stream.
+        kind: which construct.
+        limit: iterations of a `while_loop`, items in flight of a `map_each`, streams of a `split`; of a "branch", which
+            of these it is.
+        result_of: the body whose annotation is that of the result; None if there is none.
+        over_stream: a `map_each` that takes a stream, and gives one.
+        ahead: values that each stream of a `split` holds, or that of a `map_each`; 0 for the default.
+        inputs: how many lists or streams a `map_each` takes in step.
+        on_error: what becomes of the error of an item of a `map_each`.
     """
 
     kind: Kind
     limit: int = 0
     result_of: Callable[..., Any] | None = None
     over_stream: bool = False
+    ahead: int = 0
+    inputs: int = 1
+    on_error: OnError = "raise"
 
     @property
     def name(self) -> str:
@@ -66,27 +97,29 @@ class Control:
 
     @property
     def is_async(self) -> bool:
-        """Whether a call of it is awaited: always, unless it gives a stream."""
-        return not self.over_stream
+        """Control flow is awaited, unless it gives streams."""
+        return not self.over_stream and self.kind not in ("split", "branch")
 
     @property
     def gives_stream(self) -> bool:
         """Whether its value is a stream."""
-        return self.over_stream
+        return self.over_stream or self.kind == "branch"
 
     @property
     def _reads_streams(self) -> bool:
-        """Whether its argument may be a stream."""
-        return self.over_stream
+        """Whether its operand may be a stream."""
+        return self.over_stream or self.kind == "split"
 
     def _argument_names(self) -> tuple[str, ...]:
         """Return the names of the arguments, without the values that its bodies capture."""
-        return _ARGUMENTS[self.kind]
+        return _ARGUMENTS[self.kind] + tuple(f"items {number}" for number in range(2, self.inputs + 1))
 
     @property
     def _drawn_detail(self) -> str:
-        """A word for drawings of the graph."""
-        return "stream" if self.over_stream else ""
+        """What a drawing of the graph says of it."""
+        if self.kind == "split":
+            return f"{self.limit} streams, {self.ahead} ahead"
+        return "stream" if self.gives_stream else ""
 
     def _result_annotation(self) -> Any:
         """Return the annotation of the result, taken from one body: all bodies of a step return the same type."""
@@ -188,53 +221,279 @@ def while_loop(
 
 @overload
 def map_each(
-    fn: Callable[[T], Awaitable[U]], items: AsyncIterable[T], /, *, concurrency: int = ..., name: str | None = ...
-) -> AsyncIterator[U]: ...
-@overload
-def map_each(
-    fn: Callable[[T], U], items: AsyncIterable[T], /, *, concurrency: int = ..., name: str | None = ...
-) -> AsyncIterator[U]: ...
-@overload
-def map_each(
-    fn: Callable[[T], Awaitable[U]], items: Iterable[T], /, *, concurrency: int = ..., name: str | None = ...
-) -> Awaitable[list[U]]: ...
-@overload
-def map_each(
-    fn: Callable[[T], U], items: Iterable[T], /, *, concurrency: int = ..., name: str | None = ...
-) -> Awaitable[list[U]]: ...
-def map_each(
-    fn: Callable[[Any], Any],
-    items: Iterable[Any] | AsyncIterable[Any],
+    fn: Callable[[T], Awaitable[U]],
+    items: AsyncIterable[T],
     /,
     *,
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["raise", "skip"] = ...,
+) -> AsyncIterator[U]: ...
+@overload
+def map_each(
+    fn: Callable[[T], U],
+    items: AsyncIterable[T],
+    /,
+    *,
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["raise", "skip"] = ...,
+) -> AsyncIterator[U]: ...
+@overload
+def map_each(
+    fn: Callable[[T], Awaitable[U]],
+    items: Iterable[T],
+    /,
+    *,
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["raise", "skip"] = ...,
+) -> Awaitable[list[U]]: ...
+@overload
+def map_each(
+    fn: Callable[[T], U],
+    items: Iterable[T],
+    /,
+    *,
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["raise", "skip"] = ...,
+) -> Awaitable[list[U]]: ...
+@overload
+def map_each(
+    fn: Callable[..., Awaitable[U]],
+    items: AsyncIterable[Any],
+    second: AsyncIterable[Any],
+    /,
+    *more: AsyncIterable[Any],
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["raise", "skip"] = ...,
+) -> AsyncIterator[U]: ...
+@overload
+def map_each(
+    fn: Callable[..., U],
+    items: AsyncIterable[Any],
+    second: AsyncIterable[Any],
+    /,
+    *more: AsyncIterable[Any],
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["raise", "skip"] = ...,
+) -> AsyncIterator[U]: ...
+@overload
+def map_each(
+    fn: Callable[..., Awaitable[U]],
+    items: Iterable[Any],
+    second: Iterable[Any],
+    /,
+    *more: Iterable[Any],
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["raise", "skip"] = ...,
+) -> Awaitable[list[U]]: ...
+@overload
+def map_each(
+    fn: Callable[..., U],
+    items: Iterable[Any],
+    second: Iterable[Any],
+    /,
+    *more: Iterable[Any],
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["raise", "skip"] = ...,
+) -> Awaitable[list[U]]: ...
+@overload
+def map_each(
+    fn: Callable[[T], Awaitable[U]],
+    items: AsyncIterable[T],
+    /,
+    *,
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["return"],
+) -> AsyncIterator[Outcome[U]]: ...
+@overload
+def map_each(
+    fn: Callable[[T], U],
+    items: AsyncIterable[T],
+    /,
+    *,
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["return"],
+) -> AsyncIterator[Outcome[U]]: ...
+@overload
+def map_each(
+    fn: Callable[[T], Awaitable[U]],
+    items: Iterable[T],
+    /,
+    *,
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["return"],
+) -> Awaitable[list[Outcome[U]]]: ...
+@overload
+def map_each(
+    fn: Callable[[T], U],
+    items: Iterable[T],
+    /,
+    *,
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["return"],
+) -> Awaitable[list[Outcome[U]]]: ...
+@overload
+def map_each(
+    fn: Callable[..., Awaitable[U]],
+    items: AsyncIterable[Any],
+    second: AsyncIterable[Any],
+    /,
+    *more: AsyncIterable[Any],
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["return"],
+) -> AsyncIterator[Outcome[U]]: ...
+@overload
+def map_each(
+    fn: Callable[..., U],
+    items: AsyncIterable[Any],
+    second: AsyncIterable[Any],
+    /,
+    *more: AsyncIterable[Any],
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["return"],
+) -> AsyncIterator[Outcome[U]]: ...
+@overload
+def map_each(
+    fn: Callable[..., Awaitable[U]],
+    items: Iterable[Any],
+    second: Iterable[Any],
+    /,
+    *more: Iterable[Any],
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["return"],
+) -> Awaitable[list[Outcome[U]]]: ...
+@overload
+def map_each(
+    fn: Callable[..., U],
+    items: Iterable[Any],
+    second: Iterable[Any],
+    /,
+    *more: Iterable[Any],
+    concurrency: int = ...,
+    name: str | None = ...,
+    on_error: Literal["return"],
+) -> Awaitable[list[Outcome[U]]]: ...
+def map_each(
+    fn: Callable[..., Any],
+    items: Any,
+    /,
+    *more: Any,
     concurrency: int = DEFAULT_MAP_CONCURRENCY,
     name: str | None = None,
+    on_error: OnError = "raise",
 ) -> Awaitable[list[Any]] | AsyncIterator[Any]:
-    """Run a body for each item of a list, or of a stream.
+    """Run a body for each item of a list, or of a stream; or for each of several in step, as `zip` does.
 
     Args:
-        fn: a node, graph or function of one item.
-        items: a list or another iterable, or a stream, which is asked for the next item when there is room for it.
-        concurrency: the most items in flight at a time; an item of a stream counts until its result is read.
-        name: the name of the body in drawings, statistics, metrics, spans and profiles; by default the name of `fn`.
+        fn: node, graph or function of one item; of several lists or streams, of one item of each.
+        items: the items; those of a stream are asked for as there is room.
+        *more: further lists, or further streams. Lists have one length. Streams end with the shortest, and all are
+            closed then.
+        concurrency: the most items in flight at a time; of a stream, an item counts until its result is taken.
+        name: what the body is called in drawings, statistics, metrics, spans and profiles; by default as `fn` is.
+        on_error: "raise" ends the whole with the error of an item, in its turn. "skip" leaves the item out, and logs
+            its error; "return" makes each result an `engine.Outcome`, which has the error. Both count it as `failed` of
+            this step. What is no `Exception`, and an error of the stream itself, is raised.
 
     Returns:
         The results, in the order of the items: for a list, an awaitable list; for a stream, a stream.
 
     Raises:
-        OptionsError: `concurrency` is no whole number of at least 1, or `name` is empty or no text.
+        OptionsError: `concurrency` is no whole number of at least 1, `name` is empty or no text, or `on_error` is none
+            of its values.
         TypeError: `fn` is no function, but e.g. a call of one; or `items` is not iterable, or a dict.
+        ValueError: lists have different lengths; before the first item.
     """
     check("concurrency", concurrency, whole(1), "map_each(")
     check("name", name, optional(NAME), "map_each(")
+    check("on_error", on_error, one_of(OnError), "map_each(")
     _check_bodies("map_each(fn, items)", fn=fn)
-    if not isinstance(items, Ref | AsyncIterable):
-        check_items(items)
+    inputs = items, *more
+    for one in inputs:
+        if not isinstance(one, Ref | AsyncIterable):
+            check_items(one)
+    tracer = active()
+    are_streams = [isinstance(one, AsyncIterable) if tracer is None else tracer.is_stream(one) for one in inputs]
+    if any(are_streams) and not all(are_streams):
+        raise _misuse("ps.map_each takes several lists or several streams in step, not both together; read a list in a "
+                      "node that yields its items, which makes a stream of it")  # fmt: skip
+    if tracer is None:
+        return _map_streams(fn, inputs, on_error) if are_streams[0] else _map_lists(fn, inputs, on_error)
+    control = Control("map_each", concurrency, over_stream=are_streams[0], inputs=len(inputs), on_error=on_error)
+    bodies = ((name or _name_of(fn), fn),)
+    return cast("Awaitable[list[Any]] | AsyncIterator[Any]", _record(control, inputs, bodies))
+
+
+def mapped_ahead(fn: Callable[[Any], Any], values: AsyncIterator[Any], name: str, ahead: int) -> AsyncIterator[Any]:
+    """Run a body for each value of a stream, one at a time, and hold so many results for their reader."""
     tracer = active()
     if tracer is None:
-        return _map_stream(fn, items) if isinstance(items, AsyncIterable) else _map(fn, items)
-    control = Control("map_each", concurrency, over_stream=tracer.is_stream(items))
-    return cast("Awaitable[list[Any]] | AsyncIterator[Any]", _record(control, (items,), ((name or _name_of(fn), fn),)))
+        return _map_streams(fn, (values,), "raise")
+    if not tracer.is_stream(values):
+        raise _misuse(f"{name} takes a stream, got {_shown(values)}")
+    control = Control("map_each", 1, over_stream=True, ahead=ahead)
+    return cast("AsyncIterator[Any]", _record(control, (values,), ((name, fn),)))
+
+
+def split(values: AsyncIterator[T], count: int, ahead: int) -> tuple[AsyncIterator[T], ...]:
+    """Give the values of a stream to several readers.
+
+    Args:
+        values: the stream.
+        count: how many streams of its values there will be.
+        ahead: values that each of them holds while others wait for more; outside of a graph nothing bounds that.
+    """
+    tracer = active()
+    if tracer is None:
+        shared = _Shared(aiter(values), count)
+        return tuple(shared.branch(number) for number in range(count))
+    if not tracer.is_stream(values):
+        raise _misuse(f"a split takes a stream, got {_shown(values)}")
+    branches = tracer.record(Control("split", count, ahead=ahead), (values,), {})
+    return tuple(cast("AsyncIterator[T]", tracer.record(Control("branch", at), (branches,), {})) for at in range(count))
+
+
+class _Shared(Generic[T]):
+    """The values of one iterator, for several that go on at their own pace."""
+
+    def __init__(self, values: AsyncIterator[T], count: int) -> None:
+        self._values = values
+        self._open = count
+        self._held: list[deque[T]] = [deque() for _ in range(count)]
+        self._asking = asyncio.Lock()
+
+    async def branch(self, number: int) -> AsyncGenerator[T, None]:
+        """Yield the values to one of them."""
+        held = self._held[number]
+        try:
+            while True:
+                async with self._asking:
+                    if not held:
+                        try:
+                            value = await anext(self._values)
+                        except StopAsyncIteration:
+                            return
+                        for other in self._held:
+                            other.append(value)
+                yield held.popleft()
+        finally:
+            self._open -= 1
+            if not self._open:
+                await close_stream(self._values)
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
@@ -312,12 +571,12 @@ def _misuse(message: str) -> Exception:
 def _record(control: Control, args: tuple[Any, ...], bodies: tuple[tuple[str, Callable[..., Any]], ...]) -> Any:
     tracer = active()
     assert tracer is not None
-    traces: list[Trace] = [tracer.body(name, fn) for name, fn in bodies]
+    traces: list[Trace] = [tracer.body(name, fn, control.inputs) for name, fn in bodies]
     return tracer.record(control, args, {}, tuple(traces))
 
 
-async def _await(fn: Callable[[Any], Any], value: Any) -> Any:
-    result = fn(value)
+async def _await(fn: Callable[..., Any], *values: Any) -> Any:
+    result = fn(*values)
     if isinstance(result, Awaitable):
         result = await cast("Awaitable[Any]", result)  # type: ignore[redundant-cast]
     return result
@@ -333,14 +592,57 @@ async def _loop(predicate: Callable[[Any], Any], body: Callable[[Any], Any], val
     return value
 
 
-async def _map(fn: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    return [await _await(fn, item) for item in items]
+def in_step(lists: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return the items of several lists that belong together.
+
+    Raises:
+        ValueError: they have different lengths.
+    """
+    columns = [list(one) for one in lists]
+    if len({len(column) for column in columns}) > 1:
+        lengths = ", ".join(str(len(column)) for column in columns)
+        raise ValueError(f"ps.map_each takes lists of one length in step, got {lengths} items")
+    return list(zip(*columns, strict=True))
 
 
-async def _map_stream(fn: Callable[[Any], Any], items: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
-    iterator = aiter(items)
+async def _map_lists(fn: Callable[..., Any], lists: Sequence[Any], on_error: OnError) -> list[Any]:
+    results: list[Any] = []
+    for index, items in enumerate(in_step(lists)):
+        results += await _mapped(fn, items, index, on_error)
+    return results
+
+
+async def _map_streams(fn: Callable[..., Any], streams: Sequence[Any], on_error: OnError) -> AsyncGenerator[Any, None]:
+    iterators = [aiter(stream) for stream in streams]
+    index = 0
     try:
-        async for item in iterator:
-            yield await _await(fn, item)
+        while True:
+            try:
+                items = [await anext(iterator) for iterator in iterators]
+            except StopAsyncIteration:
+                return
+            for result in await _mapped(fn, items, index, on_error):
+                yield result
+            index += 1
     finally:
-        await close_stream(iterator)
+        for iterator in iterators:
+            await close_stream(iterator)
+
+
+async def _mapped(fn: Callable[..., Any], items: Sequence[Any], index: int, on_error: OnError) -> list[Any]:
+    """Return the result of one item; none where it is skipped."""
+    try:
+        value = await _await(fn, *items)
+    except Exception as error:
+        if on_error == "raise":
+            raise
+        return failed_item(index, error, on_error)
+    return [Outcome(index, value, None)] if on_error == "return" else [value]
+
+
+def failed_item(index: int, error: Exception, on_error: OnError) -> list[Any]:
+    """Return what stands in the results for an item that failed: nothing, or its outcome."""
+    if on_error == "return":
+        return [Outcome(index, None, error)]
+    logs.warning("map_each.item_skipped", item=index, error=repr(error))
+    return []

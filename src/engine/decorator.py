@@ -212,6 +212,7 @@ def node(
     restart_on: tuple[type[Exception], ...] = (),
     shutdown_seconds: float | None = None,
     model: str | None = None,
+    ordered: bool = False,
 ) -> _Decorator: ...
 @overload
 def node(
@@ -248,6 +249,7 @@ def node(
     restart_on: tuple[type[Exception], ...] = (),
     shutdown_seconds: float | None = None,
     model: str | None = None,
+    ordered: bool = False,
     **unknown: Any,
 ) -> Any:
     """Make a node of a function, an async function, or a class whose instances are called.
@@ -281,6 +283,9 @@ def node(
             and no more work comes, before it is cancelled. 5 by default; 0 cancels it at once.
         model: the name of the model that the node calls, if it does nothing else that takes long. Its spans then have
             the attributes that OpenTelemetry defines for model calls, with the tokens in `usage` of the result.
+        ordered: of a class: its instance takes the items of `engine.stream(calls)`, or of a `map_each`, in input order,
+            also behind nodes where items overtake each other. An item that ends before it has come there gives up its
+            turn.
         **unknown: any other option is refused.
 
     Returns:
@@ -296,7 +301,7 @@ def node(
     policy = Policy(
         concurrency, capacity, max_bytes, runs_on, timeout_seconds, retry, fallback,
         pure=pure, effectful=effectful, restart=restart, restart_on=restart_on,
-        shutdown_seconds=shutdown_seconds, model=model,
+        shutdown_seconds=shutdown_seconds, model=model, ordered=ordered,
     )  # fmt: skip
 
     def decorate(target: Any) -> Any:
@@ -314,6 +319,11 @@ def node(
                 f"node {name or getattr(target, '__name__', target)!r} has no loop that could take shutdown_seconds= "
                 "to end; it is for classes derived from ps.Actor or ps.StreamActor"
             )
+        if ordered and not _may_be_ordered(target):
+            raise TypeError(
+                f"node {name or getattr(target, '__name__', target)!r} is no class whose __call__ returns one result: "
+                "ordered=True is for state that has to see items in input order"
+            )
         if batch is not None and callable(target):
             return batched_node(target, batch, policy, name)
         if isinstance(target, type):
@@ -323,3 +333,10 @@ def node(
         return Node(target, policy, name=name)
 
     return decorate if fn is None else decorate(fn)
+
+
+def _may_be_ordered(target: object) -> bool:
+    if not isinstance(target, type) or owns_loop(target):
+        return False
+    call = next((vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None)
+    return call is None or not inspect.isasyncgenfunction(inspect.unwrap(call))

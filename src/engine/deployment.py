@@ -25,6 +25,7 @@ from .admission import Admission
 from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
 from .graph import Graph, gives_one_value, gives_stream
+from .instances import stateful_nodes
 from .nesting import host_context, hosts, refuse_from_inside
 from .open_resources import Opening
 from .options import ExecutionOptions
@@ -205,10 +206,16 @@ class HostedGraphs:
             warms_up: whether device nodes are compiled now, and not by their first call.
 
         Raises:
-            Exception: a graph cannot be traced, or a stateful node did not start.
+            Exception: a graph cannot be traced or deployed, or a stateful node did not start.
         """
         for graph in self._graphs:
             plan = graph._planned(is_cached=scope.options.enable_caching)
+            for node in stateful_nodes(plan):
+                if node.policy.ordered:
+                    raise PlanError(
+                        f"graph {graph.name!r} cannot be deployed: node {node.name!r} has ordered=True, and the calls "
+                        "of a deployment have no order; use engine.stream(calls)"
+                    )
             wired = self._wired[graph] = await scope.prepare(plan)
             if warms_up:
                 await warm_up(wired.program, scope.engine.pools, scope.options.device_strategy)

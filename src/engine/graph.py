@@ -3,20 +3,20 @@
 import functools
 import inspect
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
 from .._errors import GraphTraceError, PlanError
 from ..telemetry.text import printable
-from .control import Control
+from .control import Control, map_each
 from .node import Node
 from .open_resources import run_eagerly
 from .options import ExecutionOptions
 from .planning import make_plan, merge_equal_calls
 from .program import Plan
-from .stateful import is_stateful
+from .stateful import is_stateful, node_of
 from .tracing.annotations import hints_of, is_stream_parameter, signature_of
 from .tracing.ref import PendingRef, Ref, Unawaited, call_location, definition_location, is_users, refuse_leak
 from .tracing.references import References, resolve_references
@@ -169,11 +169,17 @@ class Graph(Generic[P, R_co]):
         return chain(self, following)
 
     @overload
+    def __rrshift__(  # type: ignore[misc]
+        self: Callable[[AsyncIterator[A]], "Call[B]"], before: AsyncIterator[A]
+    ) -> "Call[B]": ...
+    @overload
+    def __rrshift__(self: Callable[[A], "Call[B]"], before: AsyncIterator[A]) -> AsyncIterator[B]: ...
+    @overload
     def __rrshift__(self: Callable[[A], "Call[B]"], before: Callable[Rest, Awaitable[A]]) -> "Graph[Rest, B]": ...
     @overload
     def __rrshift__(self: Callable[[A], "Call[B]"], before: Callable[Rest, A]) -> "Graph[Rest, B]": ...
     def __rrshift__(self, before: Any) -> Any:
-        """Build a chain that begins with an instance of a stateful node."""
+        """Read a stream, as a whole or value by value; or build a chain that begins with a stateful node."""
         return chain(before, self)
 
     def _start(self, arguments: tuple[Any, ...]) -> Coroutine[Any, Any, R_co]:
@@ -325,8 +331,10 @@ def _refuse_method(fn: Callable[..., Any]) -> None:
         )
 
 
-def chain(*parts: Any) -> Graph[..., Any]:
-    """Build the graph in which each part takes the result of the one before."""
+def chain(*parts: Any) -> Any:
+    """Build the graph in which each part takes the result of the one before; or have a stream read, if it is first."""
+    if isinstance(parts[0], AsyncIterator | Ref):
+        return _read_by(*parts)
     for part in parts:
         if not isinstance(part, Node | Graph) and not is_stateful(part):
             raise TypeError(f"a chain (a >> b) is made of nodes and graphs, not of {part!r}")
@@ -344,6 +352,15 @@ def chain(*parts: Any) -> Graph[..., Any]:
 
 
 Node._make_chain = chain
+
+
+def _read_by(stream: Any, following: Any) -> Any:
+    """Return `following(stream)` where its first parameter is a stream; else what it gives for each value."""
+    called: Any = node_of(following) if is_stateful(following) else following
+    name = next(iter(signature_of(called.fn).parameters), "")
+    if is_stream_parameter(called.fn, name):
+        return following(stream)
+    return cast("Any", map_each(following, stream))
 
 
 def part_name(part: Any) -> str:

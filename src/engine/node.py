@@ -5,7 +5,7 @@ import functools
 import inspect
 import math
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -336,6 +336,20 @@ class Node(Generic[P, Ret_co]):
     # `self` is annotated as a function of one argument: so parameters with defaults, and their names, do not matter.
     @overload
     def __rrshift__(  # type: ignore[misc]
+        self: Callable[[AsyncIterator[A]], AsyncIterator[B]], before: AsyncIterator[A]
+    ) -> AsyncIterator[B]: ...
+    @overload
+    def __rrshift__(  # type: ignore[misc]
+        self: Callable[[AsyncIterator[A]], Coroutine[Any, Any, B]], before: AsyncIterator[A]
+    ) -> Coroutine[Any, Any, B]: ...
+    @overload
+    def __rrshift__(  # type: ignore[misc]
+        self: Callable[[A], Awaitable[B]], before: AsyncIterator[A]
+    ) -> AsyncIterator[B]: ...
+    @overload
+    def __rrshift__(self: Callable[[A], B], before: AsyncIterator[A]) -> AsyncIterator[B]: ...
+    @overload
+    def __rrshift__(  # type: ignore[misc]
         self: Callable[[A], Awaitable[B]], before: Callable[Rest, Awaitable[A]]
     ) -> "Graph[Rest, B]": ...
     @overload
@@ -347,7 +361,7 @@ class Node(Generic[P, Ret_co]):
     @overload
     def __rrshift__(self: Callable[[A], B], before: Callable[Rest, A]) -> "Graph[Rest, B]": ...
     def __rrshift__(self, before: Any) -> Any:
-        """Build a chain that begins with an instance of a stateful node."""
+        """Read a stream, as a whole or value by value; or build a chain that begins with a stateful node."""
         return Node._make_chain(before, self)
 
     def _result_annotation(self) -> Any:
@@ -439,9 +453,11 @@ def is_async(fn: Callable[..., Any]) -> bool:
 
 
 def is_generator(fn: Callable[..., Any]) -> bool:
-    """Whether a call of `fn` gives an async generator."""
+    """Whether a call of `fn` gives many values, one after the other: an async generator, or a class of iterators."""
     while isinstance(fn, functools.partial):
         fn = fn.func
+    if isinstance(fn, type):
+        return issubclass(fn, AsyncIterator)
     return inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__)
 
 

@@ -91,7 +91,7 @@ def _waits(steps: Iterable[Step], *, in_order: bool) -> Iterator[_Wait]:
                 if need.is_held:
                     for node in _needed_meanwhile(need, step, needs, earlier, in_order=in_order):
                         yield _Wait(need.node, node, step)
-            if step.callee.gives_stream:
+            if step.callee.gives_stream or (not step.callee.is_async and not is_node(step.callee)):  # a split, too
                 behind[step.source] = needs
         for body in step.bodies:
             yield from _waits(body.steps, in_order=in_order)
@@ -202,6 +202,7 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
         PlanError: a value does not fit, or streams would wait for each other; the message names the line.
     """
     check_stream_limits(draft.name, _all_steps(draft))
+    _check_order(draft.name, list(_all_steps(draft)))
     types: dict[int, Any] = dict(zip(draft.parameter_sources, draft.annotations, strict=False))
     classes: dict[Node[..., Any], dict[str, type]] = {}
     checked = 0
@@ -215,6 +216,49 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
             checked += _check_arguments(draft.name, step, node, classes[node], types)
         types[step.source] = step.callee._result_annotation()
     return draft, PassReport("validate", checked, checked)
+
+
+def _check_order(
+    graph: str, steps: Iterable[Step], called: dict[int, Step] | None = None, *, is_repeated: bool = True
+) -> None:
+    """Refuse nodes with ordered=True where there is no order, or where waiting for a turn could never end.
+
+    Args:
+        graph: name of the graph.
+        steps: its steps, or those of a body.
+        called: where each such node is called already.
+        is_repeated: whether they are those of a graph or of a `map_each`, which have items in an order.
+
+    Raises:
+        PlanError: there is one.
+    """
+    called = {} if called is None else called
+    limited: dict[int, str] = {}  # of each stream, a node whose place is held until it has been read
+    for step in steps:
+        node = step.callee
+        behind = [limited[read.source] for read in step.reads() if read.source in limited]
+        if is_node(node) and node.policy.ordered:
+            why = ""
+            if not is_repeated:
+                why = "a body of cond, switch or while_loop has no items that could be in order"
+            elif _key(node) in called:
+                why = (
+                    f"it is called at {called[_key(node)].location} as well; use another instance in one of the places"
+                )
+            elif behind:
+                why = (
+                    f"it reads a stream of {behind[0]!r}, which holds one of its places until that is read, and an "
+                    "item whose turn comes before may need the place; leave out its concurrency="
+                )
+            if why:
+                raise PlanError(f"{step.location}: in graph {graph!r}, node {node.name!r} has ordered=True, and {why}")
+            called[_key(node)] = step
+        if step.callee.gives_stream and is_node(node) and node._shared_places is not None:
+            limited[step.source] = node.name
+        elif behind:
+            limited[step.source] = behind[0]
+        for body in step.bodies:
+            _check_order(graph, body.steps, called, is_repeated=step.callee.name == "map_each")
 
 
 def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:

@@ -8,10 +8,11 @@ from typing import Any, TypeAlias
 from .._errors import NodeCancelledError, OptionsError
 from ..actors.current import Position
 from ..actors.frame import NOTHING, AnyDeployment, Frame
-from ..actors.node_actor import NodeActor
+from ..actors.node_actor import Invoke, NodeActor
 from ..actors.stream_buffer import StreamBuffer
 from ..actors.worker import WorkerGroup
 from .graph import Call, Graph
+from .nesting import listener_of
 from .program import Wired
 
 # A `ReorderWindow` holds the places of a stream of calls, or of a `map_each` over a stream, and the order in which
@@ -35,6 +36,7 @@ class ReorderWindow:
         reserved: 1 while the source is being asked for an item, whose place is taken already; else 0.
         position: how many items the reader has taken; in input order, also the index of the next item to be taken.
         frames: the items that were started and not yet taken, by index.
+        turns: whose turn it is at each node that takes items in order.
         on_room: called once when there is room again.
         collected: the list that takes results as they end, in their turn; None where a reader takes each item.
         service: the deployment that the stream belongs to.
@@ -48,7 +50,7 @@ class ReorderWindow:
     __slots__ = (
         "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "asking", "cancelled",
         "closed", "collected", "expired", "failed", "frames", "limit", "on_room", "position", "reserved", "service",
-        "size", "submitted",
+        "size", "submitted", "turns",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +81,7 @@ class ReorderWindow:
         self.cancelled = 0
         self.expired = 0
         self.frames: dict[int, Frame] = {}
+        self.turns: dict[NodeActor, Turns] = {}
         self.on_room: Callable[[], None] | None = None
 
     @property
@@ -154,20 +157,20 @@ class ReorderWindow:
         """Whether a reader waits for an item."""
         return self._reader is not None
 
-    async def wait(self, values: StreamBuffer[Any] | None = None) -> None:
+    async def wait(self, inputs: Iterable[StreamBuffer[Any]] = ()) -> None:
         """Wait for `wake_reader`; the caller has to look again what has changed.
 
         Args:
-            values: a stream; the wait also ends when it has another value, or has ended.
+            inputs: streams; the wait also ends when one of them has another value, or has ended.
         """
         self._reader = self._loop.create_future()
-        if values is not None:
-            values.waiter = self._reader
+        for values in inputs:
+            values.waiter, values.reader_is_busy = self._reader, bool(self.frames)
         try:
             await self._reader
         finally:
             self._reader = None
-            if values is not None:
+            for values in inputs:
                 values.waiter = None
 
     def wake_reader(self) -> None:
@@ -193,6 +196,8 @@ class ReorderWindow:
             self.wake_reader()
         if self._on_settled is not None and not frame.unwinding:
             self._on_settled(frame)
+        if self.turns:
+            go_on(self.turns)
 
     def frame_settled(self, frame: Frame) -> None:
         """Report that the last handler of an item has ended; if the item was taken before, its place is free now."""
@@ -220,6 +225,83 @@ class ReorderWindow:
         on_room, self.on_room = self.on_room, None
         if on_room is not None:
             on_room()
+
+
+class Turns:
+    """Whose turn it is at one node that takes items in their order.
+
+    Args:
+        frames: the items that have not ended, by their index; those that have may be there as well.
+    """
+
+    def __init__(self, frames: dict[int, Frame]) -> None:
+        self._frames = frames
+        self._is_taken = False
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._next = 0  # the index of the item whose turn it is, or of one before it that has ended
+
+    async def wait(self, item: int) -> None:
+        """Wait for the turn of an item."""
+        turn = self._waiting[item] = asyncio.get_running_loop().create_future()
+        self.go_on()
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():
+                self.over()
+            else:
+                del self._waiting[item]
+                self.go_on()
+            raise
+
+    def over(self) -> None:
+        """The item whose turn it was has left the node."""
+        self._is_taken = False
+        self._next += 1
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Give the turn to the next item that has not ended, if it waits for it."""
+        last = max(self._waiting, default=-1)
+        while self._next <= last and not self._is_taken:
+            frame = self._frames.get(self._next)
+            if frame is None or frame.state != "running":
+                self._next += 1
+                continue
+            turn = self._waiting.get(self._next)
+            if turn is None or turn.done():
+                return
+            del self._waiting[self._next]
+            self._is_taken = True
+            turn.set_result(None)
+
+
+def go_on(turns: dict[NodeActor, Turns]) -> None:
+    """An item has ended: those behind it may have waited for that."""
+    for one in turns.values():
+        one.go_on()
+
+
+def in_turn(invoke: Invoke) -> Invoke:
+    """Return what invokes a node for one item after the other, in the order of those of one stream or `map_each`."""
+    present = asyncio.Lock()  # several, each in its own order, may share the instance
+
+    async def invoke_in_turn(worker: Any, actor: NodeActor, frame: Frame) -> Any:
+        window: Any = listener_of(frame)
+        turns: dict[NodeActor, Turns] | None = getattr(window, "turns", None)
+        if turns is None:  # a call of its own
+            async with present:
+                return await invoke(worker, actor, frame)
+        if actor not in turns:
+            turns[actor] = Turns(window.frames)
+        await turns[actor].wait(frame.item)
+        try:
+            async with present:
+                return await invoke(worker, actor, frame)
+        finally:
+            turns[actor].over()
+
+    return invoke_in_turn
 
 
 Calls: TypeAlias = Iterable[Call[Any]] | AsyncIterable[Call[Any]]

@@ -92,7 +92,14 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
     call_marks._penstock_name = name or cls.__name__
     setattr(cls, "__init__", remember)  # noqa: B010 - checkers know that a method is not assigned to
     setattr(cls, "__call__", record_or_call)  # noqa: B010
+    if not hasattr(cls, "__rrshift__"):
+        setattr(cls, "__rrshift__", _after)  # noqa: B010
     return cls
+
+
+def _after(self: Any, before: Any) -> Any:
+    """Read a stream, `stream >> instance`, as a whole or value by value."""
+    return Node._make_chain(before, self)
 
 
 def is_stateful(value: object) -> bool:

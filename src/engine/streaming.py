@@ -3,12 +3,12 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from .._errors import EngineClosedError
 from ..actors.frame import Frame
+from .control import Outcome
 from .graph import one_value
 from .options import ExecutionOptions
 from .pipeline import Pipeline, StreamProgress, length_of
@@ -20,21 +20,6 @@ if TYPE_CHECKING:
     pass
 
 T_co = TypeVar("T_co", covariant=True)
-
-
-@dataclass(frozen=True)
-class Outcome(Generic[T_co]):
-    """The outcome of one item of a stream: a result or an error.
-
-    Attributes:
-        index: the index of the item in the input, from 0.
-        value: the result; None if the item failed.
-        error: the error; None if the item did not fail.
-    """
-
-    index: int
-    value: T_co | None
-    error: Exception | None
 
 
 class Stream(ABC, Generic[T_co]):

@@ -11,6 +11,7 @@ from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import Reader, StreamBuffer
 from ..actors.tasks import start_task, uninterrupted, until
 from .call import RunningCall
+from .control import Outcome
 from .graph import Call, Graph
 from .nesting import refuse_to_close_from_inside
 from .options import ChosenScheduler, ExecutionOptions
@@ -18,7 +19,7 @@ from .pipeline import ReaderWait, StreamProgress
 from .program import Wired
 from .scope import Runtime, Scope
 from .statistics import StreamStatistics, Uptime
-from .streaming import Outcome, Stream
+from .streaming import Stream
 
 if TYPE_CHECKING:
     from .deployment import Deployment

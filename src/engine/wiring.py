@@ -18,7 +18,7 @@ from ..actors.threads import ThreadShare
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import collectors
-from .bodies import body_of, hand_over, input_of, mapping, opening, opening_in_loop
+from .bodies import body_of, branch, hand_over, input_of, mapping, opening, opening_in_loop, splitting
 from .control import Control
 from .counters import node_counters, node_levels, node_readings
 from .instances import InstanceRegistry, instance_key
@@ -26,6 +26,7 @@ from .node import CallSite, Executor, Node, is_node
 from .options import ChosenScheduler, ExecutionOptions
 from .pools import Pools
 from .program import Plan, PlannedStep, Program, Unit, Wired
+from .source import in_turn
 from .tracing.template import Read, Template, is_known, reads, value_of
 
 if TYPE_CHECKING:
@@ -150,15 +151,20 @@ class Wiring:
             if fault_at_wiring is not None:
                 fault_at_wiring(actor, step.head.callee)
         else:
-            assert isinstance(step.head.callee, Control)
+            control = step.head.callee
+            assert isinstance(control, Control)
             # The place of a stream is held until it has ended, so it cannot be one of those that come and go.
-            limiter = Limiter() if step.head.callee.over_stream else self._own_limiter(UNLIMITED)
+            limiter = self._own_limiter(UNLIMITED) if control.is_async else Limiter()
             actor = actor_class(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
             bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
-            if step.head.callee.over_stream:
-                actor.invoke = mapping(step.head.callee.limit, bodies[0])
+            if control.kind == "split":
+                actor.invoke = splitting(control.limit, control.ahead)
+            elif control.kind == "branch":
+                actor.invoke = branch(control.limit)
+            elif control.over_stream:
+                actor.invoke = mapping(control, bodies[0])
             else:
-                actor.body = body_of(step.head.callee, bodies, self._pools.threads)
+                actor.body = body_of(control, bodies, self._pools.threads)
         actor.owner = self._pools
         actor.slot = unit.slot
         actor.args_of = unit.args_of
@@ -196,7 +202,9 @@ class Wiring:
             carrier = node._runs_in.carrier(_call_site(program, unit), self._pools, self._device_strategy)
         actor.body = carrier or self._body(node)
         actor.needs_thread = node._runs_on == "thread"
-        if actor.gate is None and not unit.streams and policy.is_once:
+        if policy.ordered and not fake:
+            actor.invoke = in_turn(actor.invoke)
+        elif actor.gate is None and not unit.streams and policy.is_once:
             if policy.runs_on != "loop" or carrier is not None:
                 actor.invoke = invocation.invoke_once
                 actor.carrier = carrier
@@ -235,6 +243,8 @@ class Wiring:
 
     def _limiter(self, node: Node[..., Any]) -> Limiter:
         policy = node.policy
+        if policy.ordered:  # what waits for its turn holds no place that the item before it needs
+            return Limiter()
         if node.template is not None or node._runs_loop:
             key = instance_key(node)
             if key not in self._instance_limiters:

@@ -17,8 +17,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actors": {"_errors", "telemetry"},
     "engine": {"_errors", "_public", "telemetry", "actors"},
     "devices": {"_errors", "_public", "telemetry", "actors", "engine"},
+    "data": {"_errors", "_public", "telemetry", "actors", "engine", "devices"},
     "testing": {"_errors", "_public", "telemetry", "actors", "engine", "devices"},
-    "__init__": {"_errors", "_public", "telemetry", "actors", "engine", "devices", "testing"},
+    "__init__": {"_errors", "_public", "telemetry", "actors", "engine", "devices", "data", "testing"},
     "_cli": {"__init__", "_errors", "telemetry", "actors", "engine", "devices", "testing"},
     "__main__": {"_cli"},
 }
@@ -26,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # loaded by modules of telemetry that are for it alone, and that nobody loads who does not ask for it.
 DEPENDENCIES = {"anyio", "structlog", "opentelemetry"}
 EXTRAS: dict[str, set[str]] = {
+    "data": {"jax", "numpy"},
     "devices": {"jax", "jaxlib", "numpy", "opt_einsum"},
     "telemetry": {"rich"},
     "_cli": {"rich"},

@@ -13,13 +13,13 @@ from types import ModuleType
 import pytest
 
 import penstock
-from penstock import devices, engine, telemetry, testing
+from penstock import data, devices, engine, telemetry, testing
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 
 
-PUBLIC = (penstock, engine, devices, telemetry, testing)
+PUBLIC = (penstock, engine, data, devices, telemetry, testing)
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module in PUBLIC for name in module.__all__])
@@ -73,7 +73,7 @@ def test_import_loads_what_most_programs_need_and_no_more() -> None:
     assert len([name for name in loaded if name.startswith("penstock")]) <= 140
 
 
-@pytest.mark.parametrize("module", [penstock, engine, telemetry, devices])
+@pytest.mark.parametrize("module", [penstock, engine, telemetry, data, devices])
 def test_names_that_are_imported_late_are_those_that_checkers_see(module: ModuleType) -> None:
     body = ast.parse(Path(str(module.__file__)).read_text()).body
     blocks = [one for one in body if isinstance(one, ast.If)]

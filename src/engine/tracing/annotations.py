@@ -38,14 +38,19 @@ def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
     return _resolved(fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn).__call__)
 
 
-def parameter_of_body(fn: Callable[..., Any]) -> tuple[str, Hint]:
-    """Return the name and the hint of the parameter of a body of control flow, which takes one value."""
-    inner = inspect.unwrap(fn)  # if it is a node or a graph, its function
+def parameters_of_body(fn: Callable[..., Any], count: int) -> list[tuple[str, Hint]]:
+    """Return the names of the parameters that the body of a control-flow construct takes, with their hints."""
+    inner = inspect.unwrap(fn)  # of a node or a graph, the function
     try:
-        name = next(iter(signature_of(fn).parameters), "value")
+        names = list(signature_of(fn).parameters)[:count]
     except (TypeError, ValueError):  # some builtins have no signature
-        name = "value"
-    return name, lambda: hints_of(inner).get(name)
+        names = []
+    names += ["value"] * (count - len(names))
+    return [(name, _hint_of(inner, name)) for name in names]
+
+
+def _hint_of(fn: Callable[..., Any], name: str) -> Hint:
+    return lambda: hints_of(fn).get(name)
 
 
 def result_hint(fn: Callable[..., Any]) -> Any:

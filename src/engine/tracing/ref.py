@@ -125,6 +125,13 @@ class Ref:
     def __await__(self) -> Generator[Any, Any, "Ref"]:
         refuse(self, "awaiting it", "it is the result of a plain `def`, or was awaited already: remove the await")
 
+    def __rshift__(self, following: Any) -> Any:
+        if not self._penstock_tracer.is_stream(self):
+            refuse(self, "arithmetic on it", _NODE)
+        if not hasattr(type(cast("object", following)), "__rrshift__"):
+            refuse(self, f">> {following!r}", "a stream goes on in a node, a graph or a stage of penstock.data")
+        return NotImplemented  # what follows knows how it reads a stream
+
     def __repr__(self) -> str:
         return self._penstock_tracer.shown(f"<Ref {printable(self._penstock_label)}>")
 
@@ -273,6 +280,8 @@ for _name in ("neg", "pos", "abs", "invert", "round", "floor", "ceil", "trunc"):
 for _name in ("int", "float", "complex", "bytes"):
     _FORBIDDEN[f"__{_name}__"] = (f"converting it with {_name}()", _NODE)
 _FORBIDDEN["__reversed__"] = ("iterating over it backwards", _NODE)
+del _FORBIDDEN["__rshift__"]  # a stream has it: see `Ref.__rshift__`
+setattr(PendingRef, "__rshift__", _forbid("arithmetic on it", _NODE))  # noqa: B010 - checkers would expect a method
 for _name, (_what, _remedy) in _FORBIDDEN.items():
     setattr(Ref, _name, _forbid(_what, _remedy))
     setattr(PendingRef, _name, _forbid(_what, _remedy))

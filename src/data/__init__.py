@@ -1,0 +1,45 @@
+"""Feeds: records in a known order, stages that shape them into batches, and a `for` loop that reads them.
+
+Importing this needs NumPy, and loads no JAX.
+"""
+
+from importlib.util import find_spec as _find_spec
+from typing import TYPE_CHECKING
+
+from .._errors import MissingExtraError
+from .._public import public as _public
+
+if _find_spec("numpy") is None:
+    raise MissingExtraError("penstock.data needs NumPy: pip install 'penstock[data]'")
+
+from .batches import Ragged, collate
+from .for_loop import Iterate, iterate
+from .placing import to_device
+from .records import Record, Source, order
+from .stages import (
+    KeepingStage,
+    MergedStage,
+    Packed,
+    SplitStage,
+    Stage,
+    batched,
+    filtered,
+    merged,
+    mix,
+    packed,
+    prefetched,
+    read,
+    rebatched,
+    shuffled,
+    split,
+    unbatched,
+)
+
+__all__ = [
+    "Iterate", "KeepingStage", "MergedStage", "Packed", "Ragged", "Record", "Source", "SplitStage", "Stage", "batched",
+    "collate", "filtered", "iterate", "merged", "mix", "order", "packed", "prefetched", "read", "rebatched", "shuffled",
+    "split", "to_device", "unbatched",
+]  # fmt: skip
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = _public(__name__)

@@ -1,0 +1,115 @@
+"""The values of a graph in a plain `for` loop: the engine runs on an event loop in a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextvars import copy_context
+from typing import Generic, Self, TypeVar, Unpack
+
+from .._errors import EngineClosedError, EngineLoopError
+from ..engine.engine import Engine
+from ..engine.graph import Call
+from ..engine.options import CallOptions
+from ..engine.streaming import Stream
+
+T = TypeVar("T")
+
+
+class Iterate(Generic[T]):
+    """The values of one call, for a `for` loop; made by `iterate`, and entered with `with`.
+
+    One thread reads it at a time. Leaving it ends the call, and waits until nothing of it is left.
+    """
+
+    def __init__(self, call: Call[AsyncIterator[T]], options: CallOptions) -> None:
+        self._call = call
+        self._options = options
+        self._thread: threading.Thread | None = None
+        self._opened: Future[tuple[asyncio.AbstractEventLoop, Stream[T], asyncio.Event]] = Future()
+
+    def __enter__(self) -> Self:
+        """Start the call.
+
+        Raises:
+            EngineLoopError: an event loop runs in this thread, which would stand still.
+            OptionsError: an option is unknown or does not apply.
+            PlanError: the graph gives one value.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise EngineLoopError(
+                "data.iterate waits for values, and an event loop runs in this thread, which would stand still "
+                "meanwhile; write `async with engine.stream(call) as values: async for value in values`"
+            )
+        if self._thread is not None:
+            raise EngineClosedError("data.iterate was entered before; what it gives is read once: make a new one")
+        context = copy_context()
+        self._thread = threading.Thread(target=context.run, args=(asyncio.run, self._run()), name="penstock-iterate")
+        self._thread.start()
+        try:
+            self._opened.result()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._leave()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        """Return the next value.
+
+        Raises:
+            Exception: what the call failed with.
+            EngineClosedError: it was not entered, or was left.
+        """
+        if self._thread is None or not self._thread.is_alive():
+            raise EngineClosedError("the values are read inside of `with data.iterate(call) as values:`")
+        loop, stream, _ = self._opened.result()
+        try:
+            return asyncio.run_coroutine_threadsafe(anext(stream), loop).result()
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    async def _run(self) -> None:
+        """Keep the call open until it is left; the only task that the thread begins with."""
+        is_left = asyncio.Event()
+        try:
+            async with Engine() as engine, engine.stream(self._call, **self._options) as stream:
+                self._opened.set_result((asyncio.get_running_loop(), stream, is_left))
+                await is_left.wait()
+        except BaseException as error:
+            if self._opened.done():
+                raise
+            self._opened.set_exception(error)
+
+    def _leave(self) -> None:
+        assert self._thread is not None
+        if self._opened.done() and self._opened.exception() is None:
+            loop, _, is_left = self._opened.result()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(is_left.set)
+        self._thread.join()
+
+
+def iterate(call: Call[AsyncIterator[T]], /, **options: Unpack[CallOptions]) -> Iterate[T]:
+    """Read the values of a call in a plain `for` loop, where no event loop runs.
+
+    The graph runs on an event loop in a thread of its own, and works ahead as far as its streams hold values.
+
+    Args:
+        call: one call of a graph that returns an `AsyncIterator`.
+        **options: those of `engine.stream` for one call.
+
+    Returns:
+        A context manager, whose values are read inside of it:
+        `with data.iterate(call) as batches: for batch in batches: ...`
+    """
+    return Iterate(call, options)

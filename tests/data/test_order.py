@@ -1,0 +1,355 @@
+"""The order of records: what each epoch and shard gives, and that it is the same everywhere."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock import data, engine
+from penstock.data.records import _ROUNDS, Permutation
+
+MASK = (1 << 64) - 1
+
+
+class Numbers:
+    """A source of any length that takes no memory."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return index
+
+
+async def collected(stream: AsyncIterator[Any]) -> list[Any]:
+    return [value async for value in stream]
+
+
+def indexes(length: int, **settings: Any) -> list[int]:
+    return [record.index for record in asyncio.run(collected(data.order(Numbers(length), **settings)))]
+
+
+def one_by_one(length: int, key: str) -> Iterator[int]:
+    """Yields the order as plain Python computes it, one number after the other."""
+    import hashlib
+
+    bits = max(2, (length - 1).bit_length())
+    low = bits // 2
+    digest = hashlib.shake_256(f"penstock order {key}".encode()).digest(8 * _ROUNDS)
+    keys = [int.from_bytes(digest[at : at + 8], "little") for at in range(0, len(digest), 8)]
+
+    def scrambled(word: int) -> int:
+        word = word * 0xBF58476D1CE4E5B9 & MASK
+        word ^= word >> 32
+        return word * 0x94D049BB133111EB & MASK
+
+    for position in range(length):
+        number = position
+        while True:
+            left, right = number >> low, number & (1 << low) - 1
+            for even, odd in zip(keys[::2], keys[1::2], strict=True):
+                left ^= scrambled(right + even & MASK) >> 64 - (bits - low)
+                right ^= scrambled(left + odd & MASK) >> 64 - low
+            number = left << low | right
+            if number < length:
+                break
+        yield number
+
+
+@given(st.integers(1, 3000), st.integers(0, 1 << 70))
+def test_every_length_gets_a_true_permutation_as_computed_one_by_one(length: int, seed: int) -> None:
+    order = indexes(length, shuffle_seed=seed)
+    assert sorted(order) == list(range(length))
+    assert order == list(one_by_one(length, f"{seed} 0"))
+
+
+def test_the_order_is_the_same_on_every_machine() -> None:
+    assert indexes(10, shuffle_seed=0) == GOLDEN_TEN
+    assert indexes(10, shuffle_seed=7, epochs=2) == GOLDEN_EPOCHS
+
+    async def begin() -> list[Any]:
+        order = data.order(Numbers(10**9), shuffle_seed=1)
+        return [await anext(order) for _ in range(3)]
+
+    records = asyncio.run(begin())
+    assert [record.index for record in records] == GOLDEN_BILLION
+    assert [record.seed for record in records] == GOLDEN_SEEDS
+    assert records[0].key.tolist() == [GOLDEN_SEEDS[0] >> 32, GOLDEN_SEEDS[0] & 0xFFFFFFFF]
+    assert records[0].key.dtype == np.uint32
+    assert records[0].rng().random() == records[0].rng().random() == GOLDEN_RANDOM
+
+
+GOLDEN_TEN = [5, 7, 9, 2, 1, 4, 0, 8, 6, 3]
+GOLDEN_EPOCHS = [8, 1, 7, 2, 9, 3, 0, 6, 4, 5, 9, 2, 0, 5, 3, 8, 1, 4, 6, 7]
+GOLDEN_BILLION = [338934343, 318328137, 112733504]
+GOLDEN_SEEDS = [17179438957365488533, 8122470698467820610, 6207496798862650005]
+GOLDEN_RANDOM = 0.6624108395726954
+
+
+def test_small_orders_are_equally_frequent() -> None:
+    everyone = np.arange(4, dtype=np.uint64)
+    tries = 6000
+    counts = Counter(tuple(Permutation(4, f"{key} 0").indexes(everyone).tolist()) for key in range(tries))
+    expected = tries / 24
+    # The 99.9 % quantile of chi-squared with 23 degrees of freedom is 49.7.
+    assert sum((counts[one] - expected) ** 2 / expected for one in permutations(range(4))) < 49.7
+
+
+@pytest.mark.parametrize("length", [37, 64, 1000])
+def test_positions_and_indexes_know_nothing_of_each_other(length: int) -> None:
+    tries = 300
+    everyone = np.arange(length, dtype=np.uint64)
+    orders = np.array([Permutation(length, f"{key} 0").indexes(everyone) for key in range(tries)], np.float64)
+    fixed_points = (orders == everyone).sum() / tries  # 1 on average, as is the variance
+    successors = (np.diff(orders) == 1).sum() / tries
+    assert abs(fixed_points - 1) < 4 / tries**0.5
+    assert abs(successors - 1) < 4 / tries**0.5
+    means = orders.mean(axis=0)  # of each position
+    spread = length / 12**0.5 / tries**0.5
+    assert np.abs(means - (length - 1) / 2).max() < 5 * spread
+
+
+def test_each_epoch_has_another_order_and_all_records() -> None:
+    records = asyncio.run(collected(data.order(Numbers(1500), shuffle_seed=3, epochs=3)))
+    epochs = [[record.index for record in records if record.epoch == epoch] for epoch in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(1500))] * 3
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert [record.position for record in records] == [*range(1500)] * 3
+    assert indexes(5, epochs=2) == [0, 1, 2, 3, 4] * 2
+    assert indexes(0) == indexes(0, epochs=None, shuffle_seed=1, pad=True) == []
+
+
+@given(st.integers(0, 50), st.integers(1, 9), st.none() | st.integers(0, 5))
+def test_shards_are_disjoint_cover_all_and_differ_by_one(length: int, count: int, seed: int | None) -> None:
+    shards = [indexes(length, shard=(number, count), shuffle_seed=seed) for number in range(count)]
+    assert sorted(index for shard in shards for index in shard) == list(range(length))
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+    whole = indexes(length, shuffle_seed=seed)
+    assert [shards[position % count][position // count] for position in range(length)] == whole
+    dropped = [
+        indexes(length, shard=(number, count), shuffle_seed=seed, drop_remainder=True) for number in range(count)
+    ]
+    assert dropped == [shard[: length // count] for shard in shards]
+    padded = [indexes(length, shard=(number, count), shuffle_seed=seed, pad=True) for number in range(count)]
+    steps = -(-length // count)
+    everyone = [padded[position % count][position // count] for position in range(steps * count)]
+    assert everyone == [whole[position % length] for position in range(steps * count)]
+
+
+def test_keys_depend_on_the_record_and_the_epoch_alone() -> None:
+    whole = asyncio.run(collected(data.order(Numbers(40), shuffle_seed=5, epochs=2)))
+    keys = {(record.epoch, record.index): record.seed for record in whole}
+    assert len(set(keys.values())) == 80
+    shard = asyncio.run(collected(data.order(Numbers(40), shuffle_seed=5, epochs=2, shard=(2, 3))))
+    assert all(keys[record.epoch, record.index] == record.seed for record in shard)
+
+
+@ps.node(runs_on="thread")
+def augmented(record: data.Record[int]) -> float:
+    return record.value + float(record.rng().random())
+
+
+@ps.graph
+async def feed(concurrency: int, seed: int, epochs: int) -> AsyncIterator[float]:
+    numbers = data.order(NUMBERS, shuffle_seed=seed, epochs=epochs) >> data.read(NUMBERS)
+    return numbers >> augmented
+
+
+NUMBERS = list(range(100))
+
+
+@pytest.mark.parametrize("in_flight", [1, 7, 64])
+def test_augmentation_does_not_depend_on_what_runs_beside_it(in_flight: int) -> None:
+    @ps.graph
+    async def augmenting(epochs: int) -> AsyncIterator[float]:
+        records = data.order(NUMBERS, shuffle_seed=2, epochs=epochs) >> data.read(NUMBERS, runs_on="loop")
+        return ps.map_each(augmented, records, concurrency=in_flight)
+
+    with data.iterate(augmenting(2)) as values:
+        assert list(values) == [
+            record.index + record.rng().random()
+            for record in asyncio.run(collected(data.order(NUMBERS, shuffle_seed=2, epochs=2)))
+        ]
+
+
+async def test_arguments_may_be_values_of_the_graph_and_a_list_is_not_copied() -> None:
+    @ps.graph
+    async def ordered(source: list[int], seed: int | None, epochs: int) -> AsyncIterator[int]:
+        records = data.order(source, shuffle_seed=seed, epochs=epochs, shard=(0, 1)) >> data.read(source, concurrency=2)
+        return records >> value_of
+
+    @ps.node
+    def value_of(record: data.Record[int]) -> int:
+        return record.value
+
+    async with engine.stream(ordered([5, 6, 7], None, 2)) as values:
+        assert await collected(values) == [5, 6, 7] * 2
+    with pytest.raises(ps.OptionsError, match="epochs=0"):
+        async with engine.stream(ordered([5, 6, 7], None, 0)) as values:
+            await collected(values)
+    assert await collected(await feed(1, 2, 1)) == pytest.approx(
+        [record.index + record.rng().random() async for record in data.order(NUMBERS, shuffle_seed=2)]
+    )
+
+
+async def test_an_order_made_outside_is_an_argument() -> None:
+    @ps.graph
+    async def reading(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+        return records >> data.read(NUMBERS) >> data.batched(30)
+
+    async with engine.stream(reading(data.order(NUMBERS, shuffle_seed=1))) as batches:
+        assert [len(batch) async for batch in batches] == [30, 30, 30, 10]
+
+
+async def test_what_has_no_index_takes_part_without_shuffling() -> None:
+    async def lines() -> AsyncIterator[str]:
+        for line in "abcde":
+            yield line
+
+    records = await collected(data.order(lines(), shard=(1, 2)))
+    assert [(record.position, record.value) for record in records] == [(1, "b"), (3, "d")]
+    assert records[0].rng().random() != records[1].rng().random()
+    with pytest.raises(ps.OptionsError, match=r"data\.shuffled"):
+        data.order(lines(), shuffle_seed=1)  # type: ignore[call-overload]
+
+    @ps.graph
+    async def numbered(values: AsyncIterator[str]) -> AsyncIterator[Any]:
+        return data.order(values) >> data.batched(2)
+
+    async with engine.stream(numbered(lines())) as batches:
+        assert await collected(batches) == [["a", "b"], ["c", "d"], ["e"]]
+
+
+def test_wrong_arguments_are_refused_where_they_are_written() -> None:
+    wrong: list[dict[str, Any]] = [
+        {"shuffle_seed": -1}, {"shuffle_seed": True}, {"epochs": 0}, {"shard": (2, 2)}, {"shard": (0, 0)},
+        {"shard": "host"}, {"shard": (0, 1, 2)}, {"drop_remainder": True, "pad": True}, {"pad": 1},
+    ]  # fmt: skip
+    for arguments in wrong:
+        with pytest.raises(ps.OptionsError, match=next(iter(arguments))):
+            data.order([1], **arguments)
+    with pytest.raises(TypeError, match="async def"):
+        data.order(iter([1]))  # type: ignore[call-overload]
+
+
+async def test_a_source_that_shrinks_is_an_error_that_says_so() -> None:
+    source = list(range(10))
+
+    @ps.graph
+    async def twice() -> AsyncIterator[data.Record[int]]:
+        return data.order(source, epochs=2) >> data.read(source)
+
+    async with engine.stream(twice()) as records:
+        await anext(records)
+        del source[9:]
+        with pytest.raises(IndexError) as caught:
+            await collected(records)
+    assert any("position 9 of epoch 0, index 9 of 9" in note for note in caught.value.__notes__)
+    order = data.order(source, epochs=2)
+    for _ in range(9):
+        await anext(order)
+    source.append(0)
+    with pytest.raises(ps.DataError, match="had 9 records when it began, and has 10 at the beginning of epoch 1"):
+        await anext(order)
+
+
+SHARD_OF_TASK = """
+import asyncio, os, sys
+from penstock import data
+async def main():
+    try:
+        print([record.index async for record in data.order(range(10))])
+    except Exception as error:
+        print(type(error).__name__, error)
+    print("jax" in sys.modules)
+asyncio.run(main())
+"""
+
+
+def test_a_slurm_task_without_distributed_jax_does_not_guess_its_shard() -> None:
+    slurm = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}
+    for tasks, expected in (("2", "DataError data.order"), ("1", "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]")):
+        found = subprocess.run(
+            [sys.executable, "-c", SHARD_OF_TASK],
+            env={**os.environ, **slurm, "SLURM_NTASKS": tasks}, capture_output=True, text=True, check=True,
+        ).stdout.splitlines()  # fmt: skip
+        assert found[0].startswith(expected)
+        assert found[-1] == "False"
+        if tasks == "2":
+            assert "jax.distributed.initialize()" in found[0]
+            assert "SLURM_PROCID" in found[0]
+
+
+DISTRIBUTED = """
+import asyncio, sys
+import jax
+from penstock import data
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+async def main():
+    print([record.index async for record in data.order(range(7), shuffle_seed=1)])
+asyncio.run(main())
+print(jax._src.xla_bridge.backends_are_initialized())
+jax.distributed.shutdown()
+"""
+
+
+def distributed(program: str) -> list[list[str]]:
+    """Returns what two processes of a distributed JAX print."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    started = [
+        subprocess.Popen([sys.executable, "-c", program, address, str(number)], stdout=subprocess.PIPE, text=True)
+        for number in range(2)
+    ]
+    return [process.communicate(timeout=50)[0].splitlines() for process in started]
+
+
+def test_processes_of_distributed_jax_have_a_shard_each_and_start_no_backend() -> None:
+    whole = indexes(7, shuffle_seed=1)
+    assert distributed(DISTRIBUTED) == [[str(whole[number::2]), "False"] for number in range(2)]
+
+
+GLOBAL_ARRAYS = """
+import sys
+from collections.abc import AsyncIterator
+import jax, numpy as np
+import penstock as ps
+from penstock import data
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+rows = np.arange(16, dtype=np.float32)
+@ps.graph
+async def feed() -> AsyncIterator[jax.Array]:
+    return data.order(rows) >> data.read(rows) >> data.batched(4) >> data.to_device(mesh, jax.P("data"))
+with data.iterate(feed()) as batches:
+    for batch in batches:
+        print(batch.shape, *[shard.data.tolist() for shard in batch.addressable_shards])
+jax.distributed.shutdown()
+"""
+
+
+def test_processes_put_their_parts_of_a_batch_into_one_global_array() -> None:
+    told = [[line for line in lines if line.startswith("(")] for lines in distributed(GLOBAL_ARRAYS)]
+    assert told == [
+        ["(8,) [0.0, 2.0] [4.0, 6.0]", "(8,) [8.0, 10.0] [12.0, 14.0]"],
+        ["(8,) [1.0, 3.0] [5.0, 7.0]", "(8,) [9.0, 11.0] [13.0, 15.0]"],
+    ]

@@ -1,0 +1,100 @@
+"""Batches that are put on devices ahead of who computes with them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import data, devices, engine
+
+jax = pytest.importorskip("jax")
+
+MESH = devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
+SPECS = {"x": jax.P("data"), "y": None, "name": None}
+
+
+@ps.node
+async def batches(count: int, size: int = 8) -> AsyncIterator[dict[str, Any]]:
+    for number in range(count):
+        yield {"x": np.full((size, 2), number, np.float32), "y": np.int32(number), "name": f"batch {number}"}
+
+
+@ps.graph
+async def split(count: int, size: int) -> AsyncIterator[Any]:
+    return batches(count, size) >> data.to_device(MESH, SPECS)
+
+
+@ps.graph
+async def on_one(count: int) -> AsyncIterator[Any]:
+    return batches(count) >> data.to_device("cpu:3")
+
+
+async def collected(call: ps.Call[AsyncIterator[Any]]) -> list[Any]:
+    async with engine.stream(call) as values:
+        return [value async for value in values]
+
+
+async def test_arrays_arrive_split_over_the_mesh_and_texts_stay() -> None:
+    placed = await collected(split(5, 8))
+    assert [batch["name"] for batch in placed] == [f"batch {number}" for number in range(5)]
+    for number, batch in enumerate(placed):
+        assert batch["x"].sharding.is_equivalent_to(jax.NamedSharding(MESH.resolve(), jax.P("data")), 2)
+        assert batch["x"].addressable_shards[0].data.shape == (2, 2)
+        assert batch["y"].sharding.is_fully_replicated
+        assert np.asarray(batch["x"]).tolist() == [[number, number]] * 8
+    assert {device.id for batch in await collected(on_one(3)) for device in batch["x"].devices()} == {3}
+    alone = [batch async for batch in await split(2, 8)]
+    assert alone[1]["x"].sharding == placed[1]["x"].sharding
+
+
+async def test_a_batch_that_cannot_be_split_says_so() -> None:
+    with pytest.raises(ValueError, match=r"the batch\['x'\] has 6 elements along axis 0.*no multiple of 4"):
+        await collected(split(2, 6))
+
+
+async def test_no_more_batches_are_placed_than_ahead() -> None:
+    made: list[int] = []
+
+    @ps.node
+    async def counted() -> AsyncIterator[Any]:
+        for number in range(50):
+            made.append(number)
+            yield np.full(4, number)
+
+    @ps.graph
+    async def ahead() -> AsyncIterator[Any]:
+        return counted() >> data.prefetched(1) >> data.to_device("cpu", ahead=3)
+
+    async with engine.stream(ahead()) as values:
+        assert int((await anext(values))[0]) == 0
+        before = -1
+        while len(made) != before:
+            before = len(made)
+            await asyncio.sleep(0.05)
+        # one read, three placed; the rest waits on the host: 16 of the source, one or two at each step
+        assert before <= 1 + 3 + 16 + 5
+
+
+def total(x: Any) -> Any:
+    return x.sum(), x * 2
+
+
+async def test_an_actor_keeps_arrays_of_its_mesh_as_they_lie() -> None:
+    resolved = MESH.resolve()
+    x = jax.device_put(np.arange(16.0, dtype=np.float32).reshape(8, 2), jax.NamedSharding(resolved, jax.P("data")))
+    replicated = np.ones((8, 2), np.float32)
+    for _ in range(2):
+        value, doubled = await devices.actor(MESH).run(total, x)
+        assert float(value) == 120
+        assert not doubled.sharding.is_fully_replicated
+        assert doubled.addressable_shards[0].data.shape == (2, 2)
+        _, copied = await devices.actor(MESH).run(total, replicated)
+        assert copied.sharding.is_fully_replicated
+
+
+def test_ahead_is_checked() -> None:
+    with pytest.raises(ps.OptionsError, match="ahead=0"):
+        data.to_device("cpu", ahead=0)
