@@ -1,4 +1,4 @@
-"""Control flow on values: `cond`, `switch`, `while_loop` and `map_each`."""
+"""Control flow on values: `cond`, `switch`, `while_loop`, `map_each` and `fold`."""
 
 import functools
 from collections.abc import (
@@ -15,8 +15,9 @@ from types import CoroutineType
 from typing import Any, Literal, TypeVar, cast, overload
 
 from .._errors import GraphTraceError, IterationLimitError
-from ..actors.accepted import NAME, check, optional, whole
+from ..actors.accepted import NAME, check, one_of, optional, whole
 from ..actors.stream_buffer import close_stream
+from ..telemetry import logs
 from .tracing.annotations import result_hint
 from .tracing.ref import Ref, Unawaited, call_location
 from .tracing.tracer import Trace, active
@@ -24,6 +25,7 @@ from .tracing.tracer import Trace, active
 # Outside of a trace, these functions are plain Python. While a graph is traced, a call of one becomes a single step
 # whose bodies are traced as graphs of their own: an iteration never enters an inbox of the outer graph.
 
+S = TypeVar("S")
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -32,7 +34,8 @@ DEFAULT_MAX_ITERATIONS = 10_000
 # The same as DEFAULT_WORKERS: how many items an `async def` node handles at a time in a stream.
 DEFAULT_MAP_CONCURRENCY = 32
 
-Kind = Literal["cond", "switch", "while_loop", "map_each"]
+Kind = Literal["cond", "switch", "while_loop", "map_each", "fold"]
+OnError = Literal["raise", "skip"]
 
 
 _ARGUMENTS: dict[Kind, tuple[str, ...]] = {
@@ -40,6 +43,7 @@ _ARGUMENTS: dict[Kind, tuple[str, ...]] = {
     "switch": ("index", "operand"),
     "while_loop": ("initial",),
     "map_each": ("items",),
+    "fold": ("stream", "initial"),
 }
 
 
@@ -52,12 +56,14 @@ class Control:
         limit: the most iterations of a `while_loop`, or the most items in flight of a `map_each`.
         result_of: a body whose result annotation is also that of the step; None if there is none.
         over_stream: whether it is a `map_each` over a stream, which gives a stream.
+        on_error: what a `fold` does with a value that failed.
     """
 
     kind: Kind
     limit: int = 0
     result_of: Callable[..., Any] | None = None
     over_stream: bool = False
+    on_error: OnError = "raise"
 
     @property
     def name(self) -> str:
@@ -77,7 +83,7 @@ class Control:
     @property
     def _reads_streams(self) -> bool:
         """Whether its argument may be a stream."""
-        return self.over_stream
+        return self.over_stream or self.kind == "fold"
 
     def _argument_names(self) -> tuple[str, ...]:
         """Return the names of the arguments, without the values that its bodies capture."""
@@ -86,7 +92,7 @@ class Control:
     @property
     def _drawn_detail(self) -> str:
         """A word for drawings of the graph."""
-        return "stream" if self.over_stream else ""
+        return "stream" if self.over_stream else "skips failures" if self.on_error == "skip" else ""
 
     def _result_annotation(self) -> Any:
         """Return the annotation of the result, taken from one body: all bodies of a step return the same type."""
@@ -237,6 +243,69 @@ def map_each(
     return cast("Awaitable[list[Any]] | AsyncIterator[Any]", _record(control, (items,), ((name or _name_of(fn), fn),)))
 
 
+@overload
+def fold(
+    fn: Callable[[S, T], Awaitable[S]],
+    stream: AsyncIterable[T],
+    initial: S,
+    /,
+    *,
+    on_error: OnError = ...,
+    name: str | None = ...,
+) -> Awaitable[S]: ...
+@overload
+def fold(
+    fn: Callable[[S, T], S],
+    stream: AsyncIterable[T],
+    initial: S,
+    /,
+    *,
+    on_error: OnError = ...,
+    name: str | None = ...,
+) -> Awaitable[S]: ...
+def fold(
+    fn: Callable[[Any, Any], Any],
+    stream: AsyncIterable[Any],
+    initial: Any,
+    /,
+    *,
+    on_error: OnError = "raise",
+    name: str | None = None,
+) -> Awaitable[Any]:
+    """Fold a stream into one value, in constant memory: a sum, a histogram, one step of a fit over all data.
+
+    One value of the stream after the other is folded. So beside the state there are the value that is folded, and those
+    that the stream holds in advance (`capacity=` of the node that gives it).
+
+    Args:
+        fn: node, graph or function of the state and one value; it returns the next state. What a device node returns
+            stays on its device until the next call.
+        stream: the values; a list is folded by a node of your own, in one call.
+        initial: the state before the first value, and the result if there are none.
+        on_error: "skip" leaves out a value whose `fn` failed, and goes on with the state before it; it is logged, and
+            counted as failed in the statistics of this step. An error of the stream itself is always raised.
+        name: what the body is called in drawings, statistics, metrics, spans and profiles; by default as `fn` is.
+
+    Returns:
+        The last state.
+
+    Raises:
+        OptionsError: `on_error` is neither "raise" nor "skip", or `name` is empty or no text.
+        TypeError: `fn` is no function, but e.g. a call of one; `stream` is none.
+    """
+    check("on_error", on_error, one_of(OnError), "fold(")
+    check("name", name, optional(NAME), "fold(")
+    _check_bodies("fold(fn, stream, initial)", fn=fn)
+    tracer = active()
+    if not (hasattr(stream, "__aiter__") if tracer is None else tracer.is_stream(stream)):
+        remedy = "a parameter of a graph is one if it is annotated as AsyncIterator"
+        raise _misuse(f"ps.fold(fn, stream, initial) takes a stream, got {_shown(stream)}: {remedy}")
+    if tracer is None:
+        return _fold(fn, stream, initial, on_error)
+    control = Control("fold", result_of=fn, on_error=on_error)
+    return cast("Awaitable[Any]", _record(control, (stream, initial), ((name or _name_of(fn), fn),), takes=2))
+
+
 def _name_of(fn: Callable[..., Any]) -> str:
     """Return the name of the body: that of its node, graph or function; "each" for a lambda."""
     while isinstance(fn, functools.partial):
@@ -290,11 +359,14 @@ def _check_bodies(construct: str, **bodies: Any) -> None:
     for name, body in bodies.items():
         if callable(body) and not isinstance(body, Ref | Unawaited | Awaitable):
             continue
-        remedy = "it takes a node, a graph or a function of one value, known while the graph is traced"
+        takes = "the state and one value" if construct.startswith("fold") else "one value"
+        remedy = f"it takes a node, a graph or a function of {takes}, known while the graph is traced"
         if isinstance(body, Unawaited | CoroutineType):
             remedy = "pass the function itself, without calling it"
         elif construct.startswith("map_each"):
             remedy = "the function comes first, then the items"
+        elif construct.startswith("fold"):
+            remedy = "the function comes first, then the stream"
         if isinstance(body, CoroutineType):
             body.close()
         raise _misuse(f"ps.{construct} got {name}={_shown(body)}: {remedy}")
@@ -309,15 +381,17 @@ def _misuse(message: str) -> Exception:
     return TypeError(message) if active() is None else GraphTraceError(f"{call_location()}: {message}")
 
 
-def _record(control: Control, args: tuple[Any, ...], bodies: tuple[tuple[str, Callable[..., Any]], ...]) -> Any:
+def _record(
+    control: Control, args: tuple[Any, ...], bodies: tuple[tuple[str, Callable[..., Any]], ...], *, takes: int = 1
+) -> Any:
     tracer = active()
     assert tracer is not None
-    traces: list[Trace] = [tracer.body(name, fn) for name, fn in bodies]
+    traces: list[Trace] = [tracer.body(name, fn, takes) for name, fn in bodies]
     return tracer.record(control, args, {}, tuple(traces))
 
 
-async def _await(fn: Callable[[Any], Any], value: Any) -> Any:
-    result = fn(value)
+async def _await(fn: Callable[..., Any], *values: Any) -> Any:
+    result = fn(*values)
     if isinstance(result, Awaitable):
         result = await cast("Awaitable[Any]", result)  # type: ignore[redundant-cast]
     return result
@@ -342,5 +416,20 @@ async def _map_stream(fn: Callable[[Any], Any], items: AsyncIterable[Any]) -> As
     try:
         async for item in iterator:
             yield await _await(fn, item)
+    finally:
+        await close_stream(iterator)
+
+
+async def _fold(fn: Callable[[Any, Any], Any], stream: AsyncIterable[Any], state: Any, on_error: OnError) -> Any:
+    iterator = aiter(stream)
+    try:
+        async for value in iterator:
+            try:
+                state = await _await(fn, state, value)
+            except Exception as error:
+                if on_error == "raise":
+                    raise
+                logs.warning("fold.value_skipped", error=repr(error))
+        return state
     finally:
         await close_stream(iterator)

@@ -159,6 +159,9 @@ class Wiring:
                 actor.invoke = mapping(step.head.callee.limit, bodies[0])
             else:
                 actor.body = body_of(step.head.callee, bodies, self._pools.threads)
+                if unit.streams:  # a `fold`
+                    actor.invoke = reading(unit.streams)
+                    actor.spans_others = True
         actor.owner = self._pools
         actor.slot = unit.slot
         actor.args_of = unit.args_of

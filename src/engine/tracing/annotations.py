@@ -1,10 +1,11 @@
 """Annotations of functions: the types of parameters and results, as far as they can be resolved."""
 
+import functools
 import inspect
 import re
 import sys
 import typing
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
 from typing import Any, cast
 
 from .template import Access
@@ -38,14 +39,19 @@ def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
     return _resolved(fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn).__call__)
 
 
-def parameter_of_body(fn: Callable[..., Any]) -> tuple[str, Hint]:
-    """Return the name and the hint of the parameter of a body of control flow, which takes one value."""
-    inner = inspect.unwrap(fn)  # if it is a node or a graph, its function
+def parameters_of_body(fn: Callable[..., Any], count: int) -> Iterator[tuple[str, Hint]]:
+    """Yield the names of the parameters that the body of a control-flow construct has to have, and their hints."""
+    inner = inspect.unwrap(fn)  # of a node or a graph, the function
     try:
-        name = next(iter(signature_of(fn).parameters), "value")
+        names = list(signature_of(fn).parameters)
     except (TypeError, ValueError):  # some builtins have no signature
-        name = "value"
-    return name, lambda: hints_of(inner).get(name)
+        names = []
+    for name in [*names, *["value"] * count][:count]:
+        yield name, functools.partial(_hint_of, inner, name)
+
+
+def _hint_of(fn: Callable[..., Any], name: str) -> Any:
+    return hints_of(fn).get(name)
 
 
 def result_hint(fn: Callable[..., Any]) -> Any:

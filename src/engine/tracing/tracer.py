@@ -11,7 +11,7 @@ from inspect import unwrap
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from ..._errors import GraphTraceError
-from .annotations import Hint, is_stream_parameter, parameter_of_body
+from .annotations import Hint, is_stream_parameter, parameters_of_body
 from .ref import (
     PendingRef,
     Ref,
@@ -73,8 +73,8 @@ class StreamValues:
             if not callee._reads_streams:
                 raise GraphTraceError(
                     f"{location}: {self._named(read)} is passed to {callee.name!r}, which cannot read it: only an "
-                    "`async def`, an async generator and ps.map_each can; read it in one of these, and pass on what "
-                    "it returns"
+                    "`async def`, an async generator, ps.map_each and ps.fold can; read it in one of these, and pass "
+                    "on what it returns"
                 )
             self._read(read, location, repr(callee.name))
 
@@ -612,8 +612,8 @@ class Tracer:
             self.resources,
         )
 
-    def body(self, name: str, fn: Callable[..., Any]) -> "Trace":
-        """Trace the body of a control-flow construct, which takes one value.
+    def body(self, name: str, fn: Callable[..., Any], takes: int = 1) -> "Trace":
+        """Trace the body of a control-flow construct, which takes one value, or so many.
 
         The trace is named after the graph and the body, and its name is unique: "search/quote", "search/quote#2".
         """
@@ -621,7 +621,8 @@ class Tracer:
         number = self._body_names[name]
         inner = Tracer(f"{self.name}/{name}" + (f"#{number}" if number > 1 else ""), parent=self)
         try:
-            result = inner.run(fn, lambda args: fn(*args), (inner.parameter(*parameter_of_body(fn)),))
+            parameters = tuple([inner.parameter(name, hint) for name, hint in parameters_of_body(fn, takes)])
+            result = inner.run(fn, lambda args: fn(*args), parameters)
             trace = inner.finish(result, fn)
             if trace.gives_stream:
                 raise GraphTraceError(
