@@ -8,6 +8,7 @@ The map of the house, in the order in which its floors may import each other:
     actors       one actor: channel, limiter, frame, group of workers, policy, supervision, threads, processes
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
+    data         feeds: records in a known order, stages that shape them, on streams as values
     testing      virtual time, seeded interleavings, fakes
     _cli         the command line, a module for each command
 """
@@ -62,9 +63,9 @@ __all__ = [
     "Graph", "GraphTraceError", "Inbox", "InboxClosed", "ItemInfo", "IterationLimitError", "MissingExtraError",
     "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "OptionsError", "Overloaded", "PenstockError",
     "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "StreamActor",
-    "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "cond", "current", "device_node",
-    "devices", "engine", "execution_options", "fold", "graph", "map_each", "node", "resource", "set_execution_options",
-    "switch", "telemetry", "testing", "while_loop",
+    "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "cond", "current", "data",
+    "device_node", "devices", "engine", "execution_options", "fold", "graph", "map_each", "node", "resource",
+    "set_execution_options", "switch", "telemetry", "testing", "while_loop",
 ]  # fmt: skip
 
 # Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a
@@ -72,12 +73,13 @@ __all__ = [
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import devices, testing
+    from . import data, devices, testing
     from .devices.device_node import DeviceNode, device_node
 else:
     __getattr__, __dir__ = _public(
         __name__,
         {
+            "data": ".data",
             "devices": ".devices",
             "testing": ".testing",
             "DeviceNode": ".devices.device_node",

@@ -17,8 +17,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actors": {"_errors", "telemetry"},
     "engine": {"_errors", "_public", "telemetry", "actors"},
     "devices": {"_errors", "_public", "telemetry", "actors", "engine"},
+    "data": {"_errors", "_public", "telemetry", "actors", "engine", "devices"},
     "testing": {"_errors", "_public", "telemetry", "actors", "engine", "devices"},
-    "__init__": {"_errors", "_public", "telemetry", "actors", "engine", "devices", "testing"},
+    "__init__": {"_errors", "_public", "telemetry", "actors", "engine", "devices", "data", "testing"},
     "_cli": {"__init__", "_errors", "telemetry", "actors", "engine", "devices", "testing"},
     "__main__": {"_cli"},
 }

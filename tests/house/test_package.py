@@ -13,13 +13,13 @@ from types import ModuleType
 import pytest
 
 import penstock
-from penstock import devices, engine, telemetry, testing
+from penstock import data, devices, engine, telemetry, testing
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 
 
-PUBLIC = (penstock, engine, devices, telemetry, testing)
+PUBLIC = (penstock, engine, data, devices, telemetry, testing)
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module in PUBLIC for name in module.__all__])
@@ -29,7 +29,9 @@ def test_public_name_exists_and_has_a_docstring(module: ModuleType, name: str) -
         assert value.__doc__, f"{module.__name__}.{name} has no docstring"
 
 
-@pytest.mark.parametrize("module", ["penstock", "penstock.devices", "penstock.testing", "penstock.telemetry"])
+@pytest.mark.parametrize(
+    "module", ["penstock", "penstock.data", "penstock.devices", "penstock.testing", "penstock.telemetry"]
+)
 def test_import_loads_neither_jax_nor_the_opentelemetry_sdk(module: str) -> None:
     program = f"import sys, {module}; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -73,7 +75,7 @@ def test_import_loads_what_most_programs_need_and_no_more() -> None:
     assert len([name for name in loaded if name.startswith("penstock")]) <= 140
 
 
-@pytest.mark.parametrize("module", [penstock, engine, telemetry, devices])
+@pytest.mark.parametrize("module", [penstock, engine, telemetry, data, devices])
 def test_names_that_are_imported_late_are_those_that_checkers_see(module: ModuleType) -> None:
     body = ast.parse(Path(str(module.__file__)).read_text()).body
     blocks = [one for one in body if isinstance(one, ast.If)]
