@@ -41,7 +41,7 @@ async def test_each_run_starts_the_call_anew_and_counts_what_comes_after_the_war
     assert [(run.items, run.examples) for run in found.runs] == [(20, 640)] * 3
     for run in found.runs:
         assert 5 <= run.uncounted <= 30
-        assert 0 < run.first_item_seconds
+        assert run.first_item_seconds > 0
     assert found.name == "feed"
     examples, batches_ = found.examples_per_second, found.batches_per_second
     assert 0 < examples.low <= examples.median <= examples.high
@@ -153,7 +153,7 @@ async def test_arrays_of_jax_are_waited_for_before_the_next_item_is_asked_for() 
     assert found.environment.jax == jax.__version__
 
 
-Pair = namedtuple("Pair", "left right")  # noqa: PYI024 - as others write it
+Pair = namedtuple("Pair", "left right")
 
 
 @dataclass
@@ -219,10 +219,10 @@ async def test_refusals() -> None:
     with pytest.raises(ps.OptionsError, match="ended before an item counted"):
         await data.benchmark([1, 2, 3], warmup_items=3)
     with pytest.raises(TypeError, match="something to iterate over, got 3"):
-        await data.benchmark(3)  # type: ignore[arg-type]  # pyright: ignore
+        await data.benchmark(3)  # type: ignore[arg-type]
     for options in ({"items": 0}, {"repeats": 0}, {"warmup_items": -1}, {"items": 1.5}):
         with pytest.raises(ps.OptionsError):
-            await data.benchmark([1], **options)  # type: ignore[arg-type]  # pyright: ignore
+            await data.benchmark([1], **options)  # type: ignore[arg-type]
 
     async def broken() -> AsyncIterator[int]:
         yield 1

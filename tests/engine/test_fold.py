@@ -73,7 +73,7 @@ def record_of(actors: tuple[ActorStatistics, ...], node: str) -> ActorStatistics
         (joined, "-0123"),
         (joined_later, "-0123"),
         (in_two_steps, "-00112233"),
-        (lambda text, number: joined_later(text, number), "-0123"),
+        (lambda text, number: joined_later(joined(text, 0), number), "-00010203"),
         (lambda text, number: text, "-"),
         (lambda text, number: number, 3),
         (ps.node(lambda text, number: text + str(number)), "-0123"),
@@ -367,16 +367,16 @@ def test_a_source_that_waits_for_the_fold_of_its_own_values_is_refused() -> None
 class TestRefusals:
     def test_what_is_no_function(self) -> None:
         with pytest.raises(TypeError, match=r"ps.fold\(fn, stream, initial\) got fn=3.*the function comes first"):
-            ps.fold(3, count(3), 0)  # type: ignore[call-overload]  # pyright: ignore
+            ps.fold(3, count(3), 0)  # type: ignore[call-overload]
 
     def test_what_is_no_stream(self) -> None:
         with pytest.raises(TypeError, match=r"takes a stream, got \[1, 2\]"):
-            ps.fold(operator.add, [1, 2], 0)  # type: ignore[call-overload]  # pyright: ignore
+            ps.fold(operator.add, [1, 2], 0)  # type: ignore[call-overload]
 
     def test_a_parameter_without_annotation(self) -> None:
         @ps.graph
         async def folded(values: list[int]) -> int:
-            return await ps.fold(operator.add, values, 0)  # type: ignore  # pyright: ignore
+            return await ps.fold(operator.add, values, 0)  # type: ignore[call-overload, no-any-return]
 
         with pytest.raises(ps.GraphTraceError, match="annotated as AsyncIterator"):
             engine.plan(folded)
