@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..actors.invocation import DetachedStep
     from ..actors.node_actor import NodeActor
     from ..actors.worker import Worker
+    from ..engine.footprint import ProgramMemory
     from ..engine.node import CallSite
     from ..engine.pools import Pools
     from ..engine.program import Pass
@@ -108,6 +109,11 @@ class DeviceExecutor:
         """Return what its programs have cost: its own, those for parts of its result, and those of its regions."""
         others = (*self._regions, *self.giving.values())
         return CompileStatistics._total([self.compile_log.statistics(), *[other.statistics() for other in others]])
+
+    def programs(self) -> "list[ProgramMemory]":
+        """Return what its compiled programs take of memory, those for parts of its result included."""
+        logs = [self.compile_log, *[other.compile_log for other in self.giving.values()]]
+        return [program for log in logs for program in log.programs()]
 
     def constants(self, site: "CallSite") -> frozenset[str]:
         """Return the parameters of a batched node whose arguments at a call site are passed once, and not per row.

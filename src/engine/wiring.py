@@ -404,10 +404,20 @@ async def _warm_up(program: "Program", pools: "Pools", device_strategy: str, kno
             continue
         callee = unit.step.head.callee
         if is_node(callee) and callee._runs_in is not None:
-            site, resources = _call_site(program, unit), _resources_of(unit, known)
-            await callee._runs_in.warm_up(site, pools, device_strategy, resources)
+            await warm_up_node(program, unit, callee._runs_in, pools, device_strategy, known)
         for body in unit.step.bodies:
             await _warm_up(body._program("parallel"), pools, device_strategy, _inside(body, known))
+
+
+async def warm_up_node(
+    program: "Program", unit: Unit, executor: Executor, pools: "Pools", device_strategy: str, known: Mapping[int, Any]
+) -> None:
+    """Have the executor of one node do what it can do now, where these resources are open.
+
+    Raises:
+        PlanError: it does not know what to do.
+    """
+    await executor.warm_up(_call_site(program, unit), pools, device_strategy, _resources_of(unit, known))
 
 
 def _inside(body: "Plan", known: Mapping[int, Any]) -> dict[int, Any]:
