@@ -10,8 +10,8 @@ from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
 from .._errors import OptionsError, add_note
-from ..engine.footprint import ProgramMemory
 from ..telemetry import logs
+from ..telemetry.counters import ProgramMemory
 from .executable import ENQUEUE_ORDER, Configuration, Executable, Leaf, Signature, describe, has_collectives
 from .shardings import Placement
 from .statistics import CompileStatistics, Recompilation, Transfer

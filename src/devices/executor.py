@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from ..actors.invocation import DetachedStep
     from ..actors.node_actor import NodeActor
     from ..actors.worker import Worker
-    from ..engine.footprint import ProgramMemory
     from ..engine.node import CallSite
     from ..engine.pools import Pools
     from ..engine.program import Pass
+    from ..telemetry.counters import ProgramMemory
 
 
 # From the arguments that come from resources, by parameter, to the other arguments of items like those that will come.

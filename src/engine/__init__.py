@@ -8,7 +8,7 @@ from .._public import public as _public
 from ..actors.policy import RunsOn
 from ..actors.supervision import RestartMode, Strategy
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
-from ..telemetry.counters import ActorState, ActorStatistics, ChannelStatistics
+from ..telemetry.counters import ActorState, ActorStatistics, ChannelStatistics, ProgramMemory
 from .admission import AdmissionStatistics
 from .engine import Engine, EngineStatistics
 from .engine import default_engine as _default_engine
@@ -31,7 +31,7 @@ __all__ = [
 if TYPE_CHECKING:
     from .. import engine as _engine
     from .deployment import ServiceState
-    from .footprint import MemoryReport, NodeMemory, ProgramMemory
+    from .footprint import MemoryReport, NodeMemory
     from .service import Service, ServiceStatistics
     from .tuning import tuned_for_serving
 else:
@@ -187,7 +187,6 @@ if not TYPE_CHECKING:
         {
             "MemoryReport": ".footprint",
             "NodeMemory": ".footprint",
-            "ProgramMemory": ".footprint",
             "Service": ".service",
             "ServiceState": ".deployment",
             "ServiceStatistics": ".service",

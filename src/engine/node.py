@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..actors.invocation import Carrier
     from ..actors.loop_host import OwnsLoop
     from ..actors.threads import ThreadShare
-    from .footprint import ProgramMemory
+    from ..telemetry.counters import ProgramMemory
     from .graph import Graph
     from .pools import Pools
     from .program import Pass

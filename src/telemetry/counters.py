@@ -85,6 +85,38 @@ class ActorStatistics:
         return share(self.completed, self.failed)
 
 
+@dataclass(frozen=True)
+class ProgramMemory:
+    """What one compiled program takes on each of its devices, as its compiler says.
+
+    While it runs, it takes the sum of the first three, less `reused_bytes`; code comes once.
+
+    Attributes:
+        arguments: what it is compiled for, "x: float32[64,3]".
+        argument_bytes: of its arguments, parameters included.
+        output_bytes: of its results.
+        temporary_bytes: of what it computes in between.
+        reused_bytes: of arguments whose memory the results take (donation).
+        code_bytes: of the program itself; 0 where the compiler does not say.
+        calls: how often it has run.
+        program: stands for the program, to tell it from others.
+    """
+
+    arguments: str
+    argument_bytes: int
+    output_bytes: int
+    temporary_bytes: int
+    reused_bytes: int
+    code_bytes: int
+    calls: int
+    program: int
+
+    @property
+    def total_bytes(self) -> int:
+        """What it takes while it runs, without its code."""
+        return self.argument_bytes + self.output_bytes + self.temporary_bytes - self.reused_bytes
+
+
 def share(completed: int, failed: int) -> float | None:
     """Return the share of the items that ended with a result; None before one has ended."""
     return completed / (completed + failed) if completed + failed else None

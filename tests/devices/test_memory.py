@@ -146,7 +146,7 @@ async def test_a_plan_is_compiled_as_far_as_there_are_samples_and_nothing_runs()
 
     @ps.graph
     async def planned() -> Any:
-        return await ps.cond(True, unknown, known, known(source()))  # noqa: FBT003
+        return await ps.cond(True, unknown, known, known(source()))
 
     found = await engine.memory(engine.plan(planned))
     assert ran == []
