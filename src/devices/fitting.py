@@ -1,6 +1,7 @@
 """How many items a device node takes at a time: sizes are tried, and the knee is recommended."""
 
 import asyncio
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ _RESERVE_SHARE: Final = 0.1
 # The knee gives this share of the best throughput. On two cores, medians of one size differ by some percent.
 _KNEE_SHARE: Final = 0.9
 # The search ends when so many sizes in a row have given no more than the best before, or one run has taken so long.
-_MOST_IN_VAIN: Final = 2
+_MOST_IN_VAIN: Final = 3
 _LONGEST_RUN_SECONDS: Final = 2.0
 _LARGEST: Final = 1 << 20
 # Each size is run for so long, and at least so often.
@@ -209,10 +210,12 @@ async def fit(
     """
     check("limit", limit, _LIMIT, "fit(")
     check("items", items, optional(whole(1)), "fit(")
-    if not isinstance(node, DeviceNode):
-        raise TypeError(f"devices.fit takes a node made by @ps.device_node, got {node!r}")
-    if not isinstance(sample, tuple):
-        raise TypeError(f"devices.fit takes a tuple, of the arguments of one item, got {sample!r}: write (argument,)")
+    given: Any = node
+    if not isinstance(given, DeviceNode):
+        raise TypeError(f"devices.fit takes a node made by @ps.device_node, got {given!r}")
+    given = sample
+    if not isinstance(given, tuple):
+        raise TypeError(f"devices.fit takes a tuple, of the arguments of one item, got {given!r}: write (argument,)")
     pools, options = default_engine()._runtime.pools, resolve("Engine", {}, {})
     return await fit_executor(
         node._device_executor, pools, options.device_strategy, sample, resources or {}, limit=limit, items=items
@@ -252,8 +255,9 @@ async def fit_executor(
     recommended = next(one.size for one in ran if (one.items_per_second or 0.0) >= _KNEE_SHARE * best)
     fixed, per_item = _formula(tried)
     largest = max((most.bytes - fixed) // per_item, ran[-1].size) if per_item else None
-    platform = [one for one in seen.devices if one.is_local and one.platform == _platform(device)]
-    mesh = device.placement.mesh
+    others = [one for one in seen.devices if one.is_local and one.platform == _platform(device)]
+    # Those of a CPU share the memory of the host.
+    devices = len(others) if device.placement.mesh is None and _platform(device) != "cpu" else 1
     return FitPlan(
         node=executor.name,
         device=device.name,
@@ -265,9 +269,7 @@ async def fit_executor(
         fixed_bytes=fixed,
         bytes_per_item=per_item,
         items=items,
-        strategies=_strategies(
-            items, fixed, per_item, most, host, trial.item_bytes, recommended, len(platform) if mesh is None else 1
-        ),
+        strategies=_strategies(items, fixed, per_item, most, host, trial.item_bytes, recommended, devices),
     )
 
 
@@ -323,13 +325,13 @@ class _Trial:
             taken -= memory.alias_size_in_bytes
         taken += (self._executor.options.prefetch - 1) * size * self.item_bytes // self._least
         if taken > self._limit_bytes:
-            return TriedSize(size=size, bytes=taken, why_not="not run: it exceeds the limit")
+            return TriedSize(size=size, bytes=taken, why_not="exceeds the limit: not run")
         args = self._arguments.of_batch(self._arguments.stack([self._item], size), self._item.shared)
         try:
             seconds = await self._timed(args, size)
         except Exception as error:
             if self._can_run_out and any(map(is_out_of_memory, _causes(error))):
-                return TriedSize(size=size, bytes=taken, why_not="failed: the device had no memory left")
+                return TriedSize(size=size, bytes=taken, why_not="the device had no memory left")
             raise
         low, middle, high = quartiles(seconds)
         return TriedSize(
@@ -341,9 +343,7 @@ class _Trial:
         """Return the program for so many items, compiled off the loop from shapes alone."""
         args = list(self._arguments.of_batch(self._arguments.stack([self._item], self._least), self._item.shared))
         for position in (*self._arguments.stacked, *range(len(self._arguments.names), len(args))):
-            args[position] = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), args[position]
-            )
+            args[position] = jax.tree.map(functools.partial(_shape_of, size), args[position])
         loop = self._device.loop
         done: asyncio.Future[Executable] = loop.create_future()
 
@@ -374,6 +374,10 @@ class _Trial:
                 if seconds[0] > _LONGEST_RUN_SECONDS:
                     return seconds
         return seconds[1:]
+
+
+def _shape_of(size: int, rows: Any) -> Any:
+    return jax.ShapeDtypeStruct((size, *rows.shape[1:]), rows.dtype)
 
 
 def _platform(device: EngineDevice) -> str:
@@ -450,9 +454,8 @@ def _strategies(
         taken = fixed + per_item * rows
         fits = taken <= most.bytes
         formula = f"{shown(fixed)} + {rows:,} × {shown(per_item)} = {shown(taken)}"
-        reason = (
-            f"{each} {shown(taken)}, and {'the limit is' if fits else 'more than the limit of'} {shown(most.bytes)}"
-        )
+        told = f"{'within' if fits else 'more than'} the limit of {shown(most.bytes)}"
+        reason = f"{each} {shown(taken)}, {told}"
         return Strategy(approach=approach, is_possible=fits, reason=reason, formula=formula)
 
     chunk = fixed + per_item * size
@@ -472,7 +475,7 @@ def _strategies(
     rows = -(-items // devices)
     over = way("over a mesh", rows, limit, f"on each of {devices} devices one call takes")
     if devices < 2:
-        over = replace(over, is_possible=False, reason="there is one device")
+        over = replace(over, is_possible=False, reason="there is no other device with memory of its own")
     found.append(over)
     chunks = f"{-(-items // size):,} calls of {size:,} take {shown(chunk)} each; {told}"
     found.append(
@@ -508,7 +511,7 @@ def _drawn(plan: FitPlan) -> str:
         f'<path class="edge" d="M{"L".join(f"{left:.1f} {top:.1f}" for left, top in ran)}"/>',
         f'<text class="detail" x="{_LEFT - 6:.1f}" y="{y(best) + 4:.1f}" text-anchor="end">{rate(best)}</text>',
         f'<text class="detail" x="{_LEFT - 6:.1f}" y="{base + 4:.1f}" text-anchor="end">0</text>',
-        f'<text class="detail" x="{(_LEFT + _WIDTH) / 2:.1f}" y="{_HEIGHT:.1f}" text-anchor="middle">items a call</text>',
+        f'<text class="detail" x="{_LEFT:.1f}" y="{_HEIGHT:.1f}">items a call</text>',
     ]
     for one in plan.tried:
         left = x(one.size)
