@@ -216,10 +216,22 @@ async def fit(
     given = sample
     if not isinstance(given, tuple):
         raise TypeError(f"devices.fit takes a tuple, of the arguments of one item, got {given!r}: write (argument,)")
+    executor, found = node._device_executor, resources or {}
+    if executor.options.batch is None:
+        batched = replace(executor.options, batch=DeviceBatch(1))
+        executor = DeviceExecutor(executor.name, executor.fn, batched, executor.passes)
+    arguments = executor.arguments(frozenset(found))
     pools, options = default_engine()._runtime.pools, resolve("Engine", {}, {})
-    return await fit_executor(
-        node._device_executor, pools, options.device_strategy, sample, resources or {}, limit=limit, items=items
-    )
+    async with pools.other(DevicePool, DevicePool).fitting:
+        return await fit_executor(
+            executor,
+            pools,
+            options.device_strategy,
+            arguments,
+            arguments.merge(sample, found),
+            limit=limit,
+            items=items,
+        )
 
 
 _LIMIT: Final = Accepted('"auto" or a whole number of bytes of at least 1', lambda one: one == AUTO or is_whole(one, 1))
@@ -229,24 +241,20 @@ async def fit_executor(
     executor: DeviceExecutor,
     pools: "Pools",
     device_strategy: str,
-    sample: tuple[Any, ...],
-    resources: Mapping[str, Any],
+    arguments: "Arguments",
+    values: tuple[Any, ...],
     *,
     limit: "int | Literal['auto']" = AUTO,
     items: int | None = None,
 ) -> FitPlan:
-    """Do what `fit` does, for an executor of a node in an Engine."""
+    """Do what `fit` does, for the executor of a batched node in an Engine, and all arguments of a call."""
     options = executor.options
-    if options.batch is None:
-        batched = replace(options, batch=DeviceBatch(1))
-        executor = DeviceExecutor(executor.name, executor.fn, batched, executor.passes)
-    arguments = executor.arguments(frozenset(resources))
     pool = pools.other(DevicePool, DevicePool)
     name = device_strategy if options.device == AUTO else options.device
     (device, *_) = pool.opened(name, options.replicas) or await pool.open(name, options.replicas)
     seen = await asyncio.to_thread(status)
     most, host = _limits(seen, device, limit)
-    trial = _Trial(executor, device, arguments, arguments.merge(sample, resources), most.bytes)
+    trial = _Trial(executor, device, arguments, values, most.bytes)
     tried = await trial.run(items)
     ran = [one for one in tried if one.items_per_second is not None]
     if not ran:
