@@ -135,11 +135,14 @@ def device_node(
             device, on_device(batch), _names(label, "static", static), _names(label, "shared", shared), donate, pure,
             in_specs, out_specs, replicas, prefetch, _samples(label, sample_input),
         )  # fmt: skip
-        if options.batch is not None and options.batch.max_size == "auto" and not options.sample_input:
-            raise TypeError(
-                f'device node {label!r} has batch with max_size="auto", and no sample_input= to find out how many '
-                "items pay: give it the arguments of one item, as a tuple"
-            )
+        if options.batch is not None and options.batch.max_size == "auto":
+            from . import fitting  # noqa: F401 - so that executors can ask it
+
+            if not options.sample_input:
+                raise TypeError(
+                    f'device node {label!r} has batch with max_size="auto", and no sample_input= to find out how many '
+                    "items pay: give it the arguments of one item, as a tuple"
+                )
         executor = DeviceExecutor(label, target, options, (fuse_regions, give_items))
         return DeviceNode(target, policy, name=label, executor=executor)
 

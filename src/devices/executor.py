@@ -1,9 +1,9 @@
 """Where device nodes run: what is compiled for each of them, its devices, and the calls of its call sites."""
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from weakref import WeakSet
 
 from .._errors import DeviceError, PlanError
@@ -75,6 +75,9 @@ class DeviceExecutor:
     Raises:
         TypeError: the function cannot be compiled as asked.
     """
+
+    # What tries sizes knows executors, and they of it only this: devices/fitting.py sets it.
+    _find_size: "ClassVar[Callable[[DeviceExecutor, Pools, str, Arguments, tuple[Any, ...]], Awaitable[int]]]"
 
     def __init__(
         self,
@@ -287,12 +290,10 @@ class DeviceExecutor:
         """Find out how many items pay in a batch, if that is open: once, by trying."""
         if not self._is_open_ended:
             return
-        from .fitting import fit_executor
-
         async with pools.other(DevicePool, DevicePool).fitting:
             if self.batch is not None and self._is_open_ended:
-                plan = await fit_executor(self, pools, device_strategy, arguments, values)
-                self.batch = replace(self.batch, max_size=plan.recommended_size)
+                size = await DeviceExecutor._find_size(self, pools, device_strategy, arguments, values)
+                self.batch = replace(self.batch, max_size=size)
 
 
 def _bucketed(arguments: Arguments) -> tuple[frozenset[int], ...]:

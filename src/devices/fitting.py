@@ -18,7 +18,6 @@ from ..telemetry.tables import Column, Table, count, milliseconds, rate, scaled
 from .benchmarking import quartiles
 from .compile_cache import CACHE
 from .device_batch import DeviceBatch
-from .device_node import DeviceNode
 from .device_pool import DevicePool
 from .engine_device import DeviceCall, EngineDevice, SingleCallQueue
 from .executable import Executable
@@ -31,6 +30,7 @@ from .stacking import on_host
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
+    from ..engine.node import Node
     from ..engine.pools import Pools
     from .arguments import Arguments
     from .compiling import JittedFunction
@@ -180,7 +180,7 @@ def _most(size: int | None) -> str:
 
 
 async def fit(
-    node: "DeviceNode[..., Any]",
+    node: "Node[..., Any]",
     sample: tuple[Any, ...],
     limit: "int | Literal['auto']" = AUTO,
     items: int | None = None,
@@ -210,13 +210,13 @@ async def fit(
     """
     check("limit", limit, _LIMIT, "fit(")
     check("items", items, optional(whole(1)), "fit(")
-    given: Any = node
-    if not isinstance(given, DeviceNode):
-        raise TypeError(f"devices.fit takes a node made by @ps.device_node, got {given!r}")
-    given = sample
+    executor: Any = getattr(node, "executor", None)
+    if not isinstance(executor, DeviceExecutor):
+        raise TypeError(f"devices.fit takes a node made by @ps.device_node, got {node!r}")
+    given: Any = sample
     if not isinstance(given, tuple):
         raise TypeError(f"devices.fit takes a tuple, of the arguments of one item, got {given!r}: write (argument,)")
-    executor, found = node._device_executor, resources or {}
+    found = resources or {}
     if executor.options.batch is None:
         batched = replace(executor.options, batch=DeviceBatch(1))
         executor = DeviceExecutor(executor.name, executor.fn, batched, executor.passes)
@@ -279,6 +279,16 @@ async def fit_executor(
         items=items,
         strategies=_strategies(items, fixed, per_item, most, host, trial.item_bytes, recommended, devices),
     )
+
+
+async def _find_size(
+    executor: DeviceExecutor, pools: "Pools", device_strategy: str, arguments: "Arguments", values: tuple[Any, ...]
+) -> int:
+    """Return how many items pay."""
+    return (await fit_executor(executor, pools, device_strategy, arguments, values)).recommended_size
+
+
+DeviceExecutor._find_size = staticmethod(_find_size)
 
 
 class _Trial:
