@@ -12,7 +12,7 @@ from .._errors import PlanError
 from ..actors.frame import Frame
 from ..actors.node_actor import GENERAL, Invoke, NodeActor
 from ..actors.own_loops import bytes_of
-from ..actors.stream_buffer import STREAM_CAPACITY, Reader
+from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader
 from ..actors.worker import Worker
 from ..telemetry.counters import ProgramMemory
 from ..telemetry.rendered import Rendered
@@ -23,7 +23,7 @@ from .options import ExecutionOptions
 from .program import Plan, PlannedStep, Wired
 from .scope import Runtime, Scope
 from .values import OwnScope, StreamingCall, ValuesStream
-from .wiring import DEFAULT_CAPACITY, warm_up_node
+from .wiring import warm_up_node
 
 if TYPE_CHECKING:
     from .node import Executor
@@ -281,7 +281,7 @@ class _Watch:
         if is_in_body and not node.gives_stream:
             return NodeMemory(graph, label, tuple(programs), seen.item_bytes, seen.result_bytes)
         places = policy.capacity or (
-            STREAM_CAPACITY if node.gives_stream else max(DEFAULT_CAPACITY, policy.concurrency or 0)
+            DEFAULT_CAPACITY if node.gives_stream else max(DEFAULT_CAPACITY, policy.concurrency or 0)
         )
         size = seen.result_bytes if node.gives_stream else seen.item_bytes
         held = None if size is None else size * places
