@@ -12,6 +12,7 @@ from .._errors import DeviceError
 from ..actors.accepted import Accepted, check, is_whole, optional, whole
 from ..engine.drawing.svg import framed
 from ..engine.engine import default_engine
+from ..engine.node import Node
 from ..engine.options import resolve
 from ..telemetry.rendered import Rendered
 from ..telemetry.tables import Column, Table, count, milliseconds, rate, scaled
@@ -30,7 +31,6 @@ from .stacking import on_host
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
-    from ..engine.node import Node
     from ..engine.pools import Pools
     from .arguments import Arguments
     from .compiling import JittedFunction
@@ -180,7 +180,7 @@ def _most(size: int | None) -> str:
 
 
 async def fit(
-    node: "Node[..., Any]",
+    node: Node[..., Any],
     sample: tuple[Any, ...],
     limit: "int | Literal['auto']" = AUTO,
     items: int | None = None,
