@@ -283,6 +283,23 @@ class TestAuto:
         async with engine.deploy(of, warmup=True) as service:
             assert float((await service(ROW + 1))[0]) == 1.0
 
+    async def test_nodes_that_become_one_program_have_one_size(self) -> None:
+        @ps.device_node(batch=ps.Batch("auto"), sample_input=(ROW,))
+        def doubled(x: Any) -> Any:
+            return x * 2
+
+        @ps.device_node(batch=ps.Batch("auto"), sample_input=(ROW,))
+        def halves(x: Any) -> Any:
+            return {"low": x[: WIDTH // 2].sum(), "high": x[WIDTH // 2 :].sum()}
+
+        @ps.graph
+        async def of(x: Any) -> Any:
+            return halves(doubled(x))["low"]
+
+        async with engine.deploy(of, warmup=True) as service:
+            results = await asyncio.gather(*(service(ROW + n) for n in range(10)))
+            assert [float(one) for one in results] == [float(WIDTH * n) for n in range(10)]
+
     def test_refusals(self) -> None:
         with pytest.raises(TypeError, match="no sample_input="):
             ps.device_node(batch=ps.Batch("auto"))(lambda x: x)
