@@ -78,7 +78,7 @@ class TriedSize:
         low_seconds: a quarter of the runs took at most this.
         high_seconds: three quarters of the runs took at most this.
         items_per_second: at the median.
-        why_not: why it did not run, or not to its end; empty if it did.
+        why_not: why it did not run ("over the limit"), or not to its end ("no memory left"); empty if it did.
     """
 
     size: int
@@ -263,9 +263,10 @@ async def fit_executor(
     recommended = next(one.size for one in ran if (one.items_per_second or 0.0) >= _KNEE_SHARE * best)
     fixed, per_item = _formula(tried)
     largest = max((most.bytes - fixed) // per_item, ran[-1].size) if per_item else None
-    others = [one for one in seen.devices if one.is_local and one.platform == _platform(device)]
-    # Those of a CPU share the memory of the host.
-    devices = len(others) if device.placement.mesh is None and _platform(device) != "cpu" else 1
+    devices = 0  # of a mesh, the rows are split already
+    if device.placement.mesh is None:
+        others = [one for one in seen.devices if one.is_local and one.platform == _platform(device)]
+        devices = 1 if _platform(device) == "cpu" else len(others)  # those of a CPU share the memory of the host
     return FitPlan(
         node=executor.name,
         device=device.name,
@@ -343,13 +344,13 @@ class _Trial:
             taken -= memory.alias_size_in_bytes
         taken += (self._executor.options.prefetch - 1) * size * self.item_bytes // self._least
         if taken > self._limit_bytes:
-            return TriedSize(size=size, bytes=taken, why_not="exceeds the limit: not run")
+            return TriedSize(size=size, bytes=taken, why_not="over the limit")
         args = self._arguments.of_batch(self._arguments.stack([self._item], size), self._item.shared)
         try:
             seconds = await self._timed(args, size)
         except Exception as error:
             if self._can_run_out and any(map(is_out_of_memory, _causes(error))):
-                return TriedSize(size=size, bytes=taken, why_not="the device had no memory left")
+                return TriedSize(size=size, bytes=taken, why_not="no memory left")
             raise
         low, middle, high = quartiles(seconds)
         return TriedSize(
@@ -490,11 +491,12 @@ def _strategies(
     holds = data <= host.bytes
     told = f"the data take {shown(data)}, and the host has {shown(host.bytes)}"
     found = [way("all in memory", items, limit, "one call takes")]
-    rows = -(-items // devices)
+    rows = -(-items // max(devices, 1))
     over = way("over a mesh", rows, limit, f"on each of {devices} devices one call takes")
-    if devices < 2:
+    if devices == 1:
         over = replace(over, is_possible=False, reason="there is no other device with memory of its own")
-    found.append(over)
+    if devices:
+        found.append(over)
     chunks = f"{-(-items // size):,} calls of {size:,} take {shown(chunk)} each; {told}"
     found.append(
         Strategy(

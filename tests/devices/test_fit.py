@@ -81,7 +81,7 @@ async def test_a_size_that_exceeds_the_limit_is_not_run(monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(Executable, "__call__", call)
         plan = await fitted(limit)
-    assert plan.tried[-1].why_not == "exceeds the limit: not run"
+    assert plan.tried[-1].why_not == "over the limit"
     assert plan.tried[-1].bytes > limit
     assert all(one.bytes <= limit for one in plan.tried[:-1])
     assert max(ran) == plan.tried[-2].size
@@ -107,7 +107,7 @@ async def test_only_an_accelerator_may_run_out_of_memory(monkeypatch: pytest.Mon
         return
     plan = await fitted(1 << 30)
     assert [one.size for one in plan.tried] == [1, 2, 4, 8]
-    assert plan.tried[-1].why_not == "the device had no memory left"
+    assert plan.tried[-1].why_not == "no memory left"
     assert plan.recommended_size <= 4
 
 
@@ -135,6 +135,22 @@ async def test_a_node_without_batch_is_tried_as_if_it_had_one_and_stays_as_it_is
 
     assert float(await engine.run(of(ROW + 1))) == WIDTH
     assert summed.batch_statistics().batches == 0
+
+
+async def test_on_a_mesh_sizes_are_multiples_of_its_devices_and_bytes_those_of_each() -> None:
+    from jax.sharding import PartitionSpec
+
+    mesh = devices.DeviceMesh(shape=(4,), axis_names=("data",), device="cpu")
+
+    @ps.device_node(device=mesh, batch=ps.Batch(64), prefetch=1, in_specs={"x": PartitionSpec("data")})
+    def doubled(x: Any) -> Any:
+        return x * 2
+
+    plan = await devices.fit(doubled, (ROW,), items=32)
+    assert [one.size for one in plan.tried] == [4, 8, 16, 32]
+    assert [one.bytes for one in plan.tried] == [one.size // 4 * 2 * ROW_BYTES for one in plan.tried]
+    assert "over a mesh" not in [one.approach for one in plan.strategies]  # it is on one
+    assert plan.device == "mesh(data=4)"
 
 
 class TestStrategies:
@@ -219,7 +235,7 @@ async def test_it_is_a_table_and_a_picture() -> None:
     titles = [one.text or "" for one in root.iter("{http://www.w3.org/2000/svg}title")]
     assert titles[0] == "scaled on cpu:0"
     assert len(titles) == 1 + len(plan.tried)
-    assert "exceeds the limit" in titles[-1]
+    assert "over the limit" in titles[-1]
     assert plan._repr_svg_() == picture
     assert "recommended" in plan._repr_html_()
 
