@@ -15,6 +15,7 @@ from .. import engine
 from .._errors import OptionsError
 from ..actors.accepted import check, whole
 from ..actors.stream_buffer import close_stream
+from ..actors.tasks import until
 from ..devices.benchmarking import quartiles
 from ..engine.graph import Call
 from ..telemetry.rendered import Rendered
@@ -292,7 +293,8 @@ async def _of_iterable(measure: "_Measure", feed: Any) -> Run | None:
         return await asyncio.shield(reading)
     except asyncio.CancelledError:
         stopped.set()  # a thread cannot be cancelled: it ends after the item that it reads
-        await asyncio.wait([reading])
+        await until(reading.done, lambda: asyncio.wait([reading]))
+        reading.exception()  # nobody asks for it any more
         raise
 
 
