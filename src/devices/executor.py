@@ -76,8 +76,8 @@ class DeviceExecutor:
         TypeError: the function cannot be compiled as asked.
     """
 
-    # What tries sizes knows executors, and they of it only this: devices/fitting.py sets it.
-    _find_size: "ClassVar[Callable[[DeviceExecutor, Pools, str, Arguments, tuple[Any, ...]], Awaitable[int]]]"
+    # What tries sizes knows executors, and they of it only this: it is set when the first node needs it.
+    find_size: "ClassVar[Callable[[DeviceExecutor, Pools, str, Arguments, tuple[Any, ...]], Awaitable[int]]]"
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ class DeviceExecutor:
             return
         async with pools.other(DevicePool, DevicePool).fitting:
             if self.batch is not None and self._is_open_ended:
-                size = await DeviceExecutor._find_size(self, pools, device_strategy, arguments, values)
+                size = await DeviceExecutor.find_size(self, pools, device_strategy, arguments, values)
                 self.batch = replace(self.batch, max_size=size)
 
 

@@ -282,14 +282,11 @@ async def fit_executor(
     )
 
 
-async def _find_size(
+async def find_size(
     executor: DeviceExecutor, pools: "Pools", device_strategy: str, arguments: "Arguments", values: tuple[Any, ...]
 ) -> int:
     """Return how many items pay."""
     return (await fit_executor(executor, pools, device_strategy, arguments, values)).recommended_size
-
-
-DeviceExecutor._find_size = staticmethod(_find_size)
 
 
 class _Trial:
