@@ -16,6 +16,7 @@ from ..engine.node import Node
 from ..engine.options import resolve
 from ..telemetry.rendered import Rendered
 from ..telemetry.tables import Column, Table, count, milliseconds, rate, scaled
+from .arguments import on_host
 from .benchmarking import quartiles
 from .compile_cache import CACHE
 from .device_batch import DeviceBatch
@@ -27,7 +28,6 @@ from .jobs import is_out_of_memory
 from .machine import read_free_memory, read_resident_memory
 from .platform_status import Status, status
 from .selection import AUTO
-from .stacking import on_host
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
