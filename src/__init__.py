@@ -49,7 +49,7 @@ from .actors.current import ItemInfo, current
 from .actors.loop_host import Actor, StreamActor
 from .actors.own_loops import Inbox, StreamWork, Work
 from .actors.policy import Retry
-from .engine.control import cond, map_each, switch, while_loop
+from .engine.control import cond, fold, map_each, switch, while_loop
 from .engine.decorator import node
 from .engine.graph import Call, Graph, graph
 from .engine.node import Node
@@ -65,7 +65,7 @@ __all__ = [
     "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "OptionsError", "Overloaded", "PenstockError",
     "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "StreamActor",
     "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "cond", "current", "data",
-    "device_node", "devices", "engine", "execution_options", "graph", "map_each", "node", "resource",
+    "device_node", "devices", "engine", "execution_options", "fold", "graph", "map_each", "node", "resource",
     "set_execution_options", "switch", "telemetry", "testing", "while_loop",
 ]  # fmt: skip
 

@@ -4,6 +4,7 @@ from ..harness import Workload
 from .chain import CHAIN
 from .deployment import DEPLOYMENT
 from .fan_out import FAN_OUT
+from .fold import FOLD, FOLD_MEMORY
 from .idle_deployments import IDLE_DEPLOYMENTS
 from .io import IO
 from .memory import MEMORY
@@ -24,7 +25,9 @@ WORKLOADS: tuple[Workload, ...] = (
     RANDOM_GRAPH,
     PLANNING,
     TELEMETRY,
+    FOLD,
     MEMORY,
+    FOLD_MEMORY,
     IDLE_DEPLOYMENTS,
     CHAIN_LENGTH,
     STREAM_LENGTH,

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
 from .._errors import InboxClosed, NodeCancelledError, Overloaded, copy_of
-from .accepted import NOT_NEGATIVE, check_fields, instance, optional, whole
+from .accepted import NOT_NEGATIVE, Accepted, check_fields, instance, is_whole, optional, whole
 from .channel import PriorityFifo
 from .loop_host import Actor
 from .own_loops import Inbox, Request, Work
@@ -23,7 +23,8 @@ class Batch:
     vectorised program; `devices.DeviceBatch` has further options for that.
 
     Args:
-        max_size: the most items in one batch.
+        max_size: the most items in one batch; "auto", for device nodes with `sample_input=`, is what `devices.fit`
+            recommends, found out at warm-up or before the first call.
         max_wait_seconds: how long the first item of a batch waits for further items, in seconds; with 0, a batch has
             the items that are waiting already.
         max_queue: how many items may wait in addition to those of the next batch; further items are refused with
@@ -33,7 +34,7 @@ class Batch:
         OptionsError: an argument has a value that it does not accept.
     """
 
-    max_size: int
+    max_size: int | Literal["auto"]
     _: KW_ONLY
     max_wait_seconds: float = 0.0
     max_queue: int | None = None
@@ -43,7 +44,9 @@ class Batch:
 
 
 BATCH_FIELDS: Final = {
-    "max_size": whole(1),
+    "max_size": Accepted(
+        'a whole number of at least 1, or "auto" on a device node', lambda size: size == "auto" or is_whole(size, 1)
+    ),
     "max_wait_seconds": NOT_NEGATIVE,
     "max_queue": optional(whole(0)),
 }
@@ -88,10 +91,12 @@ class BatchQueue(Generic[W]):
     event loop or in threads, and a device runs its batches of calls.
     """
 
-    __slots__ = ("_batch", "_groups", "count")
+    __slots__ = ("_batch", "_groups", "_max_size", "count")
 
     def __init__(self, batch: Batch) -> None:
+        assert batch.max_size != "auto"  # by now it is known
         self._batch = batch
+        self._max_size = batch.max_size
         self._groups: dict[Hashable, PriorityFifo[W]] = {}
         self.count = 0
 
@@ -99,7 +104,7 @@ class BatchQueue(Generic[W]):
     def is_full(self) -> bool:
         """Whether no further entry may wait."""
         batch = self._batch
-        return batch.max_queue is not None and self.count >= batch.max_size + batch.max_queue
+        return batch.max_queue is not None and self.count >= self._max_size + batch.max_queue
 
     @property
     def room(self) -> int:
@@ -107,8 +112,8 @@ class BatchQueue(Generic[W]):
 
         The one too many is needed to refuse entries, instead of leaving them in the inbox.
         """
-        batch = self._batch
-        return batch.max_size - self.count if batch.max_queue is None else batch.max_size + batch.max_queue + 1
+        max_queue = self._batch.max_queue
+        return self._max_size - self.count if max_queue is None else self._max_size + max_queue + 1
 
     @property
     def due_at(self) -> float | None:
@@ -144,7 +149,7 @@ class BatchQueue(Generic[W]):
 
     def is_due(self, now: float) -> bool:
         """Whether a batch is full, or its first entry has waited for `max_wait_seconds`."""
-        return any(self._is_due(group, self._batch.max_size, now) for group in self._groups.values())
+        return any(self._is_due(group, self._max_size, now) for group in self._groups.values())
 
     def take(
         self, now: float, *, at_once: bool = False, largest: Mapping[Hashable, int] = MappingProxyType({})
@@ -156,7 +161,7 @@ class BatchQueue(Generic[W]):
             at_once: whether a batch is due in any case, without waiting for further entries.
             largest: for some groups, a smaller limit than `max_size`, because more entries do not fit on the device.
         """
-        max_size = self._batch.max_size
+        max_size = self._max_size
         if len(self._groups) == 1:  # nearly always
             ((key, group),) = self._groups.items()
             size = largest.get(key, max_size)

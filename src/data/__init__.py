@@ -1,4 +1,4 @@
-"""Feeds: records in a known order, stages that shape them into batches, and a `for` loop that reads them.
+"""Feeds: records in a known order, stages that shape them into batches, a `for` loop that reads them, a benchmark.
 
 Importing this needs NumPy, and loads no JAX.
 """
@@ -35,11 +35,16 @@ from .stages import (
     unbatched,
 )
 
+if TYPE_CHECKING:
+    from .benchmarking import Benchmark, Comparison, Environment, Run, Spread, benchmark
+
 __all__ = [
-    "Iterate", "KeepingStage", "MergedStage", "Packed", "Ragged", "Record", "Source", "SplitStage", "Stage", "batched",
-    "collate", "filtered", "iterate", "merged", "mix", "order", "packed", "prefetched", "read", "rebatched", "shuffled",
-    "split", "to_device", "unbatched",
+    "Benchmark", "Comparison", "Environment", "Iterate", "KeepingStage", "MergedStage", "Packed", "Ragged", "Record",
+    "Run", "Source", "SplitStage", "Spread", "Stage", "batched", "benchmark", "collate", "filtered",
+    "iterate", "merged", "mix", "order", "packed", "prefetched", "read", "rebatched", "shuffled", "split", "to_device",
+    "unbatched",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = _public(__name__)
+    _LATE = ("Benchmark", "Comparison", "Environment", "Run", "Spread", "benchmark")
+    __getattr__, __dir__ = _public(__name__, dict.fromkeys(_LATE, ".benchmarking"))

@@ -16,12 +16,23 @@ from .statistics import BatchStatistics, CompileStatistics, Recompilation, Trans
 
 __all__ = [
     "Array", "BatchStatistics", "Benchmark", "BoundFunction", "CgroupLimits", "CompileStatistics", "CpuStatus",
-    "Device", "DeviceActor", "DeviceBatch", "DeviceMesh", "DeviceStatus", "Measurement", "Recommendation",
-    "Recompilation", "SelfCheckResult", "SlurmAllocation", "Status", "Transfer", "actor", "benchmark", "einsum",
-    "persistent_compile_cache", "select", "status",
+    "Device", "DeviceActor", "DeviceBatch", "DeviceMesh", "DeviceStatus", "FitPlan", "Measurement", "MemoryLimit",
+    "Recommendation", "Recompilation", "SelfCheckResult", "SlurmAllocation", "Status", "Strategy", "Transfer",
+    "TriedSize", "actor", "benchmark", "einsum", "fit", "persistent_compile_cache", "select", "status",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from .fitting import FitPlan, MemoryLimit, Strategy, TriedSize, fit
     from .untyped_jax import Array
 else:
-    __getattr__, __dir__ = _public(__name__, {"Array": ".untyped_jax"})
+    __getattr__, __dir__ = _public(
+        __name__,
+        {
+            "Array": ".untyped_jax",
+            "FitPlan": ".fitting",
+            "MemoryLimit": ".fitting",
+            "Strategy": ".fitting",
+            "TriedSize": ".fitting",
+            "fit": ".fitting",
+        },
+    )

@@ -126,9 +126,15 @@ def summarise(timed: Sequence[RunTimes]) -> tuple[Measurement, ...]:
     return tuple(_measurement(one, peaks[RESOURCES[one.operation]]) for one in timed)
 
 
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the lower quartile, the median and the upper quartile; of one value, three times that."""
+    middle = median(values)
+    low, _, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [middle] * 3
+    return low, middle, high
+
+
 def _measurement(timed: RunTimes, peak: float) -> Measurement:
-    middle = median(timed.seconds)
-    low, _, high = quantiles(timed.seconds, n=4, method="inclusive") if len(timed.seconds) > 1 else [middle] * 3
+    low, middle, high = quartiles(timed.seconds)
     return Measurement(
         operation=timed.operation,
         shape=timed.shape,

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from .._errors import OptionsError, add_note
 from ..telemetry import logs
+from ..telemetry.counters import ProgramMemory
 from .executable import ENQUEUE_ORDER, Configuration, Executable, Leaf, Signature, describe, has_collectives
 from .shardings import Placement
 from .statistics import CompileStatistics, Recompilation, Transfer
@@ -234,7 +235,7 @@ class CompileLog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._executables: set[Executable] = set()
+        self._executables: dict[Executable, str] = {}  # with the arguments that each is for
         self._programs = 0
         self._hits_of_dropped = 0
         self._transfers_of_dropped: Counter[tuple[str, Any, Any]] = Counter()
@@ -268,6 +269,28 @@ class CompileLog:
                 recompilations=tuple(self._reasons),
             )
 
+    def programs(self) -> list[ProgramMemory]:
+        """Return what the programs that are held take of memory; those of which XLA does not say it are left out."""
+        with self._lock:
+            held = list(self._executables.items())
+        found: list[ProgramMemory] = []
+        for executable, arguments in held:
+            memory = executable.memory
+            if memory is not None:
+                found.append(
+                    ProgramMemory(
+                        arguments,
+                        memory.argument_size_in_bytes,
+                        memory.output_size_in_bytes,
+                        memory.temp_size_in_bytes,
+                        memory.alias_size_in_bytes,
+                        memory.generated_code_size_in_bytes,
+                        executable.hits,
+                        id(executable),
+                    )
+                )
+        return found
+
     def is_first(self, cause: Hashable) -> bool:
         """Return True the first time a cause is asked about, so that each is logged once."""
         with self._lock:
@@ -293,7 +316,7 @@ class CompileLog:
         this = Compiled(jitted, configuration, signature)
         with self._lock:
             self._programs += 1
-            self._executables.add(executable)
+            self._executables[executable] = arguments_of(jitted, signature)
             reasons = explain(this, list(self._remembered), self._programs)
             self._remembered.append(this)
             self._reasons.extend(reasons)
@@ -309,7 +332,7 @@ class CompileLog:
         """Count a program that was evicted, and forget it."""
         with self._lock:
             if executable in self._executables:
-                self._executables.discard(executable)
+                del self._executables[executable]
                 self._evictions += 1
                 self._hits_of_dropped += executable.hits
                 self._transfers_of_dropped.update(executable.transfers)

@@ -24,7 +24,8 @@ class DeviceBatch(Batch):
     function is called by itself, for one item as it is. Results that keep a padded axis have its padded length.
 
     Args:
-        max_size: the most items in one batch.
+        max_size: the most items in one batch; "auto" is what `devices.fit` recommends for the node's `sample_input=`,
+            found out at warm-up or before the first call.
         max_wait_seconds: how long the first item of a batch waits for others; 0 takes what is there.
         max_queue: items that may wait beside those of the next batch; more are refused with `Overloaded`. None: their
             callers wait.
@@ -46,7 +47,7 @@ class DeviceBatch(Batch):
 
     def __post_init__(self) -> None:
         check_fields(self, _DEVICE_BATCH_FIELDS, "DeviceBatch(")
-        if isinstance(self.buckets, tuple) and self.buckets[-1] > self.max_size:
+        if isinstance(self.buckets, tuple) and (self.max_size == "auto" or self.buckets[-1] > self.max_size):
             raise OptionsError(f"DeviceBatch(buckets={self.buckets!r}): none of them above max_size={self.max_size}")
         for name, axes in self.pad_axes.items():
             if not _are_axes(axes):
@@ -105,10 +106,12 @@ def batch_sizes(batch: DeviceBatch, multiple: int = 1) -> tuple[int, ...]:
         batch: which sizes.
         multiple: what each has to be a multiple of: the devices that share the rows of a batch.
     """
+    largest = batch.max_size
+    assert largest != "auto"  # by now it is known
     if isinstance(batch.buckets, tuple):
-        sizes = [*batch.buckets, batch.max_size]
+        sizes = [*batch.buckets, largest]
     else:
-        sizes = [*(1 << exponent for exponent in range((batch.max_size - 1).bit_length())), batch.max_size]
+        sizes = [*(1 << exponent for exponent in range((largest - 1).bit_length())), largest]
     return tuple(sorted({-(-size // multiple) * multiple for size in sizes}))
 
 

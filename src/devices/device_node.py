@@ -135,6 +135,15 @@ def device_node(
             device, on_device(batch), _names(label, "static", static), _names(label, "shared", shared), donate, pure,
             in_specs, out_specs, replicas, prefetch, _samples(label, sample_input),
         )  # fmt: skip
+        if options.batch is not None and options.batch.max_size == "auto":
+            if not options.sample_input:
+                raise TypeError(
+                    f'device node {label!r} has batch with max_size="auto", and no sample_input= to find out how many '
+                    "items pay: give it the arguments of one item, as a tuple"
+                )
+            from .fitting import find_size
+
+            DeviceExecutor.find_size = find_size
         executor = DeviceExecutor(label, target, options, (fuse_regions, give_items))
         return DeviceNode(target, policy, name=label, executor=executor)
 

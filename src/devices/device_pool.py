@@ -35,12 +35,14 @@ class DevicePool:
 
     Attributes:
         placed: the nodes that run there, by what tells them apart.
+        fitting: held while sizes of batches are tried, one node after the other.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._mailbox = LoopMailbox(self._loop)
         self.placed: dict[Hashable, PlacedNode] = {}
+        self.fitting = asyncio.Lock()
         self._devices: dict[Placement, EngineDevice] = {}
         self._by_name: dict[tuple[Hashable, int], tuple[EngineDevice, ...]] = {}
         self._opening: dict[tuple[Hashable, int], asyncio.Future[list[Placement]]] = {}

@@ -591,6 +591,11 @@ class Executable:
         return where is self._usual[index] or where == sharding or where.is_equivalent_to(sharding, leaf.ndim)
 
     @property
+    def memory(self) -> Any:
+        """What XLA says that a call takes on each device: `argument_size_in_bytes` and so on; None if it does not."""
+        return self._compiled.memory_analysis()
+
+    @property
     def cost(self) -> dict[str, float]:
         """What XLA says that a call costs: "flops", "bytes accessed"; empty where its backend does not tell."""
         analysis: dict[str, float] | None = self._compiled.cost_analysis()

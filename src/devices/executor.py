@@ -1,12 +1,12 @@
 """Where device nodes run: what is compiled for each of them, its devices, and the calls of its call sites."""
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from weakref import WeakSet
 
-from .._errors import PlanError
+from .._errors import DeviceError, PlanError
 from ..telemetry import spans
 from .arguments import Arguments, holds_array, on_host, unwrapped
 from .batches import BatchCallQueue, BatchLog
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..engine.node import CallSite
     from ..engine.pools import Pools
     from ..engine.program import Pass
+    from ..telemetry.counters import ProgramMemory
 
 
 # From the arguments that come from resources, by parameter, to the other arguments of items like those that will come.
@@ -66,6 +67,7 @@ class DeviceExecutor:
         members: names of the nodes of a region; none for a node that is one.
 
     Attributes:
+        batch: how calls are stacked, with the size that was found out where it was left open; None if they are not.
         compile_log: what its own programs cost.
         batch_log: what its batches held.
         giving: executors whose programs give parts of its result, by which.
@@ -73,6 +75,9 @@ class DeviceExecutor:
     Raises:
         TypeError: the function cannot be compiled as asked.
     """
+
+    # What tries sizes knows executors, and they of it only this: it is set when the first node needs it.
+    find_size: "ClassVar[Callable[[DeviceExecutor, Pools, str, Arguments, tuple[Any, ...]], Awaitable[int]]]"
 
     def __init__(
         self,
@@ -86,6 +91,7 @@ class DeviceExecutor:
         self.name = name
         self.fn = fn
         self.options = options
+        self.batch = options.batch
         self.passes = passes
         self.members = members
         self.samples: Samples = samples or (lambda resources: options.sample_input)
@@ -108,6 +114,11 @@ class DeviceExecutor:
         """Return what its programs have cost: its own, those for parts of its result, and those of its regions."""
         others = (*self._regions, *self.giving.values())
         return CompileStatistics._total([self.compile_log.statistics(), *[other.statistics() for other in others]])
+
+    def programs(self) -> "list[ProgramMemory]":
+        """Return what its compiled programs take of memory, those for parts of its result included."""
+        logs = [self.compile_log, *[other.compile_log for other in self.giving.values()]]
+        return [program for log in logs for program in log.programs()]
 
     def constants(self, site: "CallSite") -> frozenset[str]:
         """Return the parameters of a batched node whose arguments at a call site are passed once, and not per row.
@@ -175,7 +186,7 @@ class DeviceExecutor:
     def label(self) -> str:
         """The device and the size of a batch, for drawings."""
         options = self.options
-        return str(options.device) if options.batch is None else f"{options.device}, up to {options.batch.max_size}"
+        return str(options.device) if self.batch is None else f"{options.device}, up to {self.batch.max_size}"
 
     @property
     def takes_unready(self) -> bool:
@@ -226,8 +237,10 @@ class DeviceExecutor:
             resources: the others, by parameter.
             donated: positions of the arguments whose memory the result may take.
         """
+        values = arguments.merge(sample, resources)
+        await self._fit(pools, device_strategy, arguments, values)
         placed = await self.opened(pools, device_strategy, arguments, donated)
-        await placed.compile(arguments.merge(sample, resources))
+        await placed.compile(values)
 
     def carrier(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "OnDevice":
         """Return what runs one item on the device."""
@@ -247,7 +260,19 @@ class DeviceExecutor:
     async def opened(
         self, pools: "Pools", device_strategy: str, arguments: Arguments, donated: tuple[int, ...] = ()
     ) -> "PlacedNode":
-        """Return the node on its devices; those that are not open yet are opened."""
+        """Return the node on its devices; those that are not open yet are opened.
+
+        Raises:
+            DeviceError: how large its batches are has to be found out at warm-up.
+        """
+        if self._is_open_ended:
+            samples = () if arguments.parameters else self.samples({})
+            if not samples:
+                raise DeviceError(
+                    f'device node {self.name!r} has batch with max_size="auto", and an argument that comes from a '
+                    "resource: what pays is found out by engine.deploy(..., warmup=True), or await node.warmup(...)"
+                )
+            await self._fit(pools, device_strategy, arguments, arguments.merge(samples[0], {}))
         pool, options = pools.other(DevicePool, DevicePool), self.options
         device = device_strategy if options.device == AUTO else options.device
         devices = pool.opened(device, options.replicas) or await pool.open(device, options.replicas)
@@ -255,6 +280,20 @@ class DeviceExecutor:
         if key not in pool.placed:
             pool.placed[key] = PlacedNode(devices, self, arguments, donated)
         return pool.placed[key]
+
+    @property
+    def _is_open_ended(self) -> bool:
+        """Whether how large its batches are is yet to be found out."""
+        return self.batch is not None and self.batch.max_size == "auto"
+
+    async def _fit(self, pools: "Pools", device_strategy: str, arguments: Arguments, values: tuple[Any, ...]) -> None:
+        """Find out how many items pay in a batch, if that is open: once, by trying."""
+        if not self._is_open_ended:
+            return
+        async with pools.other(DevicePool, DevicePool).fitting:
+            if self.batch is not None and self._is_open_ended:
+                size = await DeviceExecutor.find_size(self, pools, device_strategy, arguments, values)
+                self.batch = replace(self.batch, max_size=size)
 
 
 def _bucketed(arguments: Arguments) -> tuple[frozenset[int], ...]:
@@ -314,15 +353,14 @@ class PlacedNode:
         arguments: Arguments,
         donated: tuple[int, ...] = (),
     ) -> None:
-        options = executor.options
         self._loop = devices[0].loop
         self._devices = devices
         self._jitted = [executor.jitted(device.placement, arguments, donated) for device in devices]
         self._arguments = arguments
         self._parameters = [(position, SameParameters()) for position in arguments.parameters]
         self._sizes: tuple[int, ...] = ()  # of batches
-        if options.batch is not None:
-            self._sizes = executor.batch_sizes(options.batch, arguments)
+        if executor.batch is not None:
+            self._sizes = executor.batch_sizes(executor.batch, arguments)
         queues = [self._queue(device, jitted, executor) for device, jitted in zip(devices, self._jitted, strict=True)]
         if len(queues) > 1:
             share(queues)
@@ -385,12 +423,12 @@ class PlacedNode:
 
     def _queue(self, device: EngineDevice, jitted: JittedFunction, executor: DeviceExecutor) -> CallQueue:
         arguments, options = self._arguments, executor.options
-        if options.batch is None:
+        if executor.batch is None:
             # What a device holds ahead, no other one can take when it is free.
             limit = max(AHEAD, options.prefetch) if options.replicas == 1 else options.prefetch
             return SingleCallQueue(jitted.name, device, jitted, arguments.parameters, limit)
         return BatchCallQueue(
-            arguments, device, jitted, options.batch, self._sizes, options.prefetch, executor.batch_log,
+            arguments, device, jitted, executor.batch, self._sizes, options.prefetch, executor.batch_log,
             repeats=options.pure,
         )  # fmt: skip
 

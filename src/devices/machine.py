@@ -220,6 +220,21 @@ def read_slurm(environment: Mapping[str, str]) -> SlurmAllocation | None:
     )
 
 
+def read_free_memory(proc: Path = Path("/proc")) -> int | None:
+    """Return the bytes that the machine could give to programs now; None if the system does not tell."""
+    for line in _text(proc / "meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable" and rest.split()[0].isdecimal():
+            return int(rest.split()[0]) << 10
+    return None
+
+
+def read_resident_memory(proc: Path = Path("/proc")) -> int | None:
+    """Return the bytes of memory that this process has now; None if the system does not tell."""
+    fields = _text(proc / "self/statm").split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else None
+
+
 def has_nvidia_gpu(device_files: Path = Path("/dev")) -> bool:
     """Whether the driver offers an NVIDIA GPU to this process.
 

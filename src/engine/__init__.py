@@ -8,7 +8,7 @@ from .._public import public as _public
 from ..actors.policy import RunsOn
 from ..actors.supervision import RestartMode, Strategy
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
-from ..telemetry.counters import ActorState, ActorStatistics, ChannelStatistics
+from ..telemetry.counters import ActorState, ActorStatistics, ChannelStatistics, ProgramMemory
 from .admission import AdmissionStatistics
 from .control import Outcome
 from .engine import Engine, EngineStatistics
@@ -23,14 +23,16 @@ from .streaming import Stream
 
 __all__ = [
     "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CallOptions", "ChannelStatistics",
-    "Engine", "EngineStatistics", "Outcome", "Plan", "ProcessPoolStatistics", "RestartMode", "RunsOn", "Scheduler",
-    "Service", "ServiceState", "ServiceStatistics", "Strategy", "Stream", "StreamStatistics",
-    "ThreadPoolStatistics", "deploy", "plan", "run", "stream", "tuned_for_serving",
+    "Engine", "EngineStatistics", "MemoryReport", "NodeMemory", "Outcome", "Plan", "ProcessPoolStatistics",
+    "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service", "ServiceState", "ServiceStatistics", "Strategy",
+    "Stream", "StreamStatistics", "ThreadPoolStatistics", "deploy", "memory", "plan", "run", "stream",
+    "tuned_for_serving",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from .. import engine as _engine
     from .deployment import ServiceState
+    from .footprint import MemoryReport, NodeMemory
     from .service import Service, ServiceStatistics
     from .tuning import tuned_for_serving
 else:
@@ -155,10 +157,37 @@ def plan(graph: Graph[..., object], /) -> Plan:
     return _as_graph(graph, "engine.plan")._planned(is_cached=_resolve("Engine", {}, {}).enable_caching)
 
 
+async def memory(
+    what: Call[object] | Graph[[], object] | Plan, /, *, items: int | None = None, **options: Unpack[CallOptions]
+) -> "_engine.MemoryReport":
+    """Run a call once and report what it takes of memory; or what the device nodes of a plan will take.
+
+    Of each device node there are the bytes of arguments, outputs and temporaries of its programs, as XLA says; of each
+    node what an item and a result take, and what its inbox will hold in a pipeline; and what was in flight at most. All
+    steps are looked at, which takes time: it is for a look, not for production. Programs are compiled off the loop.
+
+    Args:
+        what: a call, which runs once; or a plan (`engine.plan(graph)`), of which nothing runs, and those device nodes
+            are compiled that have `sample_input=`.
+        items: of a call that gives a stream, how many values are read; all by default.
+        **options: those of `run`.
+
+    Returns:
+        A `MemoryReport`; `str()` shows it as a table.
+
+    Raises:
+        Exception: what the call failed with, or a function while it was traced.
+        OptionsError: an option is unknown or does not apply.
+    """
+    return await _default_engine().memory(what, items=items, **options)
+
+
 if not TYPE_CHECKING:
     __getattr__, __dir__ = _public(
         __name__,
         {
+            "MemoryReport": ".footprint",
+            "NodeMemory": ".footprint",
             "Service": ".service",
             "ServiceState": ".deployment",
             "ServiceStatistics": ".service",

@@ -90,7 +90,13 @@ def body_of(control: Control, bodies: tuple[Wired, ...], threads: Callable[[], T
         runs = _BodyRuns(worker, bodies[0], frame, captured(args, 0, control.inputs), control, actor)
         return await runs.run(items, control.limit)
 
-    return {"cond": cond, "switch": switch, "while_loop": while_loop, "map_each": map_each}[control.kind]
+    async def fold(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+        skips = control.on_error == "skip"
+        outside = captured(args, 0, 2)
+        return await _Fold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips).run(args[1])
+
+    kinds = {"cond": cond, "switch": switch, "while_loop": while_loop, "map_each": map_each, "fold": fold}
+    return kinds[control.kind]
 
 
 async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int) -> Any:
@@ -130,6 +136,31 @@ class _Bodies:
         self._stopped = True
         for frame in list(self.frames.values()):
             frame.cancel()
+
+    async def _work(self, around: Worker, begin: Callable[[], None]) -> None:
+        """Have the task of a worker work in the group until that is closed and nothing runs in it.
+
+        Args:
+            around: the worker.
+            begin: starts the first frames.
+        """
+        worker = Worker(self._group, nested=True)
+        # The worker of the body uses up the budget of the worker around it: a body that never suspends is short, but
+        # many of them must not keep the loop from other tasks.
+        worker.budget = worker.inner_budget = around.inner_budget
+        token = current.source.set(worker.position)
+        self._parent.body_begun(self.stop)
+        try:
+            begin()
+            await worker.run()
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            around.inner_budget = min(worker.budget, worker.inner_budget)
+            self._parent.body_ended(self.stop)
+            current.source.reset(token)
+            await self._unwound()
 
     async def _unwound(self) -> None:
         """Wait until all handlers have ended, even if the caller is cancelled."""
@@ -179,25 +210,8 @@ class _BodyRuns(_Bodies):
         self._results = [None] * len(self._items)
         self._limit = limit
         self._first_item = first_item
-        group = self._group
-        group.is_exclusive = len(self._items) == 1
-        worker, around = Worker(group, nested=True), self._worker
-        # The worker of the body uses up the budget of the worker around it: a body that never suspends is short, but
-        # many of them must not keep the loop from other tasks.
-        worker.budget = worker.inner_budget = around.inner_budget
-        token = current.source.set(worker.position)
-        self._parent.body_begun(self.stop)
-        try:
-            self._fill()
-            await worker.run()
-        except BaseException:
-            self.stop()
-            raise
-        finally:
-            around.inner_budget = min(worker.budget, worker.inner_budget)
-            self._parent.body_ended(self.stop)
-            current.source.reset(token)
-            await self._unwound()
+        self._group.is_exclusive = len(self._items) == 1
+        await self._work(self._worker, self._fill)
         if self._error is not None:
             raise self._error
         if self._stopped:  # the frame around it has ended, and the cancellation of this task is on its way
@@ -254,6 +268,104 @@ class _BodyRuns(_Bodies):
         self._filling = False
         if not self.frames:
             self._group.close()
+
+
+class _Fold(_Bodies):
+    """The runs of a body for the state and one value of a stream after the other. It listens to their frames.
+
+    All of them are in one group, in which the worker of the step works. So a value costs what a hop costs, and no task.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        actor: NodeActor,
+        wired: Wired,
+        parent: Frame,
+        outside: Args,
+        values: StreamBuffer[Any],
+        *,
+        skips: bool,
+    ) -> None:
+        super().__init__(wired, parent, outside)
+        self._worker = worker
+        self._actor = actor
+        self._values = values
+        self._skips = skips
+        self._span = None if parent.span is None else spans.present()
+        self.frames = {}  # at most one
+        self._state: Any = None
+        self._error: BaseException | None = None
+        self._started = 0
+        self._starting = False
+
+    async def run(self, initial: Any) -> Any:
+        """Fold the stream to its end; returns the last state."""
+        self._state = initial
+        try:
+            await self._work(self._worker, self._go_on)
+        finally:
+            self._values.waiter = None
+        if self._error is not None:
+            raise self._error
+        if self._stopped:  # the cancel of this task is about to come
+            raise asyncio.CancelledError
+        if self._values.error is not None:
+            await self._values.get()  # raises it
+        self._actor.completed -= 1  # it counts values, and the worker is about to count the whole as one more
+        return self._state
+
+    @property
+    def service(self) -> None:
+        """A body belongs to the frame around it."""
+
+    def frame_done(self, frame: Frame) -> None:
+        """Keep the state; a failure ends the whole, unless what failed is left out."""
+        if frame.state == "done":
+            self._state = frame.result
+            self._actor.completed += 1
+        elif frame.error is not None:
+            if self._skips and isinstance(frame.error, Exception):
+                self._skip(frame)
+            else:
+                self._error = frame.error
+        if frame.settled:
+            self.frame_settled(frame)
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Go on with the next value."""
+        del self.frames[frame.item]
+        self._go_on()
+
+    def _skip(self, frame: Frame) -> None:
+        name = frame.layout.name
+        self._actor.failed += 1
+        spans.item_skipped(self._span, name, frame.item, frame.error)
+        logs.warning("fold.value_skipped", graph=name, item=frame.item, error=repr(frame.error))
+
+    def _go_on(self) -> None:
+        """Start the next value, or wait for it; a body without steps ends at once, so this comes back to itself."""
+        if self._starting or self._group.closed:
+            return
+        self._starting = True
+        values = self._values
+        while not self.frames and values.held and self._error is None and not self._stopped:
+            self._started += 1
+            self._start((self._state, values.take()), self._started - 1, self)
+        self._starting = False
+        if self.frames:
+            return
+        if values.ended or self._error is not None or self._stopped:
+            self._group.close()
+        else:
+            values.waiter = self._group.loop.create_future()
+            values.waiter.add_done_callback(self._came)
+
+    def _came(self, waiter: asyncio.Future[None]) -> None:
+        """There is a value, or the end."""
+        if self._values.waiter is waiter:
+            self._values.waiter = None
+            self._go_on()
 
 
 # The steps that give streams: generators, and `map_each` over a stream.

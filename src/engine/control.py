@@ -1,4 +1,4 @@
-"""Control flow on values: `cond`, `switch`, `while_loop` and `map_each`."""
+"""Control flow on values: `cond`, `switch`, `while_loop`, `map_each` and `fold`."""
 
 import asyncio
 import functools
@@ -28,6 +28,7 @@ from .tracing.tracer import Trace, active
 # Outside of a trace, these functions are plain Python. While a graph is traced, a call of one becomes a single step
 # whose bodies are traced as graphs of their own: an iteration never enters an inbox of the outer graph.
 
+S = TypeVar("S")
 T = TypeVar("T")
 U = TypeVar("U")
 T_co = TypeVar("T_co", covariant=True)
@@ -39,7 +40,8 @@ DEFAULT_MAP_CONCURRENCY = 32
 
 # What becomes of the error of an item of `map_each`.
 OnError = Literal["raise", "skip", "return"]
-Kind = Literal["cond", "switch", "while_loop", "map_each", "split", "branch"]
+FoldOnError = Literal["raise", "skip"]
+Kind = Literal["cond", "switch", "while_loop", "map_each", "split", "branch", "fold"]
 
 
 _ARGUMENTS: dict[Kind, tuple[str, ...]] = {
@@ -49,6 +51,7 @@ _ARGUMENTS: dict[Kind, tuple[str, ...]] = {
     "map_each": ("items",),
     "split": ("values",),
     "branch": ("split",),
+    "fold": ("stream", "initial"),
 }
 
 
@@ -72,14 +75,14 @@ class Control:
     """A control-flow step.
 
     Attributes:
-        kind: which construct.
-        limit: iterations of a `while_loop`, items in flight of a `map_each`, streams of a `split`; of a "branch", which
-            of these it is.
-        result_of: the body whose annotation is that of the result; None if there is none.
-        over_stream: a `map_each` that takes a stream, and gives one.
-        ahead: values that each stream of a `split` holds, or that of a `map_each`; 0 for the default.
-        inputs: how many lists or streams a `map_each` takes in step.
-        on_error: what becomes of the error of an item of a `map_each`.
+        kind: the construct.
+        limit: the most iterations of a `while_loop`, or items in flight of a `map_each`; how many streams a `split`
+            has; of a "branch", which of these it is.
+        result_of: a body whose result annotation is also that of the step; None if there is none.
+        over_stream: whether it is a `map_each` over a stream, which gives a stream.
+        ahead: how many values each stream of a `split` holds, or that of a `map_each`; 0 for the default.
+        inputs: how many lists or streams a `map_each` takes in step; 2 of a `fold`, its stream and its first state.
+        on_error: what a `map_each` does with the error of an item, or a `fold` with a value that failed.
     """
 
     kind: Kind
@@ -107,8 +110,8 @@ class Control:
 
     @property
     def _reads_streams(self) -> bool:
-        """Whether its operand may be a stream."""
-        return self.over_stream or self.kind == "split"
+        """Whether its argument may be a stream."""
+        return self.over_stream or self.kind in ("split", "fold")
 
     def _argument_names(self) -> tuple[str, ...]:
         """Return the names of the arguments, without the values that its bodies capture."""
@@ -116,10 +119,10 @@ class Control:
 
     @property
     def _drawn_detail(self) -> str:
-        """What a drawing of the graph says of it."""
+        """A word for drawings of the graph."""
         if self.kind == "split":
             return f"{self.limit} streams, {self.ahead} ahead"
-        return "stream" if self.gives_stream else ""
+        return "stream" if self.gives_stream else "skips failures" if self.on_error == "skip" else ""
 
     def _result_annotation(self) -> Any:
         """Return the annotation of the result, taken from one body: all bodies of a step return the same type."""
@@ -496,6 +499,69 @@ class _Shared(Generic[T]):
                 await close_stream(self._values)
 
 
+@overload
+def fold(
+    fn: Callable[[S, T], Awaitable[S]],
+    stream: AsyncIterable[T],
+    initial: S,
+    /,
+    *,
+    on_error: FoldOnError = ...,
+    name: str | None = ...,
+) -> Awaitable[S]: ...
+@overload
+def fold(
+    fn: Callable[[S, T], S],
+    stream: AsyncIterable[T],
+    initial: S,
+    /,
+    *,
+    on_error: FoldOnError = ...,
+    name: str | None = ...,
+) -> Awaitable[S]: ...
+def fold(
+    fn: Callable[[Any, Any], Any],
+    stream: AsyncIterable[Any],
+    initial: Any,
+    /,
+    *,
+    on_error: FoldOnError = "raise",
+    name: str | None = None,
+) -> Awaitable[Any]:
+    """Fold a stream into one value, in constant memory: a sum, a histogram, one step of a fit over all data.
+
+    One value of the stream after the other is folded. So beside the state there are the value that is folded, and those
+    that the stream holds in advance (`capacity=` of the node that gives it).
+
+    Args:
+        fn: node, graph or function of the state and one value; it returns the next state. What a device node returns
+            stays on its device until the next call.
+        stream: the values; a list is folded by a node of your own, in one call.
+        initial: the state before the first value, and the result if there are none.
+        on_error: "skip" leaves out a value whose `fn` failed, and goes on with the state before it; it is logged, and
+            counted as failed in the statistics of this step. An error of the stream itself is always raised.
+        name: what the body is called in drawings, statistics, metrics, spans and profiles; by default as `fn` is.
+
+    Returns:
+        The last state.
+
+    Raises:
+        OptionsError: `on_error` is neither "raise" nor "skip", or `name` is empty or no text.
+        TypeError: `fn` is no function, but e.g. a call of one; `stream` is none.
+    """
+    check("on_error", on_error, one_of(FoldOnError), "fold(")
+    check("name", name, optional(NAME), "fold(")
+    _check_bodies("fold(fn, stream, initial)", fn=fn)
+    tracer = active()
+    if not (hasattr(stream, "__aiter__") if tracer is None else tracer.is_stream(stream)):
+        remedy = "a parameter of a graph is one if it is annotated as AsyncIterator"
+        raise _misuse(f"ps.fold(fn, stream, initial) takes a stream, got {_shown(stream)}: {remedy}")
+    if tracer is None:
+        return _fold(fn, stream, initial, on_error)
+    control = Control("fold", result_of=fn, inputs=2, on_error=on_error)
+    return cast("Awaitable[Any]", _record(control, (stream, initial), ((name or _name_of(fn), fn),)))
+
+
 def _name_of(fn: Callable[..., Any]) -> str:
     """Return the name of the body: that of its node, graph or function; "each" for a lambda."""
     while isinstance(fn, functools.partial):
@@ -549,11 +615,14 @@ def _check_bodies(construct: str, **bodies: Any) -> None:
     for name, body in bodies.items():
         if callable(body) and not isinstance(body, Ref | Unawaited | Awaitable):
             continue
-        remedy = "it takes a node, a graph or a function of one value, known while the graph is traced"
+        takes = "the state and one value" if construct.startswith("fold") else "one value"
+        remedy = f"it takes a node, a graph or a function of {takes}, known while the graph is traced"
         if isinstance(body, Unawaited | CoroutineType):
             remedy = "pass the function itself, without calling it"
         elif construct.startswith("map_each"):
             remedy = "the function comes first, then the items"
+        elif construct.startswith("fold"):
+            remedy = "the function comes first, then the stream"
         if isinstance(body, CoroutineType):
             body.close()
         raise _misuse(f"ps.{construct} got {name}={_shown(body)}: {remedy}")
@@ -646,3 +715,18 @@ def failed_item(index: int, error: Exception, on_error: OnError) -> list[Any]:
         return [Outcome(index, None, error)]
     logs.warning("map_each.item_skipped", item=index, error=repr(error))
     return []
+
+
+async def _fold(fn: Callable[[Any, Any], Any], stream: AsyncIterable[Any], state: Any, on_error: FoldOnError) -> Any:
+    iterator = aiter(stream)
+    try:
+        async for value in iterator:
+            try:
+                state = await _await(fn, state, value)
+            except Exception as error:
+                if on_error == "raise":
+                    raise
+                logs.warning("fold.value_skipped", error=repr(error))
+        return state
+    finally:
+        await close_stream(iterator)

@@ -67,6 +67,10 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
             f"node {label!r} takes a list, which is not padded: {type(batch).__name__} is for device_node, which "
             "stacks arrays; use penstock.Batch here"
         )
+    if batch.max_size == "auto":
+        raise TypeError(
+            f'node {label!r} has Batch("auto"), which is for device nodes: how many items is up to you here'
+        )
     check_policy(label, fn, policy, is_stateful=False)
     if policy.runs_on == "process":
         raise TypeError(f'batched node {label!r} cannot run with runs_on="process"; use runs_on="thread"')

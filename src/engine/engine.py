@@ -163,6 +163,27 @@ class Engine:
         """Return what a graph will do; see `penstock.engine.plan`."""
         return as_graph(graph, "engine.plan")._planned(is_cached=resolve("Engine", {}, self._options).enable_caching)
 
+    async def memory(
+        self, what: "Call[Any] | Graph[[], Any] | Plan", /, *, items: int | None = None, **options: Unpack[CallOptions]
+    ) -> "engine.MemoryReport":
+        """Run a call once, or compile a plan, and report what it takes; see `penstock.engine.memory`."""
+        from .footprint import memory_of_call, memory_of_plan
+
+        check("items", items, optional(whole(1)), "memory(")
+        self._runtime.check_loop()
+        if isinstance(what, Plan):
+            return await memory_of_plan(self._runtime, what, resolve("run", options, self._options))
+        call = as_call(what, "engine.memory")
+        gives_stream = call.graph._present_trace().gives_stream
+        merged = resolve("stream(call)" if gives_stream else "run", options, self._options)
+
+        async def run(on_prepared: Callable[[Scope], None]) -> None:
+            plan = one_value(call.graph, merged, "engine.memory")
+            scheduler: ChosenScheduler = "parallel" if merged.scheduler == "auto" else merged.scheduler
+            await _run_in_own_scope(self._runtime, call, merged, plan, scheduler, on_prepared)
+
+        return await memory_of_call(self._runtime, call, merged, run, items)
+
     def statistics(self) -> EngineStatistics:
         """Return a snapshot of the counters."""
         runtime = self._runtime
@@ -218,12 +239,19 @@ async def _run_call(runtime: Runtime, call: Call[Any], options: ExecutionOptions
 
 
 async def _run_in_own_scope(
-    runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan, scheduler: ChosenScheduler
+    runtime: Runtime,
+    call: Call[Any],
+    options: ExecutionOptions,
+    plan: Plan,
+    scheduler: ChosenScheduler,
+    on_prepared: Callable[[Scope], None] | None = None,
 ) -> Any:
     run = _Run(runtime, call, options)
     scope = Scope(runtime, options, scheduler, is_one_call=True, threads=run.threads)
     try:
         wired = await run.started(scope.prepare(plan))
+        if on_prepared is not None:
+            on_prepared(scope)
         scope.on_failed = run.fail_with
         return await run.run_to_end(wired)
     finally:

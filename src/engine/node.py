@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..actors.invocation import Carrier
     from ..actors.loop_host import OwnsLoop
     from ..actors.threads import ThreadShare
+    from ..telemetry.counters import ProgramMemory
     from .graph import Graph
     from .pools import Pools
     from .program import Pass
@@ -84,6 +85,10 @@ class Executor(Protocol):
         Raises:
             PlanError: the shapes of the items are not known.
         """
+        ...
+
+    def programs(self) -> "list[ProgramMemory]":
+        """Return what its compiled programs take of memory; it may take a while, and is called in a thread."""
         ...
 
     def carrier(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "Carrier":

@@ -14,7 +14,7 @@ from ..actors.frame import Frame
 from ..actors.supervision import SupervisorFlags
 from ..actors.tasks import ContextTask, start_task, uninterrupted
 from ..telemetry import logs, metrics, spans
-from ..telemetry.counters import ActorStatistics
+from ..telemetry.counters import ActorStatistics, share
 from ..telemetry.rendered import Rendered
 from ..telemetry.tables import Table, count, of, rate
 from ..telemetry.tables import to_html as table_to_html
@@ -166,6 +166,7 @@ class ServiceStatistics(Rendered):
         expired: how many calls ended with `DeadlineExceeded`, also while they waited for a place. The sum
             `completed + failed + cancelled + expired + admission.refused` counts each call of the service, each stream
             of values, and each item of a stream of calls that has ended.
+        success_rate: the share of `completed` in `completed + failed + expired`; None before the first of these.
     """
 
     state: ServiceState
@@ -181,6 +182,11 @@ class ServiceStatistics(Rendered):
     def bottleneck(self) -> Bottleneck | None:
         """The node that limits the deployment, on average over that time; None if no inbox was full."""
         return find_bottleneck(self.actors, self.elapsed_seconds)
+
+    @property
+    def success_rate(self) -> float | None:
+        """The share of `completed` in `completed + failed + expired`; None before the first of these."""
+        return share(self.completed, self.failed + self.expired)
 
     def since(self, earlier: "ServiceStatistics") -> "ServiceStatistics":
         """Return what happened between an earlier snapshot and this one.

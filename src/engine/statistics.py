@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from ..telemetry.counters import ActorStatistics, Record, counted, less, name_of
+from ..telemetry.counters import ActorStatistics, Record, counted, less, name_of, share
 from ..telemetry.rendered import Rendered
 from ..telemetry.text import printable
 
@@ -141,6 +141,7 @@ class StreamStatistics(Rendered):
         expired: how many of the failed items ended with `DeadlineExceeded`, or were in flight when the time of the
             stream was over.
         bottleneck: the node that limits, on average over `actors_elapsed_seconds`; None if no inbox was full.
+        success_rate: the share of the items that have ended that did so with a result; None before any has.
     """
 
     submitted: int
@@ -158,6 +159,11 @@ class StreamStatistics(Rendered):
     def bottleneck(self) -> Bottleneck | None:
         """The node that limits the stream, on average over `actors_elapsed_seconds`; None if no inbox was full."""
         return find_bottleneck(self.actors, self.actors_elapsed_seconds)
+
+    @property
+    def success_rate(self) -> float | None:
+        """The share of the items that have ended that did so with a result; None before any has."""
+        return share(self.completed, self.failed)
 
     def since(self, earlier: "StreamStatistics") -> "StreamStatistics":
         """Return what happened between an earlier snapshot and this one.

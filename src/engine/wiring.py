@@ -165,6 +165,9 @@ class Wiring:
                 actor.invoke = mapping(control, bodies[0])
             else:
                 actor.body = body_of(control, bodies, self._pools.threads)
+                if unit.streams:  # a `fold`
+                    actor.invoke = reading(unit.streams)
+                    actor.spans_others = True
         actor.owner = self._pools
         actor.slot = unit.slot
         actor.args_of = unit.args_of
@@ -411,10 +414,20 @@ async def _warm_up(program: "Program", pools: "Pools", device_strategy: str, kno
             continue
         callee = unit.step.head.callee
         if is_node(callee) and callee._runs_in is not None:
-            site, resources = _call_site(program, unit), _resources_of(unit, known)
-            await callee._runs_in.warm_up(site, pools, device_strategy, resources)
+            await warm_up_node(program, unit, callee._runs_in, pools, device_strategy, known)
         for body in unit.step.bodies:
             await _warm_up(body._program("parallel"), pools, device_strategy, _inside(body, known))
+
+
+async def warm_up_node(
+    program: "Program", unit: Unit, executor: Executor, pools: "Pools", device_strategy: str, known: Mapping[int, Any]
+) -> None:
+    """Have the executor of one node do what it can do now, where these resources are open.
+
+    Raises:
+        PlanError: it does not know what to do.
+    """
+    await executor.warm_up(_call_site(program, unit), pools, device_strategy, _resources_of(unit, known))
 
 
 def _inside(body: "Plan", known: Mapping[int, Any]) -> dict[int, Any]:

@@ -49,8 +49,9 @@ class ActorStatistics:
     Attributes:
         graph: the name of its graph, or of the body of control flow that it belongs to.
         node: the name of the node, as drawn.
-        completed: how many items it has finished with a result.
-        failed: how many items have ended here with an error, after the last attempt and the fallback.
+        completed: how many items it has finished with a result; for a `fold`, how many values it has folded.
+        failed: how many items have ended here with an error, after the last attempt and the fallback; for a `fold`, how
+            many values it has left out, and the one that ended it.
         retried: how many attempts there were beyond the first of each item.
         restarts: how often its instance was replaced by a new one; 0 for a node without an instance.
         in_flight: how many items are in it now, over all call sites that share its places.
@@ -62,6 +63,7 @@ class ActorStatistics:
         state: for a stateful node, or one that owns its loop: "running"; "restarting" after a crash until it runs
             again; "stopped" if it is not restarted, or if its scope has ended. None for other nodes.
         places: a number that identifies its places: records with the same number share `in_flight` and `concurrency`.
+        success_rate: the share of the items that ended with a result, from 0 to 1; None before one has ended.
     """
 
     graph: str
@@ -76,6 +78,48 @@ class ActorStatistics:
     inbox: ChannelStatistics
     state: ActorState | None = None
     places: int | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def success_rate(self) -> float | None:
+        """The share of the items that ended with a result, from 0 to 1; None before one has ended."""
+        return share(self.completed, self.failed)
+
+
+@dataclass(frozen=True)
+class ProgramMemory:
+    """What one compiled program takes on each of its devices, as its compiler says.
+
+    While it runs, it takes the sum of the first three, less `reused_bytes`; code comes once.
+
+    Attributes:
+        arguments: what it is compiled for, "x: float32[64,3]".
+        argument_bytes: of its arguments, parameters included.
+        output_bytes: of its results.
+        temporary_bytes: of what it computes in between.
+        reused_bytes: of arguments whose memory the results take (donation).
+        code_bytes: of the program itself; 0 where the compiler does not say.
+        calls: how often it has run.
+        program: stands for the program, to tell it from others.
+    """
+
+    arguments: str
+    argument_bytes: int
+    output_bytes: int
+    temporary_bytes: int
+    reused_bytes: int
+    code_bytes: int
+    calls: int
+    program: int
+
+    @property
+    def total_bytes(self) -> int:
+        """What it takes while it runs, without its code."""
+        return self.argument_bytes + self.output_bytes + self.temporary_bytes - self.reused_bytes
+
+
+def share(completed: int, failed: int) -> float | None:
+    """Return the share of the items that ended with a result; None before one has ended."""
+    return completed / (completed + failed) if completed + failed else None
 
 
 def name_of(graph: str, node: str) -> str:

@@ -493,3 +493,24 @@ async def test_an_array_without_rows_cannot_be_mapped_over() -> None:
     assert await engine.run(of(jnp.zeros((0, 3)))) == []
     with pytest.raises(TypeError, match="iteration over a 0-d array"):
         await engine.run(of(jnp.float32(1)))
+
+
+async def test_the_state_of_a_fold_stays_on_the_device() -> None:
+    @ps.node
+    async def rows(count: int) -> AsyncIterator[Any]:
+        for number in range(count):
+            yield np.full(8, number, np.float32)
+
+    @ps.device_node(device="cpu")
+    def add(total: Any, row: Any) -> Any:
+        return total + row.sum()
+
+    @ps.graph
+    async def summed(count: int) -> Any:
+        return await ps.fold(add, rows(count), np.float32(0), on_error="skip")
+
+    result = await engine.run(summed(10))
+    assert isinstance(result, jax.Array)
+    assert float(result) == 8 * sum(range(10))
+    assert add.compile_statistics().programs <= 2  # for the first state, which is NumPy's, and for those after it
+    assert add.compile_statistics().transfers == 0

@@ -114,7 +114,7 @@ MUTANTS = [
     ),
     Mutant(
         "a batch holds what it may, and more has to wait",
-        "actors/batching.py", "self.count >= batch.max_size +", "self.count > batch.max_size +",
+        "actors/batching.py", "self.count >= self._max_size +", "self.count > self._max_size +",
         "tests/actors/test_batch_queue.py",
     ),
     Mutant(

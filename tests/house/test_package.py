@@ -29,7 +29,9 @@ def test_public_name_exists_and_has_a_docstring(module: ModuleType, name: str) -
         assert value.__doc__, f"{module.__name__}.{name} has no docstring"
 
 
-@pytest.mark.parametrize("module", ["penstock", "penstock.devices", "penstock.testing", "penstock.telemetry"])
+@pytest.mark.parametrize(
+    "module", ["penstock", "penstock.data", "penstock.devices", "penstock.testing", "penstock.telemetry"]
+)
 def test_import_loads_neither_jax_nor_the_opentelemetry_sdk(module: str) -> None:
     program = f"import sys, {module}; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

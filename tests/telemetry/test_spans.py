@@ -300,6 +300,32 @@ async def test_a_streamed_call_has_a_span_until_it_has_been_read(tracing: Tracin
     assert len(tracing.named("fetch")) == 3
 
 
+async def test_the_values_of_a_fold_have_spans_below_it_and_those_left_out_are_told_there(tracing: Tracing) -> None:
+    @ps.node
+    async def numbers(count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            yield number
+
+    @ps.node
+    def add(total: int, number: int) -> int:
+        if number == 1:
+            raise ValueError("one is no good")
+        return total + number
+
+    @ps.graph
+    async def answer(count: int) -> int:
+        return await ps.fold(add, numbers(count), 0, on_error="skip")
+
+    assert await engine.run(answer(4)) == 5
+    fold = tracing.one("fold")
+    added = tracing.named("add")
+    assert [parent_of(span) for span in added] == [id_of(fold)] * 4
+    assert [(span.attributes or {})[names.ITEM] for span in added] == [0, 1, 2, 3]
+    assert [span.status.status_code is trace.StatusCode.ERROR for span in added] == [False, True, False, False]
+    [skipped] = [event for event in fold.events if event.name == names.ITEM_SKIPPED]
+    assert (skipped.attributes or {})[names.ITEM] == 1
+
+
 async def test_leaving_a_stream_early_is_no_error_and_detaches_nothing(
     tracing: Tracing, caplog: pytest.LogCaptureFixture
 ) -> None:

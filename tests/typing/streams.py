@@ -94,6 +94,20 @@ async def epoch(paths: AsyncIterator[Path]) -> AsyncIterator[float]:
     return ps.map_each(train, batches(images), concurrency=2)
 
 
+@ps.node
+def add_size(total: int, content: bytes) -> int:
+    return total + len(content)
+
+
+@ps.graph
+async def size(paths: AsyncIterator[Path]) -> int:
+    async def later(total: int, content: bytes) -> int:
+        return add_size(total, content)
+
+    assert_type(await ps.fold(later, ps.map_each(read, paths), 0), int)
+    return await ps.fold(add_size, ps.map_each(read, paths), 0, on_error="skip", name="add")
+
+
 async def files(folder: Path) -> AsyncIterator[Path]:
     for path in await asyncio.to_thread(lambda: sorted(folder.glob("*.py"))):
         yield path

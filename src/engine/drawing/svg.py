@@ -83,12 +83,25 @@ def to_svg(drawing: Drawing) -> str:
             for owner_id, owned in each.bodies_of().items()
         }
         parts[id(each)] = _graph(found, bodies)
-    page = _framed(drawing.title, parts[id(drawing)], "page")
+    whole = parts[id(drawing)]
+    return framed(drawing.title, whole.elements, whole.width, whole.height)
+
+
+def framed(title: str, elements: list[str], wide_inside: float, high_inside: float) -> str:
+    """Return SVG elements as one picture under a title.
+
+    Args:
+        title: its title.
+        elements: what is in it, with the origin at its top left corner.
+        wide_inside: the width of that, in pixels.
+        high_inside: the height of that, in pixels.
+    """
+    page = _framed(title, _Part(elements, wide_inside, high_inside), "page")
     wide, high = f"{page.width + 2:.0f}", f"{page.height + 2:.0f}"
     size = f'width="{wide}" height="{high}" viewBox="-1 -1 {wide} {high}" style="max-width:100%;height:auto"'
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" class="penstock" role="img" {size}>',
-        f"<title>{escape(printable(drawing.title))}</title>",
+        f"<title>{escape(printable(title))}</title>",
         f"<style>{_STYLE}</style>",
         *page.elements,
         "</svg>",

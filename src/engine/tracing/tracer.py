@@ -73,8 +73,8 @@ class StreamValues:
             if not callee._reads_streams:
                 raise GraphTraceError(
                     f"{location}: {self._named(read)} is passed to {callee.name!r}, which cannot read it: only an "
-                    "`async def`, an async generator and ps.map_each can; read it in one of these, and pass on what "
-                    "it returns"
+                    "`async def`, an async generator, ps.map_each and ps.fold can; read it in one of these, and pass "
+                    "on what it returns"
                 )
             self._read(read, location, repr(callee.name))
 

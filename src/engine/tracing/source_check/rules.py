@@ -24,7 +24,7 @@ _SLEEP = "sleep inside a node"
 _THREAD = 'use a node with runs_on="thread"'
 
 _PACKAGE = __name__.partition(".")[0]
-_CONTROL_FLOW = ("cond", "switch", "while_loop", "map_each")
+_CONTROL_FLOW = ("cond", "switch", "while_loop", "map_each", "fold")
 _FOREIGN = ("asyncio", "_asyncio", "anyio", "trio")
 _FOREIGN_REMEDIES: Final = {
     **dict.fromkeys(("gather", "wait", "as_completed", "create_task", "ensure_future"), _PARALLEL),

@@ -1,0 +1,335 @@
+"""What a graph takes of memory: its compiled programs, its inboxes, and what is in flight, measured on a call."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeGuard
+from weakref import WeakSet
+
+from .._errors import PlanError
+from ..actors.frame import Frame
+from ..actors.node_actor import GENERAL, Invoke, NodeActor
+from ..actors.own_loops import bytes_of
+from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader
+from ..actors.worker import Worker
+from ..telemetry.counters import ProgramMemory
+from ..telemetry.rendered import Rendered
+from ..telemetry.tables import UNKNOWN, Column, Table, by_graph, count, scaled
+from .graph import Call
+from .node import Node, is_node
+from .options import ExecutionOptions
+from .program import Plan, PlannedStep, Wired
+from .scope import Runtime, Scope
+from .values import OwnScope, StreamingCall, ValuesStream
+from .wiring import warm_up_node
+
+if TYPE_CHECKING:
+    from .node import Executor
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """What one node takes.
+
+    Attributes:
+        graph: name of its graph, or of the body of control flow that it belongs to.
+        node: its name, as drawn.
+        programs: of a device node, those that the call used; of a plan, all that it has.
+        item_bytes: of the arguments of one item, the largest that was seen; None if none was seen.
+        result_bytes: of its result, the largest that was seen; of a stream, of one value.
+        inbox_bytes: the most that its inbox holds in a pipeline, or its stream: `max_bytes`, or as many items as it
+            has places of the largest that was seen; None if that is not known, and in bodies of control flow, whose
+            items wait in the step around them.
+        inbox_items: those places.
+    """
+
+    graph: str
+    node: str
+    programs: tuple[ProgramMemory, ...] = ()
+    item_bytes: int | None = None
+    result_bytes: int | None = None
+    inbox_bytes: int | None = None
+    inbox_items: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryReport(Rendered):
+    """What a graph takes of memory. `str()` shows it as a table.
+
+    Sizes are those of arrays, bytes and text, also inside of lists, tuples, dictionaries and dataclasses; what else
+    there is counts nothing.
+
+    Attributes:
+        graph: name of the graph.
+        nodes: its nodes, in the order of the plan.
+        in_flight_bytes: the most that was seen at a time in the values of the call, those that streams held included;
+            None for a plan, which runs nothing.
+        in_flight_device_bytes: what of this was arrays of JAX.
+        without_sample: of a plan, the device nodes about which nothing is known, for want of `sample_input=`.
+    """
+
+    graph: str
+    nodes: tuple[NodeMemory, ...]
+    in_flight_bytes: int | None = None
+    in_flight_device_bytes: int | None = None
+    without_sample: tuple[str, ...] = ()
+
+    def _table(self) -> Table:
+        facts = [("graph", self.graph)]
+        if self.in_flight_bytes is not None:
+            facts.append(
+                ("in flight", f"{_shown(self.in_flight_bytes)}, {_shown(self.in_flight_device_bytes)} of it on devices")
+            )
+        if self.without_sample:
+            facts.append(("no sample_input=", ", ".join(self.without_sample)))
+        titles = ("arguments", "outputs", "temporaries", "programs", "item", "result", "inbox", "inbox items")
+        ordered = [self.nodes[at] for at in by_graph([node.graph for node in self.nodes])]
+        return Table(
+            facts=tuple(facts),
+            columns=(Column("node", is_number=False), *map(Column, titles)),
+            rows=tuple(map(_row, ordered)),
+            remark="Arguments, outputs and temporaries are those of a device node's largest program; item, result and "
+            "inbox are of the largest values that were seen",
+            headings=tuple(node.graph for node in ordered),
+        )
+
+
+def _row(node: NodeMemory) -> tuple[str, ...]:
+    largest = max(node.programs, key=lambda program: program.total_bytes, default=None)
+    cells = [UNKNOWN] * 3
+    if largest is not None:
+        cells = [_shown(size) for size in (largest.argument_bytes, largest.output_bytes, largest.temporary_bytes)]
+    return (
+        node.node,
+        *cells,
+        count(len(node.programs)) if node.programs else UNKNOWN,
+        _shown(node.item_bytes),
+        _shown(node.result_bytes),
+        _shown(node.inbox_bytes),
+        count(node.inbox_items),
+    )
+
+
+def _shown(size: int | None) -> str:
+    return scaled(size, "B")
+
+
+async def memory_of_call(
+    runtime: Runtime,
+    call: Call[Any],
+    options: ExecutionOptions,
+    run: Callable[[Callable[[Scope], None]], Any],
+    items: int | None,
+) -> MemoryReport:
+    """Run a call once, and return what it took.
+
+    Args:
+        runtime: the inside of the Engine.
+        call: the call.
+        options: how it runs.
+        run: runs a call that gives one value, and tells of its scope before it begins.
+        items: how many values are read of a stream; None for all.
+    """
+    plan = call.graph._planned(is_cached=options.enable_caching)
+    steps = list(_steps(plan))
+    before = {
+        program.program: program.calls
+        for executor in _executors(steps)
+        for program in await asyncio.to_thread(executor.programs)
+    }
+    watch = _Watch()
+    if plan._gives_stream:
+        start = partial(StreamingCall, _WatchedScope(runtime, options, watch), call, options)
+        async with ValuesStream[Any](start) as values:
+            number = 0
+            while items is None or number < items:
+                try:
+                    await anext(values)
+                except StopAsyncIteration:
+                    break
+                number += 1
+    else:
+        await run(watch.begin)
+    nodes: list[NodeMemory] = []
+    for graph, step in steps:
+        if not is_node(step.head.callee):
+            continue
+        programs: list[ProgramMemory] = []
+        if step.head.callee._runs_in is not None:
+            found = await asyncio.to_thread(step.head.callee._runs_in.programs)
+            programs = [one for one in found if one.calls != before.get(one.program)]
+        nodes.append(watch.node(graph, step.label, step.head.callee, programs, is_in_body=graph != plan.name))
+    return MemoryReport(call.graph.name, tuple(nodes), watch.most_bytes, watch.most_device_bytes)
+
+
+async def memory_of_plan(runtime: Runtime, plan: Plan, options: ExecutionOptions) -> MemoryReport:
+    """Compile what the samples of a plan's device nodes need, and return what that takes; nothing runs."""
+    scope = Scope(runtime, options, "parallel", is_one_call=True)
+    unknown: list[str] = []
+    nodes: list[NodeMemory] = []
+    try:
+        wired = await scope.prepare(plan)
+        for one in _wired(scope, wired):
+            known = dict(zip(one.program.plan.trace.resources.values(), one.program.blank, strict=False))
+            for unit in one.program.units:
+                node = None if unit.step is None else unit.step.head.callee
+                if unit.step is None or not is_node(node) or node._runs_in is None:
+                    continue
+                try:
+                    await warm_up_node(one.program, unit, node._runs_in, runtime.pools, options.device_strategy, known)
+                except PlanError:  # it has no samples
+                    unknown.append(unit.step.label)
+                programs = await asyncio.to_thread(node._runs_in.programs)
+                nodes.append(NodeMemory(one.program.name, unit.step.label, tuple(programs)))
+    finally:
+        await scope.close()
+    return MemoryReport(plan.name, tuple(nodes), without_sample=tuple(unknown))
+
+
+def _wired(scope: Scope, wired: Wired) -> Iterator[Wired]:
+    """Yield the actors of a plan, and those of its bodies."""
+    yield wired
+    for step in wired.program.plan.steps:
+        for body in step.bodies:
+            inner = scope.wiring.wired(body)
+            assert inner is not None
+            yield from _wired(scope, inner)
+
+
+def _steps(plan: Plan) -> Iterator[tuple[str, PlannedStep]]:
+    for step in plan.steps:
+        yield plan.name, step
+    for step in plan.steps:
+        for body in step.bodies:
+            yield from _steps(body)
+
+
+def _executors(steps: "Iterable[tuple[str, PlannedStep]]") -> "Iterator[Executor]":
+    for _, step in steps:
+        if is_node(step.head.callee) and step.head.callee._runs_in is not None:
+            yield step.head.callee._runs_in
+
+
+class _WatchedScope(OwnScope):
+    """The scope of one call that gives a stream."""
+
+    def __init__(self, runtime: Runtime, options: ExecutionOptions, watch: "_Watch") -> None:
+        super().__init__(runtime, options)
+        self._watch = watch
+
+    async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
+        """Have its actors looked at."""
+        scope, wired, number = await super().admit(call, priority, deadline)
+        self._watch.begin(scope)
+        return scope, wired, number
+
+
+class _Seen:
+    """The largest sizes that were seen of a node."""
+
+    item_bytes: int | None = None
+    result_bytes: int | None = None
+
+    def gave(self, value: Any) -> None:
+        """Note the size of a result."""
+        self.result_bytes = max(self.result_bytes or 0, size_of(value))
+
+
+class _Watch:
+    """Looks at the values of a call whenever a step has ended."""
+
+    def __init__(self) -> None:
+        self.most_bytes = self.most_device_bytes = 0
+        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._frames: WeakSet[Frame] = WeakSet()
+
+    def begin(self, scope: Scope) -> None:
+        """Look at what the actors of a scope get and give from now on."""
+        for actor in scope.wiring.actors():
+            seen = self._seen.setdefault((actor.graph, actor.name), _Seen())
+            # The general way to run a step; none is handed over to a device before a worker has it.
+            actor.mode, actor.carrier = GENERAL, None
+            actor.invoke = partial(self._invoke, actor.invoke, seen)
+
+    async def _invoke(self, inner: Invoke, seen: _Seen, worker: Worker, actor: NodeActor, frame: Frame) -> Any:
+        seen.item_bytes = max(seen.item_bytes or 0, size_of(actor.arguments(frame.values)))
+        self._frames.add(frame)
+        value: Any = await inner(worker, actor, frame)
+        if _is_reader(value):
+            value.buffer.held = _Held(seen, value.buffer.held)
+        else:
+            seen.gave(value)
+        self._look(value)
+        return value
+
+    def _look(self, value: Any) -> None:
+        sizes: dict[int, tuple[int, bool]] = {}
+        _add_up([value], sizes)
+        for frame in list(self._frames):
+            if frame.state == "running":
+                _add_up(frame.values, sizes)
+        self.most_bytes = max(self.most_bytes, sum(size for size, _ in sizes.values()))
+        self.most_device_bytes = max(self.most_device_bytes, sum(size for size, there in sizes.values() if there))
+
+    def node(
+        self, graph: str, label: str, node: Node[..., Any], programs: list[ProgramMemory], *, is_in_body: bool
+    ) -> NodeMemory:
+        """Return what a node takes."""
+        seen, policy = self._seen.get((graph, label), _Seen()), node.policy
+        if is_in_body and not node.gives_stream:
+            return NodeMemory(graph, label, tuple(programs), seen.item_bytes, seen.result_bytes)
+        places = policy.capacity or (
+            DEFAULT_CAPACITY if node.gives_stream else max(DEFAULT_CAPACITY, policy.concurrency or 0)
+        )
+        size = seen.result_bytes if node.gives_stream else seen.item_bytes
+        held = None if size is None else size * places
+        if held is not None and policy.max_bytes is not None:
+            held = max(min(held, policy.max_bytes), size or 0)  # one that is larger than all of it enters alone
+        return NodeMemory(graph, label, tuple(programs), seen.item_bytes, seen.result_bytes, held, places)
+
+
+class _Held(deque[Any]):
+    """The values that a stream holds, which notes their sizes."""
+
+    def __init__(self, seen: _Seen, values: Iterable[Any]) -> None:
+        super().__init__(values)
+        self._seen = seen
+
+    def append(self, value: Any, /) -> None:
+        """Note the size of a value."""
+        self._seen.gave(value)
+        super().append(value)
+
+
+def size_of(value: Any) -> int:
+    """Return the bytes of arrays, bytes and text in a value, without those in streams; each object counts once."""
+    sizes: dict[int, tuple[int, bool]] = {}
+    _add_up([value], sizes, with_streams=False)
+    return sum(size for size, _ in sizes.values())
+
+
+def _add_up(values: Iterable[Any], sizes: dict[int, tuple[int, bool]], *, with_streams: bool = True) -> None:
+    """Note the sizes of what is in some values, by identity, and whether it is an array of JAX."""
+    left = [*values]
+    passed: set[int] = set()
+    while left:
+        value = left.pop()
+        if id(value) in passed:
+            continue
+        passed.add(id(value))
+        if isinstance(value, Mapping):
+            left += value.values()
+        elif isinstance(value, list | tuple | set | frozenset):
+            left += value
+        elif _is_reader(value):
+            left += value.buffer.held if with_streams else ()
+        elif is_dataclass(value) and not isinstance(value, type):
+            left += [getattr(value, one.name, None) for one in fields(value)]
+        elif size := bytes_of(value):
+            sizes[id(value)] = size, hasattr(value, "sharding")
+
+
+def _is_reader(value: object) -> TypeGuard[Reader[Any]]:
+    return isinstance(value, Reader)

@@ -1,0 +1,215 @@
+"""`engine.memory`: what programs, inboxes and what is in flight take."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import devices, engine
+
+pytest.importorskip("jax")
+
+SIDE = 64
+MATRIX = SIDE * SIDE * 4
+
+
+@dataclass
+class Page:
+    text: str
+    picture: Any
+
+
+@ps.device_node(sample_input=(np.zeros((SIDE, SIDE), np.float32),))
+def columns(x: Any) -> Any:
+    return (x @ x).sum(0)
+
+
+@ps.device_node(batch=devices.DeviceBatch(4))
+def halved(x: Any) -> Any:
+    return x / 2
+
+
+@ps.node
+def load(count: int) -> Any:
+    return np.full((SIDE, SIDE), count, np.float32)
+
+
+@ps.node(max_bytes=1000)
+async def page(x: Any) -> Page:
+    await asyncio.sleep(0)
+    return Page("abc", np.asarray(x))
+
+
+@ps.graph
+async def report(count: int) -> Page:
+    return await page(halved(columns(load(count))))
+
+
+@ps.node(capacity=3)
+async def chunks(count: int) -> AsyncIterator[Any]:
+    for number in range(count):
+        yield np.full((SIDE, SIDE), number, np.float32)
+
+
+@ps.graph
+async def pages(count: int) -> AsyncIterator[Page]:
+    return ps.map_each(page, ps.map_each(columns, chunks(count), concurrency=2))
+
+
+def node_of(found: engine.MemoryReport, name: str) -> engine.NodeMemory:
+    [node] = [node for node in found.nodes if node.node == name]
+    return node
+
+
+async def test_programs_say_what_xla_says() -> None:
+    import jax
+
+    found = await engine.memory(report(3))
+    [program] = node_of(found, "columns").programs
+    compiled = jax.jit(columns.fn).lower(np.zeros((SIDE, SIDE), np.float32)).compile()
+    said = compiled.memory_analysis()
+    assert program.arguments == f"x: float32[{SIDE}, {SIDE}]"
+    assert (program.argument_bytes, program.output_bytes) == (MATRIX, 4 * SIDE)
+    assert program.temporary_bytes == pytest.approx(said.temp_size_in_bytes, rel=0.5)
+    assert program.total_bytes == program.argument_bytes + program.output_bytes + program.temporary_bytes
+    [batched] = node_of(found, "halved").programs
+    assert (batched.argument_bytes, batched.output_bytes) == (4 * SIDE, 4 * SIDE)  # a batch of one
+
+
+async def test_values_and_inboxes() -> None:
+    found = await engine.memory(report(3))
+    assert [node.node for node in found.nodes] == ["load", "columns", "halved", "page"]
+    loaded = node_of(found, "load")
+    assert (loaded.result_bytes, loaded.programs) == (MATRIX, ())
+    inner = node_of(found, "columns")
+    assert (inner.item_bytes, inner.result_bytes) == (MATRIX, 4 * SIDE)
+    assert (inner.inbox_bytes, inner.inbox_items) == (16 * MATRIX, 16)
+    last = node_of(found, "page")
+    assert last.result_bytes == 4 * SIDE + 3
+    assert last.inbox_bytes == 1000  # which is less than 16 items
+    assert found.in_flight_bytes is not None
+    assert MATRIX <= found.in_flight_bytes <= MATRIX + 8 * SIDE
+    assert found.in_flight_device_bytes == 4 * SIDE
+    text = str(found)
+    assert "temporaries" in text
+    assert "1.00 kB" in text
+    assert "in flight" in found._repr_html_()
+
+
+async def test_a_stream_is_read_and_its_values_count() -> None:
+    found = await engine.memory(pages(10))
+    source = node_of(found, "chunks")
+    assert (source.result_bytes, source.inbox_bytes, source.inbox_items) == (MATRIX, 3 * MATRIX, 3)
+    assert node_of(found, "columns").graph == "pages/columns"
+    assert node_of(found, "columns").inbox_bytes is None  # its items wait in the step around it
+    assert found.in_flight_bytes is not None
+    assert 2 * MATRIX <= found.in_flight_bytes <= 8 * MATRIX
+
+
+async def test_so_many_values_of_a_stream_without_end() -> None:
+    @ps.node
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 100
+
+    @ps.graph
+    async def of() -> AsyncIterator[bytes]:
+        return endless()
+
+    found = await engine.memory(of(), items=5)
+    assert node_of(found, "endless").result_bytes == 100
+    assert (await engine.memory(of, items=1)).graph == "of"
+
+
+async def test_a_plan_is_compiled_as_far_as_there_are_samples_and_nothing_runs() -> None:
+    ran: list[int] = []
+    compiled_on: list[int] = []
+
+    @ps.node
+    def source() -> Any:
+        ran.append(1)
+        return np.zeros(8, np.float32)
+
+    @ps.device_node(sample_input=(np.zeros(8, np.float32),))
+    def known(x: Any) -> Any:
+        compiled_on.append(threading.get_ident())
+        return x * 2
+
+    @ps.device_node
+    def unknown(x: Any) -> Any:
+        return x.sum()
+
+    @ps.graph
+    async def planned() -> Any:
+        return await ps.cond(True, unknown, known, known(source()))
+
+    found = await engine.memory(engine.plan(planned))
+    assert ran == []
+    assert threading.get_ident() not in compiled_on
+    first = found.nodes[0]
+    assert (first.node, len(first.programs), first.item_bytes) == ("known", 1, None)
+    assert first.programs[0].argument_bytes == 32
+    assert found.without_sample == ("unknown",)
+    assert found.in_flight_bytes is None
+    assert "no sample_input=" in str(found)
+
+
+async def test_it_runs_once_and_fails_as_a_run_does() -> None:
+    ran: list[int] = []
+
+    @ps.node
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+
+        async def __call__(self, step: int) -> int:
+            self.count += step
+            ran.append(self.count)
+            if step > 1:
+                raise ValueError("too much")
+            return self.count
+
+    counter = Counter()
+
+    @ps.graph
+    async def counted(step: int) -> int:
+        return await counter(step)
+
+    async with engine.Engine() as own:
+        await own.memory(counted(1))
+        assert ran == [1]
+        with pytest.raises(ValueError, match="too much") as caught:
+            await own.memory(counted(2))
+        assert "graph 'counted'" in caught.value.__notes__[0]
+        assert await own.run(counted(1)) == 1
+        assert own.statistics().scopes == 0
+
+
+async def test_only_programs_that_the_call_used_are_told() -> None:
+    @ps.device_node
+    def doubled(x: Any) -> Any:
+        return x * 2
+
+    @ps.graph
+    async def of(count: int) -> Any:
+        return doubled(ps.node(np.zeros)(count))
+
+    await engine.run(of(8))
+    await engine.run(of(16))
+    for _ in range(2):
+        [program] = (await engine.memory(of(16))).nodes[-1].programs
+        assert "[16]" in program.arguments
+
+
+async def test_refusals() -> None:
+    with pytest.raises(TypeError, match=r"engine.memory takes a call of a graph"):
+        await engine.memory(3)  # type: ignore[arg-type]
+    with pytest.raises(ps.OptionsError, match="items=0"):
+        await engine.memory(pages(1), items=0)
+    with pytest.raises(ps.OptionsError):
+        await engine.memory(report(1), max_in_flight=3)

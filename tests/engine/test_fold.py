@@ -1,0 +1,411 @@
+"""`fold`: a stream into one value, in constant memory, with what failed left out if asked."""
+
+import asyncio
+import functools
+import operator
+import tracemalloc
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+from penstock.engine import ActorStatistics
+
+SCHEDULERS: list[Literal["actors", "parallel", "wave", "sequential"]] = ["actors", "parallel", "wave", "sequential"]
+
+
+class Refused(Exception):
+    """What some of the values fail with."""
+
+
+@ps.node
+async def count(limit: int) -> AsyncIterator[int]:
+    for number in range(limit):
+        yield number
+
+
+@ps.node
+def joined(text: str, number: int) -> str:
+    return f"{text}{number}"
+
+
+@ps.node
+async def joined_later(text: str, number: int) -> str:
+    await asyncio.sleep(0)
+    return f"{text}{number}"
+
+
+@ps.node
+def without_threes(text: str, number: int) -> str:
+    if number % 3 == 0:
+        raise Refused(number)
+    return f"{text}{number}"
+
+
+@ps.graph
+async def in_two_steps(text: str, number: int) -> str:
+    return await joined_later(joined(text, number), number)
+
+
+@ps.graph
+async def digits(limit: int) -> str:
+    return await ps.fold(joined, count(limit), "")
+
+
+@ps.graph
+async def digits_without_threes(limit: int) -> str:
+    return await ps.fold(without_threes, count(limit), "", on_error="skip")
+
+
+def record_of(actors: tuple[ActorStatistics, ...], node: str) -> ActorStatistics:
+    [found] = [actor for actor in actors if actor.node == node]
+    return found
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (joined, "-0123"),
+        (joined_later, "-0123"),
+        (in_two_steps, "-00112233"),
+        (lambda text, number: joined_later(joined(text, 0), number), "-00010203"),
+        (lambda text, number: text, "-"),
+        (lambda text, number: number, 3),
+        (ps.node(lambda text, number: text + str(number)), "-0123"),
+    ],
+)
+async def test_the_values_are_folded_in_their_order(fn: Any, expected: object, scheduler: Any) -> None:
+    @ps.graph
+    async def folded(limit: int) -> Any:
+        return await ps.fold(fn, count(limit), "-")
+
+    assert await engine.run(folded(4), scheduler=scheduler) == expected
+    assert await engine.run(folded(0), scheduler=scheduler) == "-"
+    assert [result async for result in engine.stream([folded(4), folded(0)])] == [expected, "-"]
+
+
+async def test_outside_of_a_graph_it_is_plain_python() -> None:
+    assert await ps.fold(operator.add, count(5), 100) == 110
+    assert await ps.fold(joined_later, count(3), "") == "012"
+    assert await ps.fold(without_threes, count(5), "", on_error="skip") == "124"
+    with pytest.raises(Refused):
+        await ps.fold(without_threes, count(5), "")
+
+
+async def test_a_builtin_and_what_the_body_takes_from_outside() -> None:
+    @ps.graph
+    async def folded(stream: AsyncIterator[int], factor: int, initial: int) -> int:
+        def add(total: int, value: int) -> Any:
+            return ps.node(operator.add)(total, ps.node(operator.mul)(value, factor))
+
+        return await ps.fold(add, stream, initial)
+
+    assert await engine.run(folded(count(4), 10, 5)) == 65
+
+
+async def test_the_item_of_a_body_is_the_index_of_its_value() -> None:
+    @ps.node
+    def indices(found: tuple[int | None, ...], number: int) -> tuple[int | None, ...]:
+        return (*found, ps.current().item)
+
+    @ps.graph
+    async def folded() -> tuple[int | None, ...]:
+        return await ps.fold(indices, count(3), ())
+
+    assert await engine.run(folded()) == (0, 1, 2)
+
+
+async def test_a_value_that_fails_ends_it_and_closes_the_stream() -> None:
+    closed: list[int] = []
+
+    @ps.node
+    async def counted() -> AsyncIterator[int]:
+        number = 0
+        try:
+            while True:
+                number += 1
+                yield number
+        finally:
+            closed.append(number)
+
+    @ps.graph
+    async def folded() -> str:
+        return await ps.fold(without_threes, counted(), "")
+
+    async with engine.Engine() as own:
+        with pytest.raises(Refused) as caught:
+            await own.run(folded())
+        actors = own.statistics().actors
+    assert any("'without_threes'" in note and "item 2" in note for note in caught.value.__notes__)
+    assert len(closed) == 1
+    record = record_of(actors, "fold")
+    assert (record.completed, record.failed) == (2, 1)
+
+
+async def test_what_failed_is_left_out_counted_and_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    async with engine.Engine() as own:
+        assert await own.run(digits_without_threes(10)) == "124578"
+        actors = own.statistics().actors
+    for name in ("fold", "without_threes"):
+        record = record_of(actors, name)
+        assert (record.completed, record.failed, record.success_rate) == (6, 4, 0.6)
+    logged = [line for line in capsys.readouterr().out.splitlines() if "fold.value_skipped" in line]
+    assert len(logged) == 4
+    assert "item=9" in logged[-1]
+
+
+async def test_success_rates_of_streams_and_services() -> None:
+    async with engine.stream([digits_without_threes(4), digits(4)]) as stream:
+        assert stream.statistics().success_rate is None
+        assert [result async for result in stream] == ["12", "0123"]
+        assert stream.statistics().success_rate == 1.0
+    async with engine.deploy(digits_without_threes) as service:
+        assert service.statistics().success_rate is None
+        await service(4)
+        before = service.statistics()
+        assert record_of(before.actors, "fold").success_rate == 0.5
+        await service(2)
+        assert record_of(service.statistics().since(before).actors, "fold").success_rate == 0.5
+        assert service.statistics().success_rate == 1.0
+
+
+async def test_all_may_fail() -> None:
+    @ps.node
+    def never(text: str, number: int) -> str:
+        raise Refused(number)
+
+    @ps.graph
+    async def folded() -> str:
+        return await ps.fold(never, count(5), "as it was", on_error="skip")
+
+    async with engine.Engine() as own:
+        assert await own.run(folded()) == "as it was"
+        assert record_of(own.statistics().actors, "fold").success_rate == 0.0
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+async def test_an_error_of_the_stream_is_raised(on_error: Literal["raise", "skip"]) -> None:
+    @ps.node
+    async def broken() -> AsyncIterator[int]:
+        yield 1
+        raise Refused("the stream")
+
+    @ps.graph
+    async def folded() -> str:
+        return await ps.fold(joined, broken(), "", on_error=on_error)
+
+    with pytest.raises(Refused, match="the stream"):
+        await engine.run(folded())
+
+
+async def test_ctrl_c_is_never_left_out() -> None:
+    @ps.node
+    def interrupted(text: str, number: int) -> str:
+        raise KeyboardInterrupt
+
+    @ps.graph
+    async def folded() -> str:
+        return await ps.fold(interrupted, count(5), "", on_error="skip")
+
+    with pytest.raises(KeyboardInterrupt):
+        await engine.run(folded())
+
+
+def test_a_deadline_ends_it_while_it_waits_for_a_value() -> None:
+    @ps.node
+    async def stuck() -> AsyncIterator[int]:
+        yield 1
+        await asyncio.sleep(3600)
+
+    @ps.graph
+    async def folded() -> str:
+        return await ps.fold(joined, stuck(), "", on_error="skip")
+
+    async def main() -> None:
+        with pytest.raises(ps.DeadlineExceeded):
+            await engine.run(folded(), timeout_seconds=5)
+
+    testing.run_virtual(main)
+
+
+def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
+    @ps.graph
+    async def folded() -> str:
+        return await ps.fold(joined_later, count(3), "", on_error="skip")
+
+    async def main() -> str:
+        return await engine.run(folded())
+
+    results = []
+    for outcome in testing.cancel_at_every_step(main):
+        assert not outcome.tasks_left, outcome
+        assert not outcome.loop_errors, outcome
+        results.append(outcome.result)
+    assert results[-1] == "012"
+
+
+def test_every_interleaving_folds_alike() -> None:
+    @ps.node
+    async def uneven(limit: int) -> AsyncIterator[int]:
+        for number in range(limit):
+            await asyncio.sleep(number % 2)
+            yield number
+
+    @ps.node
+    async def slow(text: str, number: int) -> str:
+        await asyncio.sleep(number % 3)
+        if number == 4:
+            raise Refused
+        return f"{text}{number}"
+
+    @ps.graph
+    async def folded(limit: int) -> str:
+        return await ps.fold(slow, uneven(limit), "", on_error="skip")
+
+    async def main() -> list[str]:
+        return await asyncio.gather(*(engine.run(folded(limit)) for limit in (0, 3, 7)))
+
+    for seed in range(50):
+        assert testing.run_seeded(main, seed=seed) == ["", "012", "012356"]
+
+
+async def test_no_more_values_are_alive_than_the_stream_holds() -> None:
+    class Chunk:
+        """A value that can be watched."""
+
+    alive: weakref.WeakSet[Chunk] = weakref.WeakSet()
+    most = 0
+
+    @ps.node(capacity=2)
+    async def chunks() -> AsyncIterator[Chunk]:
+        for _ in range(200):
+            chunk = Chunk()
+            alive.add(chunk)
+            yield chunk
+
+    @ps.node
+    async def counted(total: int, chunk: Chunk) -> int:
+        nonlocal most
+        await asyncio.sleep(0)
+        most = max(most, len(alive))
+        if total % 7 == 0:
+            raise Refused
+        return total + 1
+
+    @ps.graph
+    async def folded() -> int:
+        return await ps.fold(counted, chunks(), 1, on_error="skip")
+
+    assert await engine.run(folded()) == 7
+    assert most <= 4  # two that are held, one in the hand of the generator, one that is folded
+    assert not alive
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # what is measured is NumPy's, and takes a second
+async def test_a_fit_of_five_million_points_takes_constant_memory() -> None:
+    points, size = 5_000_000, 50_000
+    true = np.array([2.0, -1.0])
+    peaks: list[int] = []
+    folded = 0
+
+    @ps.node(capacity=2)
+    async def chunks() -> AsyncIterator[tuple[Any, Any]]:
+        for number in range(points // size):
+            x = np.linspace(number, number + 1, size)
+            yield x, true[0] * x + true[1]
+
+    @ps.node
+    def normal_equations(sums: Any, chunk: Any) -> Any:
+        nonlocal folded
+        x, y = chunk
+        design = np.stack([x, np.ones_like(x)], axis=1)
+        folded += 1
+        if folded % 5 == 0:
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.reset_peak()
+            raise Refused
+        return sums[0] + design.T @ design, sums[1] + design.T @ y
+
+    @ps.graph
+    async def fit() -> Any:
+        return await ps.fold(normal_equations, chunks(), (np.zeros((2, 2)), np.zeros(2)), on_error="skip")
+
+    tracemalloc.start()
+    try:
+        matrix, right = await engine.run(fit())
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_allclose(np.linalg.solve(matrix, right), true, rtol=1e-6)
+    assert (folded, len(peaks)) == (points // size, 20)
+    steady = np.array(peaks[1:-1])  # the stream is full
+    assert steady.std() / steady.mean() < 0.05
+    assert abs(steady[-5:].mean() / steady[:5].mean() - 1) < 0.05
+
+
+def test_a_source_that_waits_for_the_fold_of_its_own_values_is_refused() -> None:
+    @ps.node(concurrency=1)
+    async def limited(limit: int) -> AsyncIterator[int]:
+        for number in range(limit):
+            yield number
+
+    @ps.graph
+    async def folded(limit: int) -> str:
+        async def body(text: str, number: int) -> Any:
+            return await ps.fold(joined, limited(number), text)
+
+        return await ps.fold(body, limited(limit), "")
+
+    with pytest.raises(ps.PlanError, match="wait for each other"):
+        engine.plan(folded)
+
+
+class TestRefusals:
+    def test_what_is_no_function(self) -> None:
+        with pytest.raises(TypeError, match=r"ps.fold\(fn, stream, initial\) got fn=3.*the function comes first"):
+            ps.fold(3, count(3), 0)  # type: ignore[call-overload]
+
+    def test_what_is_no_stream(self) -> None:
+        with pytest.raises(TypeError, match=r"takes a stream, got \[1, 2\]"):
+            ps.fold(operator.add, [1, 2], 0)  # type: ignore[call-overload]
+
+    def test_a_parameter_without_annotation(self) -> None:
+        @ps.graph
+        async def folded(values: list[int]) -> int:
+            return await ps.fold(operator.add, values, 0)  # type: ignore[call-overload, no-any-return]
+
+        with pytest.raises(ps.GraphTraceError, match="annotated as AsyncIterator"):
+            engine.plan(folded)
+
+    def test_a_stream_that_is_read_twice(self) -> None:
+        @ps.graph
+        async def folded(limit: int) -> tuple[str, str]:
+            stream = count(limit)
+            return await ps.fold(joined, stream, ""), await ps.fold(joined, stream, "")
+
+        with pytest.raises(ps.GraphTraceError, match="a stream has one reader"):
+            engine.plan(folded)
+
+    @pytest.mark.parametrize("option", [{"on_error": "return"}, {"on_error": None}, {"name": ""}])
+    def test_options(self, option: dict[str, Any]) -> None:
+        with pytest.raises(ps.OptionsError):
+            ps.fold(operator.add, count(3), 0, **option)
+
+
+def test_it_is_drawn_with_its_body() -> None:
+    text = str(digits_without_threes)
+    assert "fold" in text
+    assert "skips failures" in text
+    assert "without_threes" in text
+
+
+def test_functools_partial_is_named_after_its_function() -> None:
+    @ps.graph
+    async def folded(limit: int) -> str:
+        return await ps.fold(functools.partial(joined), count(limit), "", name=None)
+
+    assert "joined" in str(folded)
