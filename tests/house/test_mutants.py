@@ -93,7 +93,7 @@ MUTANTS = [
     ),
     Mutant(
         "map_each runs no more of its bodies at a time than allowed",
-        "engine/bodies.py", "and len(self.frames) < self._limit", "and len(self._frames) <= self._limit",
+        "engine/bodies.py", "and len(self.frames) < self._limit", "and len(self.frames) <= self._limit",
         "tests/engine/test_control_flow.py",
     ),
     Mutant(
