@@ -146,7 +146,7 @@ class DeviceCall:
 
     def hand_on(self, value: Any) -> None:
         """Give the caller a result that is not ready yet, unless it has left."""
-        if self._has_begun and self.is_left:
+        if self._has_begun and self.result is not None and self.result.cancelled():
             self.waited_for_again()  # its caller was cancelled, and has not run since
         if self.result is not None and not self.result.done():
             self.result.set_result(value)
@@ -159,7 +159,7 @@ class DeviceCall:
     def fail(self, error: BaseException) -> None:
         """Raise an error in the caller, unless it has left; the device is done with it."""
         self._return()
-        if self._has_begun and self.is_left:
+        if self._has_begun and self.result is not None and self.result.cancelled():
             self.waited_for_again()
         if self.result is not None and not self.result.done():
             if isinstance(error, StopIteration):  # a future refuses it
