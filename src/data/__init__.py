@@ -46,5 +46,14 @@ __all__ = [
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
-    _LATE = ("Benchmark", "Comparison", "Environment", "Run", "Spread", "benchmark")
-    __getattr__, __dir__ = _public(__name__, dict.fromkeys(_LATE, ".benchmarking"))
+    __getattr__, __dir__ = _public(
+        __name__,
+        {
+            "Benchmark": ".benchmarking",
+            "Comparison": ".benchmarking",
+            "Environment": ".benchmarking",
+            "Run": ".benchmarking",
+            "Spread": ".benchmarking",
+            "benchmark": ".benchmarking",
+        },
+    )

@@ -188,13 +188,13 @@ async def test_a_node_that_had_much_before_is_not_kept_waiting_for_what_is_new()
 
 async def test_a_device_is_opened_once_for_all_who_are_first(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
-    original = device_pool._placements_of
+    original = device_pool.placements_of
 
     def counted(device: Any, replicas: int) -> Any:
         opened.append(device)
         return original(device, replicas)
 
-    monkeypatch.setattr(device_pool, "_placements_of", counted)
+    monkeypatch.setattr(device_pool, "placements_of", counted)
     calls = [asyncio.ensure_future(devices.actor("cpu").run(jnp.negative, row(n))) for n in range(20)]
     await asyncio.sleep(0)
     calls[0].cancel()

@@ -37,7 +37,9 @@ def test_import_loads_neither_jax_nor_the_opentelemetry_sdk(module: str) -> None
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert "penstock" in loaded
-    heavy = ("jax", "jaxlib", "numpy", "opentelemetry.sdk", "opentelemetry.exporter", "uvloop")
+    heavy = ("jax", "jaxlib", "opentelemetry.sdk", "opentelemetry.exporter", "uvloop")
+    if module != "penstock.data":  # which computes with it
+        heavy += ("numpy",)
     assert [name for name in loaded if name.startswith(heavy)] == []
 
 

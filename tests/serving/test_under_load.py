@@ -57,6 +57,8 @@ async def tasks(url: str) -> AsyncIterator[None]:
 
 
 LOADS = {"wrk": wrk, "asyncio": tasks}
+# Clients on a loop of Python are too slow to have so many requests open that some are refused, if the machine is busy.
+ENDS = {"wrk": ("completed", "expired", "refused"), "asyncio": ("completed", "expired")}
 
 
 async def after_many_requests(http: httpx.AsyncClient, *ways: str) -> dict[str, Any]:
@@ -74,7 +76,7 @@ async def test_when_all_clients_are_gone_nothing_is_in_flight(load: str) -> None
         async with client(url) as http:
             readers = [await connect(url, "/tokens?count=-1") for _ in range(STREAMS)]
             async with LOADS[load](url):
-                during = await after_many_requests(http, "completed", "expired", "refused")
+                during = await after_many_requests(http, *ENDS[load])
             for reader in readers:
                 reader.close()
             after = await settled(http)
