@@ -97,7 +97,7 @@ async def soak(seconds: float, seed: int) -> list[str]:
     wrong += growth(samples[WARM_UP_ROUNDS:], bounds)
     wrong += [f"after the end: {line}" for line in growth([after], before)[:4] if "memory" not in line]
     if seconds >= 60:  # before, a rare fault or outcome may not have had its turn
-        wrong += [f"no call was {outcome}, so nothing was shown about those" for outcome in OUTCOMES if not total[outcome]]
+        wrong += [f"no call was {one}, so nothing was shown about those" for one in OUTCOMES if not total[one]]
         wrong += [f"never happened: {line}" for line in never]
     return wrong
 
