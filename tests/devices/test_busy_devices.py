@@ -17,7 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices import device_pool, jobs
+from penstock.devices import device_pool, dispatch
 from penstock.devices.executable import Executable
 
 from .gates import Gate, gated
@@ -266,7 +266,7 @@ async def test_a_batch_of_an_impure_function_is_not_run_again() -> None:
 @contextmanager
 def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> Iterator[list[int]]:
     """Has programs for more rows than these not fit, at their dispatch or while they run; gives the sizes that ran."""
-    original_call, original_wait = Executable.__call__, jobs.wait_until_ready
+    original_call, original_wait = Executable.__call__, dispatch.wait_until_ready
     sizes: list[int] = []
 
     def refuse(size: int) -> None:
@@ -286,7 +286,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> 
 
     with monkeypatch.context() as patch:
         patch.setattr(Executable, "__call__", call)
-        patch.setattr(jobs, "wait_until_ready", wait)
+        patch.setattr(dispatch, "wait_until_ready", wait)
         yield sizes
 
 
@@ -658,7 +658,7 @@ async def test_a_failure_on_a_device_leaves_nothing_behind(monkeypatch: pytest.M
     async def of(x: Any) -> Any:
         return after(failing(slow(x)))
 
-    from penstock.devices.dispatch_thread import ORIGINS
+    from penstock.devices.dispatch import ORIGINS
 
     async with engine.Engine() as own:
         for _ in range(3):

@@ -14,7 +14,7 @@ import penstock as ps
 from penstock import devices, engine
 from penstock.devices import compile_cache, executable
 from penstock.devices.device_pool import DevicePool
-from penstock.devices.dispatch_thread import ORIGINS
+from penstock.devices.dispatch import ORIGINS
 
 from .gates import Gate
 

@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine, telemetry
-from penstock.devices.jobs import JobTimes
+from penstock.devices.dispatch import JobTimes
 from penstock.telemetry.profiling.timeline import DeviceSlice
 
 if TYPE_CHECKING:
