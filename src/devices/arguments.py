@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from ..engine.tracing.annotations import signature_of
+from ..engine.tracing.annotations import signature_of as parameters_of
 from ..telemetry import logs
 from .device_batch import Buckets, DeviceBatch, padded_length
 from .executable import Configuration, WeakRows, current, is_device_array, is_random_key, not_on_device, static_part
@@ -87,7 +87,7 @@ def _check_order(signature: inspect.Signature, masks: set[str], node: str) -> No
 Kind: TypeAlias = tuple[Any, tuple[int, ...], Any]
 # What the arguments of an item look like after padding: for each of them the structure of its pytree, and the kind of
 # each array. It is hashable, and items with equal ones can be stacked.
-Signature: TypeAlias = tuple[tuple[Any, tuple[Kind, ...]], ...]
+ItemSignature: TypeAlias = tuple[tuple[Any, tuple[Kind, ...]], ...]
 # An array of NumPy or JAX, or one of NumPy's scalars.
 Array: TypeAlias = Any
 
@@ -113,7 +113,7 @@ class BatchItem(NamedTuple):
         shared: the arguments that are not stacked, but are the same for all items of a batch.
     """
 
-    signature: Signature
+    signature: ItemSignature
     arrays: tuple[Array, ...]
     lengths: tuple[tuple[int, ...], ...]
     is_on_host: bool
@@ -172,7 +172,7 @@ class Stacker:
         self.axes = tuple(each for _, each in self._parameters)
         self.padded = tuple(name for name, each in self._parameters if each)
         # Signatures of arguments that are NumPy's arrays, by configuration, dtypes and shapes.
-        self._known: dict[tuple[Any, ...], Signature] = {}
+        self._known: dict[tuple[Any, ...], ItemSignature] = {}
         self._told_of: set[str] = set()
 
     def item(self, arguments: Sequence[Any], configuration: Configuration, shared: tuple[Any, ...] = ()) -> BatchItem:
@@ -503,7 +503,7 @@ def _mask(lengths: list[tuple[int, ...]], padded: list[int], size: int) -> Array
 def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of the parameters; none where they are not known."""
     try:
-        return tuple(signature_of(fn).parameters)
+        return tuple(parameters_of(fn).parameters)
     except (TypeError, ValueError):  # some builtins have no signature
         return ()
 
@@ -545,7 +545,7 @@ class Arguments:
         batch: DeviceBatch | None,
     ) -> None:
         self.name = name
-        self._signature = signature_of(fn)
+        self._signature = parameters_of(fn)
         found = self._signature.parameters
         _check_names(name, found, static=static, shared=shared)
         _check_shared(name, shared, static, batch)
