@@ -1,22 +1,327 @@
-"""Ahead-of-time compilation of a function for one device or mesh and one signature, counted and explained."""
+"""Compiled programs: made, explained, kept in a cache, and called on the thread of their device; and resharding."""
 
+import asyncio
 import inspect
 import itertools
+import re
 import threading
+import time
+import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import zip_longest
-from typing import Any, Final, NamedTuple
+from operator import is_
+from queue import Empty, SimpleQueue
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from .._errors import OptionsError, add_note
-from ..telemetry import logs
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, Sharding
+from opentelemetry.context import Context
+
+from .._errors import DeviceError, EngineClosedError, OptionsError, add_note, copy_of
+from ..actors.tasks import until
+from ..actors.threads import ThreadOwner
+from ..telemetry import logs, metrics, names, spans
 from ..telemetry.counters import ProgramMemory
-from .executable import ENQUEUE_ORDER, Configuration, Executable, Leaf, Signature, describe, has_collectives
-from .shardings import Placement
+from ..telemetry.metrics import Reading, series
+from ..telemetry.profiling import collectors
+from ..telemetry.profiling.records import DeviceWork
+from .arguments import Configuration, Leaf, Signature, current, is_device_array, signature_of, types_of
+from .jax_import import Device
+from .shardings import REPLICATED, Placement, mesh_name, spec_text
 from .statistics import CompileStatistics, Recompilation, Transfer
 from .untyped_jax import jax
 from .wrong_fusions import compiler_options
+
+# Enqueue order: what spans several devices is enqueued on all of them before anything else is.
+#
+# A program with collectives waits on each of its devices for the others. Were two of them enqueued in different orders
+# on two devices, they would wait for each other for ever. What runs on one device only waits for nothing, and may
+# overtake.
+#
+# The devices of a CPU are threads of one pool, which is as large as the machine has cores. A program with collectives
+# holds one for each of its devices until all have come, so two of them may have some each, and wait for ever: after 40
+# seconds XLA aborts the process. So there one of them is in flight at a time, whatever its devices are.
+
+Locks: TypeAlias = tuple[threading.Lock, ...]
+
+
+class EnqueueOrder:
+    """Locks of the process's devices; meshes may overlap in any way, and threads may be of any event loop."""
+
+    def __init__(self) -> None:
+        # Of what the last program gives that has to be alone: one array, and all of them while they are in use.
+        self._alone: Any = None
+        self._given: list[weakref.ref[Any]] = []
+        self._lock = threading.Lock()
+        self._locks: dict[tuple[str, int], threading.Lock] = {}
+
+    def locks(self, devices: "Iterable[Device]") -> Locks:
+        """Return the locks to hold while a program is enqueued on these devices; none for a single one."""
+        # All take them in one order, or two threads would each have what the other one needs.
+        keys = sorted({(device.platform, device.id) for device in devices})
+        if len(keys) < 2:
+            return ()
+        if keys[0][0] == "cpu":
+            keys = [("cpu", 0)]
+        with self._lock:
+            return tuple([self._locks.setdefault(key, threading.Lock()) for key in keys])
+
+    def wait_for_last(self, read: Any = None) -> None:
+        """Block until the last program that has to be alone has ended; while the locks are held.
+
+        Args:
+            read: an array. What reads the result of that program begins after it anyway, and does not wait here.
+        """
+        if self._alone is None or (read is not None and any(one() is read for one in self._given)):
+            return
+        try:
+            self._alone.block_until_ready()
+        except Exception:  # noqa: BLE001 - it was donated since, or has failed, which its own callers are told
+            pass
+
+    def begun_alone(self, given: Any) -> None:
+        """Note what a program gives that has to be alone; while the locks are held."""
+        arrays: list[Any] = jax.tree.leaves(given)
+        self._alone = min(arrays, key=_size_bytes, default=None)  # it stays in memory
+        self._given = [*map(weakref.ref, arrays)]
+
+
+def _size_bytes(array: Any) -> int:
+    return int(array.nbytes)
+
+
+@contextmanager
+def holding(locks: Locks) -> Generator[None]:
+    """Hold locks of `EnqueueOrder.locks`; never while others are held."""
+    with ExitStack() as stack:
+        for lock in locks:
+            stack.enter_context(lock)
+        yield
+
+
+# One for the process, as the devices are.
+ENQUEUE_ORDER: Final = EnqueueOrder()
+
+
+_COLLECTIVE = re.compile(r"\b(all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|send|recv)(-start)?\(")
+
+
+def has_collectives(compiled: Any) -> bool:
+    """Return whether the devices of a program wait for each other."""
+    return _COLLECTIVE.search(compiled.as_text()) is not None
+
+
+# Resharding: moves an array from one device or mesh to another, without waiting until it is computed.
+#
+# `jax.device_put` between meshes is right, and waits for the array on the calling thread where the parts do not happen
+# to be the same (measured with JAX 0.10.1 on CPU; a compiled program does not wait). So the array is first laid out as
+# it has to be on the devices where it is, by a compiled identity, and then each part is copied to the device that takes
+# it.
+
+
+def reshard(array: Any, target: Sharding) -> Any:
+    """Return an array moved to another device or sharding, without waiting until it is computed.
+
+    Args:
+        array: a `jax.Array`.
+        target: the sharding to give it.
+    """
+    devices = _devices(array.sharding), _devices(target)
+    with holding(ENQUEUE_ORDER.locks(devices[0] | devices[1])):
+        if isinstance(array.sharding, NamedSharding) and len(devices[0]) > 1:
+            array = _ready_to_copy(array, array.sharding, target)
+        return jax.device_put(array, target)
+
+
+def _ready_to_copy(array: Any, source: NamedSharding, target: Sharding) -> Any:
+    """Return an array of a mesh laid out so that each part of `target` is one of its parts, or whole on one device."""
+    there = _devices(target)
+    if isinstance(target, NamedSharding) and len(there) == len(_devices(source)):
+        mesh, wanted = cast("Mesh", source.mesh), cast("Mesh", target.mesh)
+        devices, shape = cast("Any", mesh.devices), cast("Any", wanted.devices).shape
+        same_parts = Mesh(devices.reshape(shape), wanted.axis_names, wanted.axis_types)
+        return _lay_out(array, NamedSharding(same_parts, target.spec))
+    whole: Any = _lay_out(array, NamedSharding(source.mesh, REPLICATED))
+    copies: list[Any] = whole.addressable_shards
+    return next((copy for copy in copies if copy.device in there), copies[0]).data
+
+
+def _lay_out(array: Any, sharding: NamedSharding) -> Any:
+    if next(iter(_devices(sharding))).platform != "cpu":
+        return _laid_out(sharding)(array)
+    ENQUEUE_ORDER.wait_for_last(array)
+    given = _laid_out(sharding)(array)
+    ENQUEUE_ORDER.begun_alone(given)
+    return given
+
+
+# One program per layout and shape. Sixty-four layouts are more than a process has, and each is small.
+@lru_cache(maxsize=64)
+def _laid_out(sharding: NamedSharding) -> Any:
+    device = next(iter(_devices(sharding)))
+    return jax.jit(_identity, out_shardings=sharding, compiler_options=compiler_options(device.platform))
+
+
+def _identity(array: Any) -> Any:
+    return array
+
+
+def describe(sharding: Sharding) -> str:
+    """Return where an array lies: "cpu:0", or "mesh(data=4) P('data', None)"."""
+    if isinstance(sharding, NamedSharding) and len(_devices(sharding)) > 1:
+        return f"{mesh_name(cast('Mesh', sharding.mesh))} {spec_text(sharding.spec)}"
+    devices = sorted(_devices(sharding), key=lambda device: (device.platform, device.id))
+    return ", ".join([f"{device.platform}:{device.id}" for device in devices])
+
+
+def _devices(sharding: Sharding) -> set[Device]:
+    return cast("set[Device]", cast("Any", sharding).device_set)
+
+
+class Executable:
+    """A compiled program for one signature; made by `CompileCache`, called on one device's thread.
+
+    Attributes:
+        hits: how often it was found in the cache.
+        is_held: whether it is there.
+        transfers: how often an argument lay elsewhere and was moved for a call, by its name and the shardings that it
+            had and got.
+        used: when it was found last, as a number that grows.
+    """
+
+    __slots__ = (
+        "__weakref__", "_compiled", "_is_alone", "_is_flat", "_locks", "_names", "_shardings", "_static_argnums",
+        "_usual", "hits", "is_held", "transfers", "used",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        compiled: Any,
+        names: tuple[str, ...],
+        shardings: tuple[Any, ...],
+        static_argnums: tuple[int, ...],
+        is_flat: bool,
+        locks: Locks,
+        *,
+        is_alone: bool,
+    ) -> None:
+        """Wrap what XLA has made.
+
+        Args:
+            compiled: JAX's compiled object.
+            names: of each leaf of the arguments.
+            shardings: where each of them belongs.
+            static_argnums: positions of the arguments that are compiled in.
+            is_flat: each of the others is an array, none a pytree.
+            locks: to hold while it is enqueued.
+            is_alone: whether it begins when no other program that has to be alone is in flight.
+        """
+        self._compiled = compiled
+        self._is_flat = is_flat
+        self._is_alone = is_alone
+        self._locks = locks
+        self._names = names
+        self._shardings = shardings
+        self._static_argnums = static_argnums
+        self._usual: list[Any] = list(shardings)  # as the arrays of the last call spelled them; None for one of NumPy
+        self.is_held = False
+        self.hits = 0
+        self.transfers: Counter[tuple[str, Any, Any]] = Counter()
+        self.used = 0
+
+    def __call__(self, *args: Any) -> Any:
+        """Dispatch a call, and return before it has been computed.
+
+        Arguments of NumPy and Python go to the device with the call. A `jax.Array` that lies elsewhere is moved.
+
+        Args:
+            *args: all arguments, static ones included, with the signature that this was found for.
+
+        Returns:
+            The function's result, of arrays that may not be ready yet.
+        """
+        if self._static_argnums:
+            args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
+        leaves = args if self._is_flat else jax.tree.leaves(args)
+        where = [getattr(leaf, "sharding", None) for leaf in leaves]
+        if not all(map(is_, where, self._usual)):  # to compare two takes microseconds; they are nearly always the same
+            moved = self._moved(args)
+            if moved is args:
+                self._usual = where
+            args = moved
+        if not self._locks:
+            return self._compiled(*args)
+        with holding(self._locks):
+            if not self._is_alone:
+                return self._compiled(*args)
+            ENQUEUE_ORDER.wait_for_last()
+            given = self._compiled(*args)
+            ENQUEUE_ORDER.begun_alone(given)
+            return given
+
+    def transferred(
+        self, args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
+    ) -> tuple[Any, ...]:
+        """Return the arguments of a call, with the arrays on the device that the call would have to transfer.
+
+        Args:
+            args: as of a call.
+            around: opened around the transfer, with the number of bytes; not opened if there is nothing to transfer.
+        """
+        dynamic = [position for position in range(len(args)) if position not in self._static_argnums]
+        leaves, tree = jax.tree.flatten([args[position] for position in dynamic])
+        away = [
+            index
+            for index, leaf in enumerate(leaves)
+            if isinstance(leaf, np.ndarray) or (is_device_array(leaf) and not self._lies(index, leaf))
+        ]
+        if not away:
+            return args
+        with around(sum(leaves[index].nbytes for index in away)):
+            for index in away:
+                leaves[index] = self._transferred(index, leaves[index])
+        placed = dict(zip(dynamic, jax.tree.unflatten(tree, leaves), strict=True))
+        return tuple([placed.get(position, arg) for position, arg in enumerate(args)])
+
+    def _transferred(self, index: int, leaf: Any) -> Any:
+        sharding = self._shardings[index]
+        if isinstance(leaf, np.ndarray):
+            # On a CPU it may be used in place: a caller that does not wait for the result has given a copy (`owned`).
+            return jax.device_put(leaf, sharding)
+        self.transfers[self._names[index], leaf.sharding, sharding] += 1
+        return reshard(leaf, sharding)
+
+    def _moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments with every array where it belongs."""
+        leaves, tree = jax.tree.flatten(args)
+        away = [index for index, leaf in enumerate(leaves) if is_device_array(leaf) and not self._lies(index, leaf)]
+        if not away:
+            return args
+        for index in away:
+            leaves[index] = self._transferred(index, leaves[index])
+        moved: tuple[Any, ...] = jax.tree.unflatten(tree, leaves)
+        return moved
+
+    def _lies(self, index: int, leaf: Any) -> bool:
+        """Tell whether an array lies as the program expects it; equal shardings may be spelled differently."""
+        where, sharding = leaf.sharding, self._shardings[index]
+        return where is self._usual[index] or where == sharding or where.is_equivalent_to(sharding, leaf.ndim)
+
+    @property
+    def memory(self) -> Any:
+        """What XLA says that a call takes on each device: `argument_size_in_bytes` and so on; None if it does not."""
+        return self._compiled.memory_analysis()
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """What XLA says that a call costs: "flops", "bytes accessed"; empty where its backend does not tell."""
+        analysis: dict[str, float] | None = self._compiled.cost_analysis()
+        return analysis or {}
+
 
 # Powers of two from 1 to 128 are eight sizes: more than that is no longer a handful of sizes, and each has cost a
 # compilation (300 random sizes: 183 programs and 12 s without buckets, 9 and 0.6 s with them).
@@ -571,3 +876,350 @@ def arguments_of(jitted: JittedFunction, signature: Signature) -> str:
 
 def _place(jitted: JittedFunction, signature: Signature) -> str:
     return f"while compiling node {jitted.name!r} for {jitted.placement} with ({arguments_of(jitted, signature)})"
+
+
+# Called with None to work, or with the error that keeps it from working. Raises nothing.
+Compilation: TypeAlias = Callable[[BaseException | None], None]
+
+
+class CompileThread(ThreadOwner):
+    """Runs compilations one after the other. It starts with the first of them, and ends with the last lease."""
+
+    def __init__(self) -> None:
+        self._ended: threading.Thread | None = None
+        self.begin_without_threads()
+        super().__init__()
+
+    def begin_without_threads(self) -> None:
+        """Have no thread and no leases, from the beginning, or in a process that was forked."""
+        self._lock = threading.Lock()
+        self._leases = 0
+        self._run: _Run | None = None
+
+    def acquire(self) -> None:
+        """Keep the thread: until `release`, compilations may be submitted. Callable from any thread."""
+        with self._lock:
+            self._leases += 1
+
+    def submit(self, job: Compilation) -> None:
+        """Run a compilation on the thread.
+
+        Raises:
+            EngineClosedError: there is no lease.
+        """
+        with self._lock:
+            if self._leases == 0:
+                raise EngineClosedError("nothing can be compiled: the last Engine that uses devices was closed")
+            if self._run is None:
+                self._run = _Run()
+            self._run.compilations.put(job)
+
+    def release(self) -> None:
+        """Give a lease back. The last one blocks until the running compilation has ended; those that wait fail.
+
+        It is not for an event loop: that has `arelease`.
+        """
+        thread = self._give_back(on_ended=None)
+        if thread is not None:
+            thread.join()
+
+    async def arelease(self) -> None:
+        """Do what `release` does without blocking the loop; a cancellation is raised once the thread has ended."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        thread = self._give_back(on_ended=lambda: loop.call_soon_threadsafe(ended.set))
+        if thread is None:
+            return
+        try:
+            await until(ended.is_set, ended.wait)
+        finally:
+            thread.join()  # it has nothing left to do but return
+
+    def abandon(self) -> None:
+        """Take all leases back: the thread ends after the running compilation."""
+        with self._lock:
+            self._leases = 1
+        self._ended = self._give_back(on_ended=None)
+
+    def join(self) -> None:
+        """Block until the running compilation has ended; after `abandon`."""
+        if self._ended is not None:
+            self._ended.join()
+
+    def _give_back(self, on_ended: Callable[[], object] | None) -> threading.Thread | None:
+        with self._lock:
+            self._leases -= 1
+            if self._leases > 0 or self._run is None:
+                return None
+            run, self._run = self._run, None
+        run.end(on_ended)
+        return run.thread
+
+
+class _Run:
+    """One life of the thread, with its own queue: the next one may start before it has ended."""
+
+    def __init__(self) -> None:
+        self.compilations: SimpleQueue[Compilation | _LastWord] = SimpleQueue()
+        self.thread = threading.Thread(target=_work, args=(self.compilations,), name="penstock-compile", daemon=False)
+        self.thread.start()
+
+    def end(self, on_ended: Callable[[], object] | None) -> None:
+        """Fail the compilations that wait; the running one still ends, and no other begins."""
+        waiting: list[Compilation] = []
+        try:
+            while not isinstance(job := self.compilations.get_nowait(), _LastWord):
+                waiting.append(job)
+        except Empty:
+            pass
+        self.compilations.put(_LastWord(on_ended))
+        for job in waiting:
+            job(EngineClosedError("closed before this was compiled"))
+
+
+class _LastWord:
+    """Ends the thread."""
+
+    def __init__(self, on_ended: Callable[[], object] | None) -> None:
+        self.on_ended = on_ended
+
+
+def _work(compilations: "SimpleQueue[Compilation | _LastWord]") -> None:
+    while not isinstance(job := compilations.get(), _LastWord):
+        job(None)
+        del job  # an idle thread holds no program
+    if job.on_ended is not None:
+        try:
+            job.on_ended()
+        except RuntimeError:  # the loop is closed, and with it who waited
+            pass
+
+
+# A node with buckets has ten programs (300 random lengths made 9). Two hundred and fifty-six are 25 such nodes. A
+# small program takes 0.4 MB of memory on a CPU, four layers of a network 0.6: a full cache holds 100 to 160 MB.
+DEFAULT_CAPACITY: Final = 256
+
+OnCompiled: TypeAlias = Callable[[Executable | BaseException], object]
+_Key: TypeAlias = tuple[Any, ...]
+# Leaves and structure of arguments.
+_Flat: TypeAlias = tuple[list[Any], Any]
+# Configuration, structure and types of the leaves of the last call of a function, and its program.
+_Usual: TypeAlias = tuple[Configuration, Any, list[Any], Executable]
+_IsWanted: TypeAlias = Callable[[], bool]
+_Waiter: TypeAlias = tuple[OnCompiled, Context | None, _IsWanted]
+
+
+class CompileCache:
+    """Compiled programs, at most `capacity` of them; those that were not used for longest go.
+
+    `find` is called on devices' threads, all else from any thread. Compiling takes a lease.
+    """
+
+    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
+        """Hold nothing yet, and start no thread.
+
+        Args:
+            capacity: the most programs to keep.
+
+        Raises:
+            ValueError: `capacity` is below 1.
+        """
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._held: dict[_Key, Executable] = {}
+        self._usual: dict[JittedFunction, _Usual] = {}  # a program that is held, for each function
+        self._waiting: dict[_Key, list[_Waiter]] = {}
+        self._uses = itertools.count(1)
+        self._thread = CompileThread()
+        metrics.opened(self)
+
+    def counters(self) -> Iterator[Reading]:
+        """Yield how often each program in the cache was found, for metrics; the rest is counted where it happens."""
+        for (jitted, *_), executable in list(self._held.items()):
+            yield _reading(names.METRIC_COMPILE_CACHE_HITS, jitted, executable.hits)
+
+    def levels(self) -> Iterable[Reading]:
+        """Return nothing: how many programs are held belongs to no node."""
+        return ()
+
+    def acquire(self) -> None:
+        """Take a lease: until it is given back, programs can be compiled."""
+        self._thread.acquire()
+
+    def release(self) -> None:
+        """Give a lease back. The last one blocks until a running compilation has ended; those that wait fail."""
+        self._thread.release()
+
+    async def arelease(self) -> None:
+        """Do what `release` does, without blocking the event loop."""
+        await self._thread.arelease()
+
+    def find(self, jitted: JittedFunction, args: tuple[Any, ...], flat: _Flat | None = None) -> Executable | None:
+        """Return the program for a call; None if it was not compiled, or was evicted.
+
+        Args:
+            jitted: the function to call.
+            args: all of its arguments, static ones included.
+            flat: the same as leaves and structure, if they are known.
+
+        Raises:
+            TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
+        """
+        configuration = current()
+        # A call is nearly always like the last one, and that is seen sooner than its signature is made.
+        leaves, structure = flat or jax.tree.flatten(args)
+        types = None if jitted.static_argnums else types_of(leaves)
+        executable: Executable | None
+        usual = self._usual.get(jitted)
+        if usual is not None and usual[0] is configuration and usual[1] == structure and usual[2] == types:
+            executable = usual[-1]
+        else:
+            signature = signature_of(args, jitted.static_argnums, configuration, jitted)
+            executable = self._held.get((jitted, configuration, signature))
+            if executable is None:
+                return None
+        if types is not None:
+            with self._lock:
+                if executable.is_held:  # always the last call's: types that a program gives are the same objects again
+                    self._usual[jitted] = configuration, structure, types, executable
+        executable.hits += 1
+        executable.used = next(self._uses)
+        return executable
+
+    def compile(
+        self,
+        jitted: JittedFunction,
+        args: tuple[Any, ...],
+        on_done: OnCompiled,
+        trace: Context | None = None,
+        is_wanted: _IsWanted = lambda: True,
+    ) -> None:
+        """Compile a program on the compile thread, under the configuration of the calling thread.
+
+        Callers of one program and signature share one compilation. What fails is not kept: the next call tries again.
+
+        Args:
+            jitted: the function to compile.
+            args: as in a call; nothing of the arrays is kept. `jax.ShapeDtypeStruct`s may stand for them.
+            on_done: called with the executable, or with an error that no other caller gets. On the compile thread, or
+                at once if it has been compiled meanwhile; it must not raise.
+            trace: the context with the sampled span that waits for it; None without one.
+            is_wanted: asked on the compile thread when its turn has come. If no caller wants the program, it is not
+                compiled, and `on_done` is called with a `DeviceError`.
+
+        Raises:
+            TypeError: an argument is neither an array nor static.
+            EngineClosedError: there is no lease.
+        """
+        configuration = current()
+        signature = signature_of(args, jitted.static_argnums, configuration, jitted)
+        key = jitted, configuration, signature
+        jitted.log.missed()
+        metrics.add([_reading(names.METRIC_COMPILE_CACHE_MISSES, jitted, 1)])
+        with self._lock:
+            executable = self._held.get(key)
+            if executable is None:
+                waiting = self._waiting.get(key)
+                if waiting is not None:
+                    waiting.append((on_done, trace, is_wanted))
+                    return
+                self._thread.submit(lambda refusal: self._compile(jitted, configuration, signature, refusal))
+                self._waiting[key] = [(on_done, trace, is_wanted)]
+                return
+        on_done(executable)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def _compile(
+        self, jitted: JittedFunction, configuration: Configuration, signature: Signature, refusal: BaseException | None
+    ) -> None:
+        outcome: Executable | BaseException
+        key = jitted, configuration, signature
+        if refusal is None and (left := self._left(key)):
+            for on_done, *_ in left:
+                _tell(on_done, DeviceError(f"{jitted.name!r} was not compiled: its callers had left"))
+            return
+        if refusal is not None:
+            outcome = refusal
+        else:
+            started = time.perf_counter()
+            with self._lock:
+                traces = [trace for _, trace, _ in self._waiting[key] if trace is not None]
+            try:
+                with (
+                    jax.profiler.TraceAnnotation(f"compile {jitted.name}"),  # its name in a profile that JAX takes
+                    spans.compiling(
+                        jitted.name, jitted.placement.name, lambda: arguments_of(jitted, signature), traces
+                    ),
+                ):
+                    outcome = build(jitted, configuration, signature)
+            except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the callers, not to this thread
+                outcome = error
+            ended = time.perf_counter()
+            jitted.log.spent(ended - started)
+            metrics.add([_reading(names.METRIC_COMPILE_TIME, jitted, ended - started)])
+            collectors.device_worked(DeviceWork("compile", jitted.placement.name, jitted.name, started, ended))
+        evicted: list[tuple[JittedFunction, Executable]] = []
+        with self._lock:
+            waiting = self._waiting.pop(key)
+            if isinstance(outcome, Executable):
+                outcome.used = next(self._uses)
+                self._held[key] = outcome
+                outcome.is_held = True
+                evicted = self._evict()
+        if isinstance(outcome, Executable):
+            jitted.log.compiled(jitted, configuration, signature, outcome)
+            metrics.add([_reading(names.METRIC_COMPILE_PROGRAMS, jitted, 1)])
+            _let_go(evicted)
+        for number, (on_done, *_) in enumerate(waiting):
+            _tell(on_done, copy_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
+        del outcome  # an error refers to this frame
+
+    def _left(self, key: _Key) -> list[_Waiter]:
+        """Take out and return the waiters of a program if all of them have left; else return an empty list."""
+        with self._lock:
+            if any(is_wanted() for *_, is_wanted in self._waiting[key]):
+                return []
+            return self._waiting.pop(key)
+
+    def _evict(self) -> list[tuple[JittedFunction, Executable]]:
+        evicted: list[tuple[JittedFunction, Executable]] = []
+        while len(self._held) > self._capacity:
+            # A scan, once per compilation, so that finding costs no more than a number.
+            key = min(self._held, key=lambda key: self._held[key].used)
+            executable = self._held.pop(key)
+            executable.is_held = False
+            if self._usual.get(key[0], (None,))[-1] is executable:
+                del self._usual[key[0]]
+            evicted.append((key[0], executable))
+        return evicted
+
+
+def _let_go(evicted: list[tuple[JittedFunction, Executable]]) -> None:
+    """Count the programs that were evicted, and let go of them before the callers of the new one are told."""
+    while evicted:
+        jitted, executable = evicted.pop()
+        jitted.log.dropped(executable)
+        metrics.add(
+            [
+                _reading(names.METRIC_COMPILE_CACHE_HITS, jitted, executable.hits),
+                _reading(names.METRIC_COMPILE_CACHE_EVICTIONS, jitted, 1),
+            ]
+        )
+
+
+def _reading(metric: str, jitted: JittedFunction, value: float) -> Reading:
+    return series(metric, (names.NODE, jitted.name)), value, None
+
+
+def _tell(on_done: OnCompiled, outcome: Executable | BaseException) -> None:
+    try:
+        on_done(outcome)
+    except Exception as error:  # noqa: BLE001 - the thread compiles for others, too
+        logs.warning("program.callback_failed", error=repr(error))
+
+
+# One for the process: a program never changes and costs seconds, and event loops may come and go.
+CACHE: Final = CompileCache()

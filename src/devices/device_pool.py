@@ -16,11 +16,9 @@ from ..engine.engine import default_engine
 from ..engine.nesting import pools_around
 from ..telemetry import spans
 from ..telemetry.profiling import collectors
-from .arguments import parameter_names, size_on_host
-from .compile_cache import CACHE
-from .compiling import CompileLog, JittedFunction
+from .arguments import is_device_array, parameter_names, size_on_host
+from .compiling import CACHE, CompileLog, JittedFunction
 from .engine_device import DeviceCall, EngineDevice
-from .executable import is_device_array
 from .jax_import import is_device, start_backends
 from .selection import following, select
 from .shardings import Placement

@@ -20,10 +20,8 @@ from ..telemetry.profiling import collectors
 from ..telemetry.profiling.durations import OutsideSeconds
 from ..telemetry.profiling.records import DeviceWork, DeviceWorkKind
 from ..telemetry.spans import JobSpan
-from .arguments import BatchItem, Stacked, on_host, split
-from .compile_cache import CACHE
-from .compiling import JittedFunction
-from .executable import is_device_array, is_random_key
+from .arguments import BatchItem, Stacked, is_device_array, is_random_key, on_host, split
+from .compiling import CACHE, JittedFunction
 from .parameters import owned
 from .self_check import self_check
 from .shardings import Placement
@@ -31,8 +29,8 @@ from .untyped_jax import jax
 
 if TYPE_CHECKING:
     from .arguments import Arguments
+    from .compiling import Executable
     from .engine_device import DeviceCall, EngineDevice, SingleCallQueue
-    from .executable import Executable
 
 
 def is_ready(array: Any) -> bool:

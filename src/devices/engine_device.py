@@ -14,8 +14,7 @@ from ..actors.threads import LoopMailbox
 from ..telemetry import metrics, names, spans
 from ..telemetry.metrics import Reading, series
 from .arguments import Arguments, Stacked
-from .compile_cache import CACHE
-from .compiling import JittedFunction
+from .compiling import CACHE, JittedFunction
 from .dispatch import THREADS, BatchJob, Job, SingleJob, is_out_of_memory
 from .parameters import PlacedParameters
 from .shardings import Placement

@@ -18,7 +18,7 @@ import pytest
 import penstock as ps
 from penstock import devices, engine
 from penstock.devices import device_pool, dispatch
-from penstock.devices.executable import Executable
+from penstock.devices.compiling import Executable
 
 from .gates import Gate, gated
 
@@ -741,16 +741,16 @@ def chain(**options: Any) -> tuple[Any, Any, Any]:
 @pytest.fixture
 def donated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
     """What was compiled: names, and positions of the arguments that are donated."""
-    from penstock.devices import compile_cache
+    from penstock.devices import compiling
 
     found: list[tuple[str, tuple[int, ...]]] = []
-    build = compile_cache.build
+    build = compiling.build
 
     def recorded(program: Any, *args: Any) -> Any:
         found.append((program.name, program.donate_argnums))
         return build(program, *args)
 
-    monkeypatch.setattr(compile_cache, "build", recorded)
+    monkeypatch.setattr(compiling, "build", recorded)
     return found
 
 

@@ -18,7 +18,7 @@ from penstock.devices.dispatch import JobTimes
 from penstock.telemetry.profiling.timeline import DeviceSlice
 
 if TYPE_CHECKING:
-    from penstock.devices.executable import Executable
+    from penstock.devices.compiling import Executable
 
 KINDS = ["compile", "to device", "compute", "from device"]
 

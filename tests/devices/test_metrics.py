@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics.export import Histogram, Sum
 import penstock as ps
 from penstock import engine
 from penstock.devices import dispatch
-from penstock.devices.compile_cache import CACHE, CompileCache
+from penstock.devices.compiling import CACHE, CompileCache
 from penstock.telemetry import names
 from tests.devices.compiled import called, leased, program
 from tests.docs.snippets import ROOT
