@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import Empty, SimpleQueue
 from time import perf_counter, thread_time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -219,56 +219,7 @@ _RECENT = 8  # computations that say how long one takes
 _TIMED_EVERY = 16
 
 
-class Dispatchable(Protocol):
-    """A job that a `DispatchThread` enqueues. Its methods are called on that thread, and must not hold it up."""
-
-    def begin(self) -> bool:
-        """Return whether a caller still waits for the job."""
-        ...
-
-    def dispatch(self) -> "list[Any] | None":
-        """Enqueue the job and return the arrays of its result; None if it is submitted again later, or never runs."""
-        ...
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a caller waits until the job's arrays are ready, or a queue has to know when they are."""
-        ...
-
-    def hand_on(self, arrays: list[Any]) -> None:
-        """Give the result to the caller before it is ready, if the caller accepts that.
-
-        Args:
-            arrays: what `dispatch` returned.
-        """
-        ...
-
-    def inputs(self) -> Iterable[Any]:
-        """Return the arrays that the job reads."""
-        ...
-
-    def wait(self, arrays: list[Any], busy_until: float) -> None:
-        """Block until the arrays that `dispatch` returned are ready.
-
-        Args:
-            arrays: what `dispatch` returned.
-            busy_until: when the computation that was enqueued before it was ready, in seconds of `time.perf_counter`.
-
-        Raises:
-            JaxRuntimeError: the computation failed.
-        """
-        ...
-
-    def ready(self) -> None:
-        """Take note that the job's arrays are ready."""
-        ...
-
-    def failed(self, error: BaseException) -> None:
-        """Take note that the job could not be enqueued, or has failed."""
-        ...
-
-
-_InFlight: TypeAlias = tuple[Dispatchable, list[Any], int, float]  # the number of restarts before it, and when it began
+_InFlight: TypeAlias = "tuple[Job, list[Any], int, float]"  # the number of restarts before it, and when it began
 
 
 class DispatchThread(ThreadOwner):
@@ -285,7 +236,7 @@ class DispatchThread(ThreadOwner):
     def __init__(self, name: str, check: Callable[[], None]) -> None:
         self._name = name
         self._check = check
-        self._jobs: SimpleQueue[Dispatchable | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._in_flight: deque[_InFlight] = deque()  # of those that the second thread has not
         self._lent: SimpleQueue[_InFlight | None] = SimpleQueue()
         self._returned: SimpleQueue[None] = SimpleQueue()
@@ -320,7 +271,7 @@ class DispatchThread(ThreadOwner):
         """Return nothing: computations in flight are too short to be sampled."""
         return ()
 
-    def submit(self, job: Dispatchable) -> None:
+    def submit(self, job: "Job") -> None:
         """Enqueue a job after those that were submitted before; from any thread."""
         self._jobs.put(job)
 
@@ -348,7 +299,7 @@ class DispatchThread(ThreadOwner):
         self._threads = ()
 
     def _dispatch_all(self) -> None:
-        begin: Callable[[Dispatchable], None] = self._dispatch
+        begin: Callable[[Job], None] = self._dispatch
         try:
             self._check()
         except Exception as error:  # noqa: BLE001 - every caller gets the reason why the device is unusable
@@ -359,7 +310,7 @@ class DispatchThread(ThreadOwner):
             pass
         self._lent.put(None)
 
-    def _take_jobs(self, begin: "Callable[[Dispatchable], None]") -> None:
+    def _take_jobs(self, begin: "Callable[[Job], None]") -> None:
         jobs, in_flight = self._jobs, self._in_flight
         while True:
             depth, is_idle = self._depth(), jobs.empty()
@@ -386,7 +337,7 @@ class DispatchThread(ThreadOwner):
                 raise
             del job  # a thread that waits for the next job must not hold the last one
 
-    def _next_when_idle(self) -> Dispatchable | None:
+    def _next_when_idle(self) -> "Job | None":
         """Wait for the next job, while the second thread waits for what is in flight."""
         # If no caller waits for the computations in flight, and the next job comes soon, as in a loop of training
         # steps, they are looked at then: that is cheaper than to hand them to the second thread.
@@ -398,7 +349,7 @@ class DispatchThread(ThreadOwner):
         self._lend()
         return self._jobs.get()
 
-    def _dispatch(self, job: Dispatchable) -> None:
+    def _dispatch(self, job: "Job") -> None:
         began = perf_counter()
         try:
             arrays = job.dispatch() if job.begin() else None
@@ -478,7 +429,7 @@ class DispatchThread(ThreadOwner):
             raise
 
     def _wait(
-        self, job: Dispatchable, arrays: list[Any], restarts: int, began: float, *, is_late: bool, is_timed: bool = True
+        self, job: "Job", arrays: list[Any], restarts: int, began: float, *, is_late: bool, is_timed: bool = True
     ) -> None:
         try:
             try:
@@ -505,7 +456,7 @@ class DispatchThread(ThreadOwner):
         if is_timed:
             self._timed_seconds = seconds
 
-    def _answer_for(self, job: Dispatchable, error: BaseException) -> None:
+    def _answer_for(self, job: "Job", error: BaseException) -> None:
         """Fail the job during which a thread has died: nothing else would release its callers."""
         with suppress(Exception):  # the call of `failed` may be the one that has just raised
             job.failed(self._restarted(error))
@@ -531,8 +482,8 @@ class DispatchThread(ThreadOwner):
         return error
 
 
-def _failing(error: Exception) -> "Callable[[Dispatchable], None]":
-    def fail(job: Dispatchable) -> None:
+def _failing(error: Exception) -> "Callable[[Job], None]":
+    def fail(job: "Job") -> None:
         job.failed(copy_of(error).with_traceback(None))
 
     return fail
@@ -769,8 +720,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 class Job:
     """Runs a compiled program for some calls.
 
-    Its methods are called on the threads of the device. When the job is over, `on_over` is called with it on the event
-    loop.
+    The threads of the device call its methods, which must not hold them up. When the job is over, `on_over` is called
+    with it on the event loop.
 
     Attributes:
         calls: the calls that the job runs for.

@@ -43,7 +43,7 @@ class Donated(Result):
 
 
 class FakeJob:
-    """A job whose computation ends when a test says so; tells what becomes of it."""
+    """A job whose computation ends when a test says so; it notes what the thread does with it."""
 
     def __init__(self, number: int, events: "SimpleQueue[tuple[str, int]]", *, inline: bool = False) -> None:
         self.number = number
@@ -97,7 +97,7 @@ class Device:
 
     def __init__(self) -> None:
         self.now_seconds = 0.0
-        self.thread = DispatchThread("test", lambda: None)
+        self.thread: Any = DispatchThread("test", lambda: None)  # it gets jobs of tests
         self.events: SimpleQueue[tuple[str, int]] = SimpleQueue()
         self.jobs: list[FakeJob] = []
 
