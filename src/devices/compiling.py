@@ -36,24 +36,25 @@ from .statistics import CompileStatistics, Recompilation, Transfer
 from .untyped_jax import jax
 from .wrong_fusions import compiler_options
 
-# Enqueue order: what spans several devices is enqueued on all of them before anything else is.
+# Enqueue order: a program that spans several devices is enqueued on all of them before any other program.
 #
-# A program with collectives waits on each of its devices for the others. Were two of them enqueued in different orders
-# on two devices, they would wait for each other for ever. What runs on one device only waits for nothing, and may
-# overtake.
+# A program with collectives waits on each of its devices for the others. If two of them were enqueued in different
+# orders on two devices, they would wait for each other for ever. A program on one device waits for no other device, and
+# may overtake.
 #
-# The devices of a CPU are threads of one pool, which is as large as the machine has cores. A program with collectives
-# holds one for each of its devices until all have come, so two of them may have some each, and wait for ever: after 40
-# seconds XLA aborts the process. So there one of them is in flight at a time, whatever its devices are.
+# The devices of a CPU are threads of one pool, with a thread for each core of the machine. A program with collectives
+# holds a thread for each of its devices until all of them have arrived, so two such programs could hold some threads
+# each and wait for ever: after 40 seconds XLA aborts the process. So on a CPU one of them is in flight at a time,
+# whichever devices it uses.
 
 Locks: TypeAlias = tuple[threading.Lock, ...]
 
 
 class EnqueueOrder:
-    """Locks of the process's devices; meshes may overlap in any way, and threads may be of any event loop."""
+    """The locks of the devices of this process. Meshes may overlap in any way, and threads may serve any event loop."""
 
     def __init__(self) -> None:
-        # Of what the last program gives that has to be alone: one array, and all of them while they are in use.
+        # Results of the last program that had to run alone: one of its arrays, and weak references to all of them.
         self._alone: Any = None
         self._given: list[weakref.ref[Any]] = []
         self._lock = threading.Lock()
@@ -61,7 +62,7 @@ class EnqueueOrder:
 
     def locks(self, devices: "Iterable[Device]") -> Locks:
         """Return the locks to hold while a program is enqueued on these devices; none for a single one."""
-        # All take them in one order, or two threads would each have what the other one needs.
+        # All threads take them in one order: otherwise two threads could each hold a lock that the other one needs.
         keys = sorted({(device.platform, device.id) for device in devices})
         if len(keys) < 2:
             return ()
@@ -71,22 +72,23 @@ class EnqueueOrder:
             return tuple([self._locks.setdefault(key, threading.Lock()) for key in keys])
 
     def wait_for_last(self, read: Any = None) -> None:
-        """Block until the last program that has to be alone has ended; while the locks are held.
+        """Block until the last program that had to run alone has ended; called while the locks are held.
 
         Args:
-            read: an array. What reads the result of that program begins after it anyway, and does not wait here.
+            read: an array that the next program reads. If that is a result of the last program, the device runs the two
+                in order, and there is no need to wait here.
         """
         if self._alone is None or (read is not None and any(one() is read for one in self._given)):
             return
         try:
             self._alone.block_until_ready()
-        except Exception:  # noqa: BLE001 - it was donated since, or has failed, which its own callers are told
+        except Exception:  # noqa: BLE001 - it was donated since, or has failed, and its own callers get the error
             pass
 
     def begun_alone(self, given: Any) -> None:
-        """Note what a program gives that has to be alone; while the locks are held."""
+        """Note the result of a program that has to run alone; called while the locks are held."""
         arrays: list[Any] = jax.tree.leaves(given)
-        self._alone = min(arrays, key=_size_bytes, default=None)  # it stays in memory
+        self._alone = min(arrays, key=_size_bytes, default=None)  # the smallest, as it stays in memory
         self._given = [*map(weakref.ref, arrays)]
 
 
@@ -96,7 +98,7 @@ def _size_bytes(array: Any) -> int:
 
 @contextmanager
 def holding(locks: Locks) -> Generator[None]:
-    """Hold locks of `EnqueueOrder.locks`; never while others are held."""
+    """Hold locks of `EnqueueOrder.locks`; the thread must not hold others."""
     with ExitStack() as stack:
         for lock in locks:
             stack.enter_context(lock)
@@ -117,10 +119,10 @@ def has_collectives(compiled: Any) -> bool:
 
 # Resharding: moves an array from one device or mesh to another, without waiting until it is computed.
 #
-# `jax.device_put` between meshes is right, and waits for the array on the calling thread where the parts do not happen
-# to be the same (measured with JAX 0.10.1 on CPU; a compiled program does not wait). So the array is first laid out as
-# it has to be on the devices where it is, by a compiled identity, and then each part is copied to the device that takes
-# it.
+# `jax.device_put` between meshes gives the right values, but the calling thread waits for the array unless its parts
+# happen to be the same (measured with JAX 0.10.1 on CPU; a compiled program does not wait). So a compiled identity
+# first gives the array the wanted layout on the devices where it is, and then each part is copied to the device that
+# takes it.
 
 
 def reshard(array: Any, target: Sharding) -> Any:
@@ -171,7 +173,7 @@ def _identity(array: Any) -> Any:
 
 
 def describe(sharding: Sharding) -> str:
-    """Return where an array lies: "cpu:0", or "mesh(data=4) P('data', None)"."""
+    """Return the place of an array as text: "cpu:0", or "mesh(data=4) P('data', None)"."""
     if isinstance(sharding, NamedSharding) and len(_devices(sharding)) > 1:
         return f"{mesh_name(cast('Mesh', sharding.mesh))} {spec_text(sharding.spec)}"
     devices = sorted(_devices(sharding), key=lambda device: (device.platform, device.id))
@@ -187,10 +189,9 @@ class Executable:
 
     Attributes:
         hits: how often it was found in the cache.
-        is_held: whether it is there.
-        transfers: how often an argument lay elsewhere and was moved for a call, by its name and the shardings that it
-            had and got.
-        used: when it was found last, as a number that grows.
+        is_held: whether the cache holds it.
+        transfers: how often an argument was moved for a call, by its name and its shardings before and after.
+        used: when it was found last, as a number that grows with each use of the cache.
     """
 
     __slots__ = (
@@ -209,16 +210,16 @@ class Executable:
         *,
         is_alone: bool,
     ) -> None:
-        """Wrap what XLA has made.
+        """Wrap a program that XLA has compiled.
 
         Args:
             compiled: JAX's compiled object.
-            names: of each leaf of the arguments.
-            shardings: where each of them belongs.
-            static_argnums: positions of the arguments that are compiled in.
-            is_flat: each of the others is an array, none a pytree.
-            locks: to hold while it is enqueued.
-            is_alone: whether it begins when no other program that has to be alone is in flight.
+            names: the name of each leaf of the arguments.
+            shardings: the sharding that each of them needs.
+            static_argnums: positions of the arguments whose values are compiled in.
+            is_flat: whether each of the others is an array, and none a pytree.
+            locks: the locks to hold while it is enqueued.
+            is_alone: whether it has to run alone: it begins when no other such program is in flight.
         """
         self._compiled = compiled
         self._is_flat = is_flat
@@ -234,9 +235,9 @@ class Executable:
         self.used = 0
 
     def __call__(self, *args: Any) -> Any:
-        """Dispatch a call, and return before it has been computed.
+        """Enqueue a call, and return before it is computed.
 
-        Arguments of NumPy and Python go to the device with the call. A `jax.Array` that lies elsewhere is moved.
+        Arguments of NumPy and Python go to the device with the call. A `jax.Array` on another device is moved.
 
         Args:
             *args: all arguments, static ones included, with the signature that this was found for.
@@ -248,7 +249,7 @@ class Executable:
             args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
         leaves = args if self._is_flat else jax.tree.leaves(args)
         where = [getattr(leaf, "sharding", None) for leaf in leaves]
-        if not all(map(is_, where, self._usual)):  # to compare two takes microseconds; they are nearly always the same
+        if not all(map(is_, where, self._usual)):  # comparing takes microseconds, and they are nearly always the same
             moved = self._moved(args)
             if moved is args:
                 self._usual = where
@@ -266,11 +267,12 @@ class Executable:
     def transferred(
         self, args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
     ) -> tuple[Any, ...]:
-        """Return the arguments of a call, with the arrays on the device that the call would have to transfer.
+        """Transfer the arrays that a call would have to transfer, and return the arguments of the call.
 
         Args:
-            args: as of a call.
-            around: opened around the transfer, with the number of bytes; not opened if there is nothing to transfer.
+            args: the arguments of a call.
+            around: makes the context of the transfer from the number of bytes; not called if there is nothing to
+                transfer.
         """
         dynamic = [position for position in range(len(args)) if position not in self._static_argnums]
         leaves, tree = jax.tree.flatten([args[position] for position in dynamic])
@@ -296,7 +298,7 @@ class Executable:
         return reshard(leaf, sharding)
 
     def _moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments with every array where it belongs."""
+        """Move the arrays that are elsewhere to where they belong, and return the arguments."""
         leaves, tree = jax.tree.flatten(args)
         away = [index for index, leaf in enumerate(leaves) if is_device_array(leaf) and not self._lies(index, leaf)]
         if not away:
@@ -307,18 +309,18 @@ class Executable:
         return moved
 
     def _lies(self, index: int, leaf: Any) -> bool:
-        """Tell whether an array lies as the program expects it; equal shardings may be spelled differently."""
+        """Return whether an array has the sharding that the program needs; it may be spelled differently."""
         where, sharding = leaf.sharding, self._shardings[index]
         return where is self._usual[index] or where == sharding or where.is_equivalent_to(sharding, leaf.ndim)
 
     @property
     def memory(self) -> Any:
-        """What XLA says that a call takes on each device: `argument_size_in_bytes` and so on; None if it does not."""
+        """The memory that a call takes on each device, in `argument_size_in_bytes` and so on; None if not known."""
         return self._compiled.memory_analysis()
 
     @property
     def cost(self) -> dict[str, float]:
-        """What XLA says that a call costs: "flops", "bytes accessed"; empty where its backend does not tell."""
+        """The cost of a call: "flops", "bytes accessed"; empty if XLA does not say it for the backend."""
         analysis: dict[str, float] | None = self._compiled.cost_analysis()
         return analysis or {}
 
@@ -353,10 +355,10 @@ _PASSED_ONCE: Final = {
 
 
 class Compiled:
-    """What is remembered of a program for explanations: no arrays, and not the function."""
+    """The facts about a program that explanations need; it holds no arrays, and not the function."""
 
     def __init__(self, jitted: "JittedFunction", configuration: "Configuration", signature: "Signature") -> None:
-        # Programs of one node that are meant to be several, one per placement or batched and not, are not compared.
+        # A node has several programs on purpose, one for each placement, or batched and not: those are not compared.
         self.family = (
             jitted.placement,
             jitted.donate_argnums,
@@ -375,12 +377,12 @@ class Compiled:
 
 
 def explain(this: Compiled, earlier: list[Compiled], number: int) -> list[Recompilation]:
-    """Return what differs between a program and the most similar earlier one; nothing if it is the first.
+    """Return the differences between a program and the most similar earlier one; an empty list if it is the first.
 
     Args:
         this: the program that was compiled.
         earlier: the programs of the node before it, the last one at the end.
-        number: of the program, the node's first being 1.
+        number: number of the program; the first one of the node has 1.
     """
     differences = [_differences(before, this) for before in reversed(earlier) if before.family == this.family]
     if not differences:
@@ -392,13 +394,13 @@ def explain(this: Compiled, earlier: list[Compiled], number: int) -> list[Recomp
 
 
 def report(node: str, reason: Recompilation, shapes: int, is_first: Callable[[Hashable], bool]) -> None:
-    """Log a recompilation, each cause once, and once more where an argument's shapes seem to have no end.
+    """Log a recompilation: each cause once, and once more if the number of an argument's shapes seems to have no bound.
 
     Args:
         node: name of the node.
-        reason: what to tell; one without a remedy is meant, and not told.
+        reason: the reason; one without a remedy was intended, and is not logged.
         shapes: how many programs the argument's shapes have cost so far.
-        is_first: tells whether a cause has not been told of before.
+        is_first: returns whether a cause has not been logged before.
     """
     if not reason.remedy:
         return
@@ -518,7 +520,7 @@ def _remedy_of_shape(after: Compiled, position: int, old: tuple[int, ...], new: 
     changed = {axis for axis, (was, is_now) in enumerate(zip_longest(old, new)) if was != is_now}
     if len(old) == len(new) and changed <= padded:
         return ""
-    if len(old) != len(new) or not padded:  # padding gives no axes, and only to what has a row for each item
+    if len(old) != len(new) or not padded:  # padding adds no axes, and only arguments with rows are padded
         return _SAME_SHAPE
     axes = sorted(axis - 1 for axis in changed | padded if axis)  # of one item
     wanted = axes[0] if len(axes) == 1 else tuple(axes)
@@ -530,17 +532,17 @@ def _leaf_text(leaf: Any) -> str:
     return f"{'weakly typed ' if weak_type else ''}{dtype}[{', '.join(map(str, shape))}]"
 
 
-# More than a reader of the table looks at, and bounded where every item has a shape of its own.
+# More reasons than a reader of the table looks at; the bound counts where every item has a shape of its own.
 _MAX_REASONS: Final = 100
 _MAX_REMEMBERED: Final = 64
 
 
 class CompileLog:
-    """What `compile_statistics()` of a node shows. Its programs share it; callable from any thread."""
+    """Counts what `compile_statistics()` of a node returns. Its programs share it; any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._executables: dict[Executable, str] = {}  # with the arguments that each is for
+        self._executables: dict[Executable, str] = {}  # each with its arguments, as text
         self._programs = 0
         self._hits_of_dropped = 0
         self._transfers_of_dropped: Counter[tuple[str, Any, Any]] = Counter()
@@ -557,7 +559,7 @@ class CompileLog:
         with self._lock:
             transfers = Counter(self._transfers_of_dropped)
             for executable in self._executables:
-                transfers.update(dict(executable.transfers))  # a copy: devices' threads count on
+                transfers.update(dict(executable.transfers))  # a copy, because the devices' threads go on counting
             return CompileStatistics(
                 programs=len(self._executables),
                 hits=self._hits_of_dropped + sum(executable.hits for executable in self._executables),
@@ -575,7 +577,7 @@ class CompileLog:
             )
 
     def programs(self) -> list[ProgramMemory]:
-        """Return what the programs that are held take of memory; those of which XLA does not say it are left out."""
+        """Return the memory of the programs that are held; a program of which XLA does not say it is left out."""
         with self._lock:
             held = list(self._executables.items())
         found: list[ProgramMemory] = []
@@ -597,7 +599,7 @@ class CompileLog:
         return found
 
     def is_first(self, cause: Hashable) -> bool:
-        """Return True the first time a cause is asked about, so that each is logged once."""
+        """Return True the first time that it is called with a cause, so that each cause is logged once."""
         with self._lock:
             if cause in self._told:
                 return False
@@ -605,19 +607,19 @@ class CompileLog:
             return True
 
     def missed(self) -> None:
-        """Count a call whose program was not there."""
+        """Count a call whose program was not in the cache."""
         with self._lock:
             self._misses += 1
 
     def spent(self, seconds: float) -> None:
-        """Count time spent compiling, also in vain."""
+        """Add time spent compiling, also if the compilation has failed."""
         with self._lock:
             self._seconds += seconds
 
     def compiled(
         self, jitted: "JittedFunction", configuration: "Configuration", signature: "Signature", executable: "Executable"
     ) -> None:
-        """Count a program, find out why the node needed another one, and log that once per cause."""
+        """Count a program, find out why the node needed another one, and log each cause once."""
         this = Compiled(jitted, configuration, signature)
         with self._lock:
             self._programs += 1
@@ -643,8 +645,8 @@ class CompileLog:
                 self._transfers_of_dropped.update(executable.transfers)
 
 
-# A captured array becomes a part of the program: a matrix of 64 MB made 134 MB of HLO, once per program. A megabyte is
-# more than what tables and masks take, and less than what parameters do.
+# A captured array becomes a part of the program: a matrix of 64 MB made 134 MB of HLO, once per program. Tables and
+# masks take less than a megabyte, and the parameters of a model take more.
 LARGE_BYTES: Final = 1 << 20
 _MAX_NAMED: Final = 3
 
@@ -700,7 +702,7 @@ def _bytes(constant: Any) -> int:
     return int(constant.size) * int(constant.dtype.itemsize)
 
 
-# What JAX raises where a value is needed while there are only shapes; JAXTypeError is a TypeError.
+# The errors that JAX raises if a function needs a value while there are only shapes; JAXTypeError is a TypeError.
 _NOT_TRACEABLE: Final[tuple[type[Exception], ...]] = (TypeError, IndexError, jax.errors.JAXTypeError)
 _HOW_TO_TRACE: Final = (
     "While JAX traces a function, arrays have a shape and a dtype, and no values: replace `if` and `while` over them "
@@ -711,22 +713,22 @@ _HOW_TO_TRACE: Final = (
 
 @dataclass(frozen=True, eq=False)
 class JittedFunction:
-    """A JAX function for one placement. Its identity is its key: one object per node or function, and options.
+    """A JAX function for one placement. Its identity is its key: there is one object for each function and its options.
 
     Attributes:
         fn: plain JAX; already vmapped if it is for a batch.
-        name: of the node, for errors, statistics and logs.
+        name: name of the node, for errors, statistics and logs.
         parameters: names of the arguments.
         placement: where it runs.
         donate_argnums: positions of the arguments whose memory the result may take.
         static_argnums: positions of the hashable arguments that it is compiled for.
         in_specs: a PartitionSpec or a prefix of them per argument, also for static ones; None copies to every device.
         out_specs: a prefix of the result's structure; None lets XLA choose.
-        pure: refuses a function with effects that JAX knows of.
-        bucketed: of a batch, for each argument the axes that are padded to buckets, that of the items too; none for
-            what all items share. Empty for what is no batch.
-        from_resources: positions of the arguments that came from resources where it was first needed.
-        log: gathers what happens to the programs of one node; several programs of a node share it.
+        pure: whether a function with effects that JAX knows of is refused.
+        bucketed: for a function of a batch, the padded axes of each argument, that of the items too; an argument that
+            all items share has none. Empty for any other function.
+        from_resources: positions of the arguments that came from resources at its first call.
+        log: counts the programs of the node; all programs of a node share it.
         serial: number of the object.
     """
 
@@ -749,7 +751,7 @@ class JittedFunction:
         return self.parameters[position] if position < len(self.parameters) else f"argument {position}"
 
     def shardings(self, position: int, value: Any) -> Any:
-        """Return where each leaf of an argument belongs.
+        """Return the sharding that each leaf of an argument needs.
 
         Raises:
             ValueError: the specs do not fit its structure or its shapes; the message names node, parameter and remedy.
@@ -759,11 +761,11 @@ class JittedFunction:
 
 
 def build(jitted: JittedFunction, configuration: Configuration, signature: Signature) -> Executable:
-    """Trace, lower and compile: takes milliseconds to minutes.
+    """Trace, lower and compile a function; this takes milliseconds to minutes.
 
     Raises:
         OptionsError: a pure program has effects.
-        BaseException: whatever the function raises while it is traced, or XLA; a note says at which node.
+        BaseException: the error of the function while it is traced, or of XLA; a note names the node.
     """
     try:
         _refuse_coroutines(jitted)
@@ -780,7 +782,7 @@ def build(jitted: JittedFunction, configuration: Configuration, signature: Signa
 def _build(jitted: JittedFunction, configuration: Configuration, signature: Signature) -> Executable:
     placement, fn = jitted.placement, jitted.fn
 
-    # JAX's caches are keyed on the function, weakly: one of our own takes all of them along when it goes.
+    # JAX's caches hold the function weakly: when this one, which is our own, is freed, all their entries go with it.
     def call(*args: Any) -> Any:
         result = fn(*args)
         placement.shardings(jitted.out_specs, result, f"the result of node {jitted.name!r}")  # before JAX refuses it
@@ -790,7 +792,7 @@ def _build(jitted: JittedFunction, configuration: Configuration, signature: Sign
     arguments = _abstract_arguments(jitted, signature)
     names_of_arguments = jitted.parameters[: len(arguments)]
     if len(set(names_of_arguments)) == len(arguments):
-        kind = inspect.Parameter.POSITIONAL_ONLY  # JAX's errors name arguments by it
+        kind = inspect.Parameter.POSITIONAL_ONLY  # JAX's errors take the names of arguments from it
         call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names_of_arguments])  # type: ignore[attr-defined]
     dynamic = [arg for position, arg in enumerate(arguments) if position not in jitted.static_argnums]
     options: dict[str, Any] = {}
@@ -801,7 +803,7 @@ def _build(jitted: JittedFunction, configuration: Configuration, signature: Sign
     if placement.mesh is None:
         traced = wrapped.trace(*arguments)
     else:
-        with jax.set_mesh(placement.mesh):  # so that the function may speak of its axes by PartitionSpec alone
+        with jax.set_mesh(placement.mesh):  # so that the function may name its axes by PartitionSpec alone
             traced = wrapped.trace(*arguments)
     _refuse_effects(jitted, traced.jaxpr)
     warn_of_constants(jitted.name, traced, jitted.log)
@@ -841,7 +843,7 @@ def _is_none(value: object) -> bool:
 
 
 class _Described:
-    """Wraps a leaf of a signature, as a tuple is no leaf of a pytree."""
+    """Wraps a leaf of a signature, because JAX takes a tuple for a pytree and not for a leaf."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
@@ -878,7 +880,7 @@ def _place(jitted: JittedFunction, signature: Signature) -> str:
     return f"while compiling node {jitted.name!r} for {jitted.placement} with ({arguments_of(jitted, signature)})"
 
 
-# Called with None to work, or with the error that keeps it from working. Raises nothing.
+# The compile thread calls it with None to compile, or with the error that prevents that. It must not raise.
 Compilation: TypeAlias = Callable[[BaseException | None], None]
 
 
@@ -891,13 +893,13 @@ class CompileThread(ThreadOwner):
         super().__init__()
 
     def begin_without_threads(self) -> None:
-        """Have no thread and no leases, from the beginning, or in a process that was forked."""
+        """Begin without a thread and leases: at first, and in a process that was forked."""
         self._lock = threading.Lock()
         self._leases = 0
         self._run: _Run | None = None
 
     def acquire(self) -> None:
-        """Keep the thread: until `release`, compilations may be submitted. Callable from any thread."""
+        """Take a lease: until `release`, compilations may be submitted. Any thread may call this."""
         with self._lock:
             self._leases += 1
 
@@ -915,16 +917,16 @@ class CompileThread(ThreadOwner):
             self._run.compilations.put(job)
 
     def release(self) -> None:
-        """Give a lease back. The last one blocks until the running compilation has ended; those that wait fail.
+        """Give a lease back. The last one fails the compilations that wait, and blocks until the running one has ended.
 
-        It is not for an event loop: that has `arelease`.
+        An event loop calls `arelease` instead.
         """
         thread = self._give_back(on_ended=None)
         if thread is not None:
             thread.join()
 
     async def arelease(self) -> None:
-        """Do what `release` does without blocking the loop; a cancellation is raised once the thread has ended."""
+        """Do what `release` does, without blocking the loop; a cancellation is raised once the thread has ended."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         thread = self._give_back(on_ended=lambda: loop.call_soon_threadsafe(ended.set))
         if thread is None:
@@ -935,7 +937,7 @@ class CompileThread(ThreadOwner):
             thread.join()  # it has nothing left to do but return
 
     def abandon(self) -> None:
-        """Take all leases back: the thread ends after the running compilation."""
+        """End all leases: the thread ends after the running compilation."""
         with self._lock:
             self._leases = 1
         self._ended = self._give_back(on_ended=None)
@@ -956,7 +958,7 @@ class CompileThread(ThreadOwner):
 
 
 class _Run:
-    """One life of the thread, with its own queue: the next one may start before it has ended."""
+    """A thread and its queue. The next thread may start before this one has ended."""
 
     def __init__(self) -> None:
         self.compilations: SimpleQueue[Compilation | _LastWord] = SimpleQueue()
@@ -977,7 +979,7 @@ class _Run:
 
 
 class _LastWord:
-    """Ends the thread."""
+    """The last entry of the queue, which ends the thread."""
 
     def __init__(self, on_ended: Callable[[], object] | None) -> None:
         self.on_ended = on_ended
@@ -986,11 +988,11 @@ class _LastWord:
 def _work(compilations: "SimpleQueue[Compilation | _LastWord]") -> None:
     while not isinstance(job := compilations.get(), _LastWord):
         job(None)
-        del job  # an idle thread holds no program
+        del job  # so that an idle thread holds no program
     if job.on_ended is not None:
         try:
             job.on_ended()
-        except RuntimeError:  # the loop is closed, and with it who waited
+        except RuntimeError:  # the loop is closed, so no task waits
             pass
 
 
@@ -1009,13 +1011,13 @@ _Waiter: TypeAlias = tuple[OnCompiled, Context | None, _IsWanted]
 
 
 class CompileCache:
-    """Compiled programs, at most `capacity` of them; those that were not used for longest go.
+    """Holds at most `capacity` compiled programs, and drops those that were not used for the longest time.
 
-    `find` is called on devices' threads, all else from any thread. Compiling takes a lease.
+    The threads of devices call `find`; any thread may call the other methods. Compiling needs a lease.
     """
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
-        """Hold nothing yet, and start no thread.
+        """Begin empty, and without a thread.
 
         Args:
             capacity: the most programs to keep.
@@ -1048,11 +1050,11 @@ class CompileCache:
         self._thread.acquire()
 
     def release(self) -> None:
-        """Give a lease back. The last one blocks until a running compilation has ended; those that wait fail."""
+        """Give a lease back. The last one fails compilations that wait, and blocks until the running one has ended."""
         self._thread.release()
 
     async def arelease(self) -> None:
-        """Do what `release` does, without blocking the event loop."""
+        """Give a lease back as `release` does, without blocking the event loop."""
         await self._thread.arelease()
 
     def find(self, jitted: JittedFunction, args: tuple[Any, ...], flat: _Flat | None = None) -> Executable | None:
@@ -1061,13 +1063,13 @@ class CompileCache:
         Args:
             jitted: the function to call.
             args: all of its arguments, static ones included.
-            flat: the same as leaves and structure, if they are known.
+            flat: leaves and structure of `args`, if the caller knows them.
 
         Raises:
             TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
         """
         configuration = current()
-        # A call is nearly always like the last one, and that is seen sooner than its signature is made.
+        # A call is nearly always like the last one, and comparing the two is faster than making a signature.
         leaves, structure = flat or jax.tree.flatten(args)
         types = None if jitted.static_argnums else types_of(leaves)
         executable: Executable | None
@@ -1081,7 +1083,7 @@ class CompileCache:
                 return None
         if types is not None:
             with self._lock:
-                if executable.is_held:  # always the last call's: types that a program gives are the same objects again
+                if executable.is_held:  # the last call's, as a program's results have the same type objects again
                     self._usual[jitted] = configuration, structure, types, executable
         executable.hits += 1
         executable.used = next(self._uses)
@@ -1097,16 +1099,16 @@ class CompileCache:
     ) -> None:
         """Compile a program on the compile thread, under the configuration of the calling thread.
 
-        Callers of one program and signature share one compilation. What fails is not kept: the next call tries again.
+        Callers of one program and signature share one compilation. A failure is not kept: the next call tries again.
 
         Args:
             jitted: the function to compile.
-            args: as in a call; nothing of the arrays is kept. `jax.ShapeDtypeStruct`s may stand for them.
-            on_done: called with the executable, or with an error that no other caller gets. On the compile thread, or
-                at once if it has been compiled meanwhile; it must not raise.
+            args: as in a call; the arrays are not kept. `jax.ShapeDtypeStruct`s may stand for them.
+            on_done: called with the executable, or with an error that no other caller gets, on the compile thread; or
+                at once, if the program was compiled meanwhile. It must not raise.
             trace: the context with the sampled span that waits for it; None without one.
-            is_wanted: asked on the compile thread when its turn has come. If no caller wants the program, it is not
-                compiled, and `on_done` is called with a `DeviceError`.
+            is_wanted: called on the compile thread when the turn of the program has come. If no caller wants the
+                program, it is not compiled, and `on_done` is called with a `DeviceError`.
 
         Raises:
             TypeError: an argument is neither an array nor static.
@@ -1155,7 +1157,7 @@ class CompileCache:
                     ),
                 ):
                     outcome = build(jitted, configuration, signature)
-            except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the callers, not to this thread
+            except BaseException as error:  # noqa: BLE001 - the callers get every error, and this thread goes on
                 outcome = error
             ended = time.perf_counter()
             jitted.log.spent(ended - started)
@@ -1187,7 +1189,7 @@ class CompileCache:
     def _evict(self) -> list[tuple[JittedFunction, Executable]]:
         evicted: list[tuple[JittedFunction, Executable]] = []
         while len(self._held) > self._capacity:
-            # A scan, once per compilation, so that finding costs no more than a number.
+            # One scan for each compilation, so that `find` has only a number to write.
             key = min(self._held, key=lambda key: self._held[key].used)
             executable = self._held.pop(key)
             executable.is_held = False
@@ -1198,7 +1200,7 @@ class CompileCache:
 
 
 def _let_go(evicted: list[tuple[JittedFunction, Executable]]) -> None:
-    """Count the programs that were evicted, and let go of them before the callers of the new one are told."""
+    """Count the programs that were evicted, and free them before the callers of the new one get it."""
     while evicted:
         jitted, executable = evicted.pop()
         jitted.log.dropped(executable)
@@ -1217,7 +1219,7 @@ def _reading(metric: str, jitted: JittedFunction, value: float) -> Reading:
 def _tell(on_done: OnCompiled, outcome: Executable | BaseException) -> None:
     try:
         on_done(outcome)
-    except Exception as error:  # noqa: BLE001 - the thread compiles for others, too
+    except Exception as error:  # noqa: BLE001 - the thread goes on for other callers
         logs.warning("program.callback_failed", error=repr(error))
 
 
