@@ -1,28 +1,331 @@
-"""Arguments of device nodes: they are bound to parameters, stacked for a batch, and split into rows again."""
+"""Arguments of device nodes: bound, described as what a program is compiled for, stacked for a batch, and split."""
 
+import contextlib
+import importlib
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 
-from ..engine.tracing.annotations import signature_of
+from ..engine.tracing.annotations import signature_of as parameters_of
 from ..telemetry import logs
 from .device_batch import Buckets, DeviceBatch, padded_length
-from .executable import Configuration, WeakRows, current, is_device_array, is_random_key, not_on_device, static_part
 from .untyped_jax import jax
+
+# The configuration of JAX that a program was compiled under: part of its key, and carried to the compile thread.
+#
+# Much of it is local to a thread: `with jax.enable_x64(True)` on a device's thread has no effect on the thread that
+# compiles. So the thread of a call captures the configuration, and the compile thread enters it.
+
+# Most processes use one configuration, tests of numerics a handful. If one that was forgotten comes back, its programs
+# are compiled again.
+_MAX_KNOWN: Final = 256
+
+
+class Configuration:
+    """The options of JAX on which a compiled program depends. Equal configurations are the same object.
+
+    Attributes:
+        state: a hashable value; two configurations with equal states are the same.
+        values: the value of every option by its name, for explanations.
+        dtypes: the dtype that JAX gives to an argument of each dtype of NumPy: float64 becomes float32 unless x64 is
+            on.
+    """
+
+    __slots__ = ("_carried", "dtypes", "state", "values")
+
+    def __init__(self, state: Hashable) -> None:
+        self.state = state
+        self.values: dict[str, Any] = dict(jax.config.values)
+        self.dtypes: dict[Any, Any] = {}
+        self._carried = [(setting, setting.value) for setting in _SETTINGS]
+
+    @contextlib.contextmanager
+    def entered(self) -> Generator[None]:
+        """Use this configuration on the calling thread, whatever other code sets for the thread or the process."""
+        restore: list[tuple[Any, Any]] = []
+        try:
+            for setting, value in self._carried:
+                if value is None and setting.value is None:
+                    continue  # such as the mesh in use: JAX tells a None that was set from no value
+                # Set it even if it is equal now: the present value may be the global one, which another thread can
+                # change.
+                restore.append((setting, setting.swap_local(value)))
+                _tell(setting, value)
+            yield
+        finally:
+            for setting, before in reversed(restore):
+                setting.set_local(before)
+                _tell(setting, None if before is _UNSET else before)
+
+    def type_of(self, value: Any) -> Any:
+        """Return JAX's type of a value under this configuration, even if the thread has another one now."""
+        with self.entered():
+            return jax.typeof(value)
+
+    def changes_since(self, earlier: "Configuration") -> dict[str, tuple[Any, Any]]:
+        """Return the options that differ, with their values before and after.
+
+        If no option with a name differs, there is one entry for the mesh or axis environment.
+        """
+        changed = {
+            name: (earlier.values.get(name), value)
+            for name, value in self.values.items()
+            if name in earlier.values and earlier.values[name] != value  # parts of JAX add options when first used
+        }
+        return changed or {"mesh or axis environment": ("one", "another")}
+
+
+def current() -> Configuration:
+    """Return the configuration of the calling thread; this takes half a microsecond."""
+    while True:
+        state = _state()
+        known = _known.get(state)
+        if known is not None:
+            return known
+        made = Configuration(state)
+        if _state() != state:  # another thread changed an option, perhaps while the options were read
+            continue
+        if len(_known) >= _MAX_KNOWN:
+            _known.pop(next(iter(_known)), None)
+        return _known.setdefault(state, made)
+
+
+def _tell(setting: Any, value: Any) -> None:
+    """Call the hook that JAX's own context managers call after they have set a value."""
+    hook = getattr(setting, "_update_thread_local_hook", None)
+    if hook is not None:
+        hook(value)
+
+
+def _public_state() -> Hashable:
+    return tuple((name, str(value)) for name, value in jax.config.values.items())
+
+
+def _private_parts() -> tuple[Callable[[], Hashable], list[Any], Any]:
+    """Return a function that reads this thread's state, the settings in it, and JAX's value for "not set".
+
+    JAX has no public name for the key of its own `jit`, so this reads the private one (0.1 us); if a release of JAX has
+    moved it, the public options (16 us). The private key lacks the options that JAX checks at each call (NaNs and
+    infinities) and those that only its compiler reads: `state` adds them.
+    """
+    try:
+        config: Any = importlib.import_module("jax._src.config")
+        trace_context: Callable[[], Hashable] = config.trace_context
+        trace_context()
+        setting_type: Any = config.config_ext.Config
+        settings = [value for value in cast("dict[str, Any]", vars(config)).values() if isinstance(value, setting_type)]
+        nans, infs = config.debug_nans, config.debug_infs
+        optimization, memory = config.optimization_level, config.memory_fitting_level
+    except (ImportError, AttributeError):
+        return _public_state, [], None
+
+    def state() -> Hashable:
+        return trace_context(), nans.value, infs.value, optimization.value, memory.value
+
+    return state, settings, config.config_ext.unset
+
+
+_state, _SETTINGS, _UNSET = _private_parts()
+_known: dict[Hashable, Configuration] = {}
+
+
+# Signatures: a program is compiled for the structure, shapes and dtypes of each argument, or for its static value.
+#
+# Every call on a device makes one, so they are plain tuples, and an array that is an argument itself takes a shorter
+# way than one inside of a pytree.
+
+# Per argument: (shape, dtype, weak_type) of an array, (tree, leaves) of a pytree, (type, value) of a static one.
+Signature: TypeAlias = tuple[tuple[Any, ...], ...]
+Leaf: TypeAlias = tuple[tuple[int, ...], Any, bool]
+
+
+class WeakRows(np.ndarray):
+    """Rows of a batch that are Python numbers: their dtype gives way to that of an array, as a number's does."""
+
+
+_HOST: Final = 1
+_DEVICE: Final = 2
+_SCALAR: Final = 3
+_KEY: Final = 4
+_WEAK: Final = 5
+_OTHER: Final = 0
+_PYTHON_SCALARS: Final = (bool, int, float, complex)
+
+
+class Names(Protocol):
+    """Names a node and its arguments in errors: a `JittedFunction`, or `Arguments`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the node."""
+        ...
+
+    def parameter(self, position: int) -> str:
+        """Return the name of an argument."""
+        ...
+
+
+def signature_of(
+    args: tuple[Any, ...], static_argnums: tuple[int, ...], configuration: Configuration, names: Names
+) -> Signature:
+    """Return the signature that a call is compiled for: arguments that `jax.jit` would tell apart have different ones.
+
+    The device of an array is not part of it: a program knows where its arguments belong, and a call moves them there.
+
+    Args:
+        args: arrays of JAX or NumPy, Python scalars, pytrees of those, `jax.ShapeDtypeStruct`s in their place.
+        static_argnums: positions of the hashable arguments that a program is compiled for.
+        configuration: the current one: dtypes depend on it.
+        names: how to name an argument in an error.
+
+    Raises:
+        TypeError: an argument is neither an array nor static, or is static and not hashable.
+    """
+    dtypes = configuration.dtypes
+    parts: list[tuple[Any, ...]] = []
+    for position, arg in enumerate(args):
+        if position in static_argnums:
+            parts.append(static_part(arg, names, position))
+            continue
+        kind = _kinds.get(arg.__class__)
+        if kind is _DEVICE:
+            parts.append((arg.shape, arg.dtype, arg.weak_type))
+        elif (kind is _HOST or kind is _WEAK) and (dtype := dtypes.get(arg.dtype)) is not None:
+            parts.append((arg.shape, dtype, kind is _WEAK))
+        else:
+            leaves, tree = jax.tree.flatten(arg)
+            described = tuple([_leaf(leaf, configuration, position, names) for leaf in leaves])
+            # A leaf that is the argument itself has no structure to speak of.
+            parts.append(described[0] if len(leaves) == 1 and leaves[0] is arg else (tree, described))
+    return tuple(parts)
+
+
+def types_of(leaves: list[Any]) -> list[Any] | None:
+    """Return types of leaves that are equal for two calls only if the signatures are equal; None if that is not known.
+
+    They are cheap to make, and cheap to compare if arrays have identical type objects, as the results of one program
+    do.
+
+    Args:
+        leaves: the leaves of the arguments of a function that has no static ones.
+    """
+    types: list[Any] = []
+    for leaf in leaves:
+        kind = _kinds.get(leaf.__class__)
+        if kind is _DEVICE or kind is _KEY:
+            types.append(leaf.aval)
+        elif kind is _HOST:
+            types.append((leaf.shape, leaf.dtype))
+        elif kind is _SCALAR:
+            types.append(leaf.__class__)
+        else:
+            return None
+    return types
+
+
+def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
+    """Return the signature of a static value. It has the type, because 1, 1.0 and True are equal, but not the same.
+
+    Raises:
+        TypeError: the value is not hashable.
+    """
+    try:
+        hash(value)
+    except TypeError as error:
+        raise TypeError(
+            f"{_place(names, position)} is static, and a {type(value).__name__} is not hashable: pass a hashable "
+            "value, such as a tuple instead of a list, or take it out of static=(...) and pass an array"
+        ) from error
+    return type(value), value
+
+
+def is_device_array(leaf: object) -> bool:
+    """Return whether a leaf is a `jax.Array`; `isinstance` would take a microsecond."""
+    kind = _kinds.get(leaf.__class__)
+    if kind is None:
+        kind = _kind(leaf.__class__)
+    return kind is _DEVICE or kind is _KEY
+
+
+def not_on_device(leaves: Iterable[Any]) -> list[Any]:
+    """Return the leaves that are not `jax.Array`s."""
+    return [leaf for leaf in leaves if _kinds.get(leaf.__class__) is not _DEVICE and not is_device_array(leaf)]
+
+
+def is_random_key(leaf: object) -> bool:
+    """Return whether a leaf is an array of typed random keys, as `jax.random.key` makes them."""
+    return is_device_array(leaf) and _kinds[type(leaf)] is _KEY
+
+
+def _leaf(leaf: Any, configuration: Configuration, position: int, names: Names) -> Leaf:
+    dtypes = configuration.dtypes
+    leaf_type: type[Any] = leaf.__class__
+    kind = _kinds.get(leaf_type)
+    if kind is None:
+        kind = _kind(leaf_type)
+    if kind is _DEVICE:
+        return leaf.shape, leaf.dtype, leaf.weak_type
+    try:
+        if kind is _HOST or kind is _WEAK:
+            dtype = dtypes.get(leaf.dtype)
+            if dtype is None:
+                dtype = dtypes[leaf.dtype] = configuration.type_of(np.zeros((), leaf.dtype)).dtype
+            return leaf.shape, dtype, kind is _WEAK
+        if kind is _KEY:
+            return leaf.shape, leaf.dtype, False
+        if kind is _SCALAR:
+            known = dtypes.get(leaf_type)
+            if known is None:
+                aval = configuration.type_of(leaf_type())
+                known = dtypes[leaf_type] = ((), aval.dtype, aval.weak_type)
+            return known
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True), leaf.weak_type
+        aval = jax.typeof(leaf)
+    except TypeError as error:
+        what = f"an array of {leaf.dtype}" if kind is _HOST else f"a {leaf_type.__name__}"
+        raise TypeError(
+            f"{_place(names, position)} is {what}, which JAX cannot compute with. If it is a choice that the function "
+            f"is compiled for, say static=({names.parameter(position)!r},); else pass arrays of numbers."
+        ) from error
+    return aval.shape, aval.dtype, aval.weak_type
+
+
+def _place(names: Names, position: int) -> str:
+    return f"node {names.name!r}: {names.parameter(position)}"
+
+
+def _kind(leaf_type: type) -> int:
+    if issubclass(leaf_type, jax.Array):
+        kind = _DEVICE if hasattr(leaf_type, "weak_type") else _KEY  # of typed random keys
+    elif leaf_type is np.ndarray or issubclass(leaf_type, np.generic):
+        kind = _HOST
+    elif leaf_type is WeakRows:
+        kind = _WEAK
+    elif leaf_type in _PYTHON_SCALARS:
+        kind = _SCALAR
+    else:
+        return _OTHER  # not remembered: their number has no bound
+    _kinds[leaf_type] = kind
+    return kind
+
+
+_kinds: dict[type, int] = {}
+
 
 # Stacking: arrays of several items become one array each, with a row per item; results become rows again.
 #
 # All of it happens on the host, in NumPy: 27 rows of 256 float32 take 13 us to stack there, and 228 us with jax.numpy.
-# Nothing here waits for a device, except `on_host` and `split`, which read arrays that may not be computed yet: those
-# are for the thread of the device.
+# Only `on_host` and `split` may wait for a device, because they read arrays that may not be computed yet: the thread of
+# the device calls them.
 
 _PASSED_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _TAKEN_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -34,7 +337,7 @@ def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: s
     The mask of `tokens` is `tokens_mask`, or `mask` if no other parameter is padded.
 
     Args:
-        signature: of the function.
+        signature: the signature of the function.
         padded: names of the padded parameters, the keys of `DeviceBatch(pad_axes=...)`.
         node: its name, for errors.
 
@@ -42,7 +345,7 @@ def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: s
         For each padded parameter the name of the one that takes its mask, in the order of the padded ones.
 
     Raises:
-        TypeError: a name is not that of a parameter, or the function has none for the mask.
+        TypeError: a padded name is no parameter, or the function has no parameter for its mask.
     """
     names = list(padded)
     parameters = signature.parameters
@@ -85,16 +388,17 @@ def _check_order(signature: inspect.Signature, masks: set[str], node: str) -> No
 
 # An array: its dtype, its shape, and its kind: None, WEAK, or the implementation of a typed random key.
 Kind: TypeAlias = tuple[Any, tuple[int, ...], Any]
-# What the arguments of an item look like after padding: for each of them the structure of its pytree, and the kind of
-# each array. It is hashable, and items with equal ones can be stacked.
-Signature: TypeAlias = tuple[tuple[Any, tuple[Kind, ...]], ...]
+# The form of an item's arguments after padding: for each of them the structure of its pytree, and the kind of each
+# array. It is hashable, and items with equal forms can be stacked.
+ItemSignature: TypeAlias = tuple[tuple[Any, tuple[Kind, ...]], ...]
 # An array of NumPy or JAX, or one of NumPy's scalars.
 Array: TypeAlias = Any
 
 _ONLY_NUMPY: Final[set[type[Any]]] = {np.ndarray}
-# Of shapes that change with every item none is worth to be remembered.
+# The most signatures to remember: where shapes change with every item, remembering them saves nothing.
 _MOST_KNOWN: Final = 256
-# Of one array in the rows of a batch. To copy so much takes 20 ms, and as much memory on the device.
+# A warning names an array whose copies take more than this in one batch: copying so much takes 20 ms, and as much
+# memory on the device.
 _MOST_REPEATED_BYTES: Final = 64 << 20
 _NUMPY: Final[tuple[type[Any], ...]] = (np.ndarray, np.generic)
 # The dtype of a number of Python gives way to that of an array: `x * 2` has the dtype of x. JAX calls that weak.
@@ -106,14 +410,14 @@ class BatchItem(NamedTuple):
     """The arguments of one item, ready to be stacked.
 
     Attributes:
-        signature: items with equal ones can be stacked.
+        signature: items with equal signatures can be stacked.
         arrays: the arrays of all arguments, not copied.
         lengths: for each padded argument, its lengths along the padded axes.
-        is_on_host: whether all arrays are NumPy's; those of JAX may not be computed yet.
+        is_on_host: whether all of them are NumPy arrays; an array of JAX may not be computed yet.
         shared: the arguments that are not stacked, but are the same for all items of a batch.
     """
 
-    signature: Signature
+    signature: ItemSignature
     arrays: tuple[Array, ...]
     lengths: tuple[tuple[int, ...], ...]
     is_on_host: bool
@@ -124,14 +428,14 @@ class BatchItem(NamedTuple):
 class Stacked:
     """The arguments of a batch.
 
-    Its buffers are new and used nowhere else. They belong to JAX as soon as they are passed to it, which on CPU may use
-    them in place: they are not to be written to again, or used for another batch.
+    Its buffers are new. Once they have been passed to JAX, which on a CPU may use them in place, no code may write to
+    them again, or use them for another batch.
 
     Attributes:
         arguments: one pytree for each parameter; its arrays have one row per item, and rows of padding.
         masks: for each padded parameter an array of bool, with the padded lengths as the shape of a row.
-        count: items.
-        size: rows.
+        count: number of items.
+        size: number of rows, with those of padding.
         real_elements: elements of the items' arrays.
         elements: elements of the arguments' arrays.
     """
@@ -172,23 +476,24 @@ class Stacker:
         self.axes = tuple(each for _, each in self._parameters)
         self.padded = tuple(name for name, each in self._parameters if each)
         # Signatures of arguments that are NumPy's arrays, by configuration, dtypes and shapes.
-        self._known: dict[tuple[Any, ...], Signature] = {}
+        self._known: dict[tuple[Any, ...], ItemSignature] = {}
         self._told_of: set[str] = set()
 
     def item(self, arguments: Sequence[Any], configuration: Configuration, shared: tuple[Any, ...] = ()) -> BatchItem:
-        """Look at the arguments of an item, without copying or waiting for them.
+        """Return the arguments of an item with their signature, without copying or waiting for arrays.
 
         Args:
             arguments: one pytree of arrays for each parameter. A Python number in it counts as an array of JAX's dtype
                 for it.
-            configuration: that the program is compiled under: 64-bit dtypes are 32-bit ones unless x64 is on.
+            configuration: the one that the program is compiled under: 64-bit dtypes become 32-bit ones unless x64 is
+                on.
             shared: the arguments that are not stacked.
 
         Raises:
-            TypeError: something in it is not an array.
-            ValueError: an array is too long, too short of axes, or a number too large.
+            TypeError: an argument holds something that is not an array.
+            ValueError: an array is too long or has too few axes, or a number is too large.
         """
-        # The common case first, arrays of NumPy and no padding: it is the price of each item.
+        # The common case first: NumPy arrays without padding. Every item pays for it.
         if self.padded or {*map(type, arguments)} != _ONLY_NUMPY:
             return self._looked_at(arguments, configuration, shared)
         key = (configuration, *[(array.dtype, array.shape) for array in arguments])
@@ -226,9 +531,9 @@ class Stacker:
         return BatchItem(tuple(signature), tuple(arrays), tuple(lengths), is_on_host, shared)
 
     def stack(self, items: Sequence[BatchItem], size: int) -> Stacked:
-        """Stack items with equal signatures, padded by repeating the last one, and each with zeros up to its lengths.
+        """Stack items with equal signatures; copies of the last row pad the batch, zeros pad arrays to their lengths.
 
-        A repeated row computes nothing that the row itself does not: no NaN that only padding has.
+        A copy of a row gives no NaN that the row itself does not give.
 
         Args:
             items: at least one, with their arrays `on_host`.
@@ -265,7 +570,7 @@ class Stacker:
         return Stacked(tuple(arguments), tuple(masks), count, size, real_elements, elements)
 
     def describe(self, item: BatchItem) -> str:
-        """Return what an item holds, as it is padded, for an error: "tokens int32[128], scale float32[]; 516 bytes"."""
+        """Return a padded item as text, for an error: "tokens int32[128], scale float32[]; 516 bytes"."""
         texts: list[str] = []
         size = 0
         for (parameter, _), (_, kinds) in zip(self._parameters, item.signature, strict=True):
@@ -275,7 +580,7 @@ class Stacker:
         return f"{', '.join(texts)}; {size:,} bytes"
 
     def _warn_of_repeated(self, parameter: str, rows: tuple[Array, ...]) -> None:
-        """Warn, once for a parameter, if most of a column is the same array again and again."""
+        """Warn, once for a parameter, if copies of one array take much memory in a column."""
         _, count = Counter([(row.ctypes.data, row.shape, row.strides) for row in rows]).most_common(1)[0]
         size_bytes = count * rows[0].nbytes
         if count > 1 and size_bytes > _MOST_REPEATED_BYTES:
@@ -320,7 +625,7 @@ class Stacker:
     def _refusal(self, parameter: str, argument: Any, configuration: Configuration, error: Exception) -> Exception:
         """Return an error that names the place in an argument that cannot be stacked."""
         place = parameter
-        with suppress(TypeError, ValueError):  # of the leaf that is refused, whose place this is; or of the whole
+        with suppress(TypeError, ValueError):  # it ends at the leaf that is refused, whose place this is
             for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
                 place = parameter + jax.tree_util.keystr(path)
                 _dtype(_as_array(leaf, configuration).dtype, configuration)
@@ -329,10 +634,10 @@ class Stacker:
 
 
 def on_host(item: BatchItem) -> BatchItem:
-    """Return an item with all of its arrays as NumPy's; blocks until a device has computed them.
+    """Return an item whose arrays are all NumPy arrays; this blocks until a device has computed them.
 
     Raises:
-        Exception: whatever the computation of an array has raised.
+        Exception: the computation of an array has failed with it.
     """
     if item.is_on_host:
         return item
@@ -340,18 +645,18 @@ def on_host(item: BatchItem) -> BatchItem:
 
 
 def split(result: Any, stacked: Stacked, node: str) -> list[Any]:
-    """Split the result of a batch into those of its items; blocks until it is computed.
+    """Split the result of a batch into the results of its items; this blocks until it is computed.
 
     Args:
         result: a pytree of arrays with one row per row of the arguments.
         stacked: the arguments.
-        node: its name, for errors.
+        node: name of the node, for errors.
 
     Returns:
         One pytree for each item. Its arrays are read-only views of the batch's, which they keep alive.
 
     Raises:
-        ValueError: an array of the result has not one row for each of the arguments.
+        ValueError: an array of the result does not have one row for each row of the arguments.
     """
     leaves, structure = jax.tree.flatten(result)
     columns: list[list[Array]] = []
@@ -386,18 +691,19 @@ def _rows(array: Array, count: int) -> list[Array]:
 class KeyRows:
     """Typed random keys of several items: NumPy stacks the numbers that they are made of.
 
-    It is a pytree of one array, with `of` as a part of its structure, so programs are compiled for it.
+    It is a pytree of one array. `of` is a part of its structure, so a program is compiled for one implementation of
+    keys.
 
     Attributes:
         words: the numbers, with one axis more than the keys.
-        of: the implementation that they are for.
+        of: the implementation of the keys.
     """
 
     words: Array
     of: Any
 
     def keys(self) -> Array:
-        """Return them as keys; while a program is traced."""
+        """Return the keys; called while a program is traced."""
         return jax.random.wrap_key_data(self.words, impl=self.of)
 
 
@@ -405,7 +711,7 @@ jax.tree_util.register_dataclass(KeyRows, data_fields=["words"], meta_fields=["o
 
 
 def unwrapped(argument: Any) -> Any:
-    """Return an argument of a batch as its function takes it: with keys where there are `KeyRows`."""
+    """Return an argument of a batch as its function takes it: with keys in the place of `KeyRows`."""
 
     def is_keys(node: object) -> bool:
         return isinstance(node, KeyRows)
@@ -417,14 +723,14 @@ def unwrapped(argument: Any) -> Any:
 
 
 def _fetched(array: Array) -> Array:
-    """Return an array as one of NumPy, once it is computed."""
+    """Wait until an array is computed, and return it as a NumPy array."""
     return np.asarray(jax.random.key_data(array) if is_random_key(array) else array)
 
 
 def _besides(leaf: Any) -> Any:
     """Return the third part of the `Kind` of a leaf."""
     if not is_device_array(leaf):
-        # To JAX, True and False are no numbers whose dtype could give way.
+        # JAX gives True and False no weak dtype.
         return WEAK if leaf.__class__ in _OF_PYTHON and leaf.__class__ is not bool else None
     if is_random_key(leaf):
         return jax.random.key_impl(leaf)
@@ -435,7 +741,7 @@ def _as_array(leaf: Any, configuration: Configuration) -> Array:
     """Return an array as it is, and a number as an array.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the leaf is neither an array nor a number.
         ValueError: the number is too large.
     """
     kind: type[Any] = leaf.__class__
@@ -454,10 +760,10 @@ def _as_array(leaf: Any, configuration: Configuration) -> Array:
 
 
 def _dtype(dtype: Any, configuration: Configuration) -> Any:
-    """Return the dtype that JAX gives an argument of this one.
+    """Return the dtype that JAX gives to an argument of this dtype.
 
     Raises:
-        TypeError: JAX does not compute with it.
+        TypeError: JAX does not compute with this dtype.
     """
     dtypes = configuration.dtypes
     found = dtypes.get(dtype)
@@ -490,7 +796,7 @@ def _column_of_lengths(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ..
 
 
 def _mask(lengths: list[tuple[int, ...]], padded: list[int], size: int) -> Array:
-    """Return which elements are real: an array of a row for each item and of padding, with the padded lengths."""
+    """Return the mask of the real elements: a row for each row of the batch, with the padded lengths."""
     by_axis = np.array(lengths + [lengths[-1]] * (size - len(lengths))).T
     masks: list[Array] = []
     for axis, (real, length) in enumerate(zip(by_axis, padded, strict=True)):
@@ -501,9 +807,9 @@ def _mask(lengths: list[tuple[int, ...]], padded: list[int], size: int) -> Array
 
 
 def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the parameters; none where they are not known."""
+    """Return the names of the parameters of a function; an empty tuple if they are not known."""
     try:
-        return tuple(signature_of(fn).parameters)
+        return tuple(parameters_of(fn).parameters)
     except (TypeError, ValueError):  # some builtins have no signature
         return ()
 
@@ -512,10 +818,10 @@ _UNSUPPORTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Arguments:
-    """Puts the arguments of a call in the order of the parameters, and those of a batched node aside for stacking.
+    """Puts the arguments of a call in the order of the parameters, and has those of a batched node stacked.
 
     Args:
-        name: of the node, for errors.
+        name: name of the node, for errors.
         fn: its function.
         static: parameters whose values the program is compiled for.
         resources: parameters whose arguments come from resources.
@@ -523,16 +829,17 @@ class Arguments:
         batch: how calls run together; None for one by one.
 
     Attributes:
-        name: of the node.
+        name: name of the node.
         names: the parameters that callers pass.
         masks: the parameters that take the masks of padded ones.
-        shared: positions of what is the same for all calls of a batch, parameters and static arguments included.
+        shared: positions of the arguments that are the same for all calls of a batch, those of resources and static
+            ones included.
         stacked: positions of the others.
         parameters: positions of those that come from resources, and are arrays.
         static: positions of those that are static.
 
     Raises:
-        TypeError: the function has parameters of a kind that no program has, or an option names one that it has not.
+        TypeError: the function has `*args` or `**kwargs`, or an option names a parameter that it does not have.
     """
 
     def __init__(
@@ -545,7 +852,7 @@ class Arguments:
         batch: DeviceBatch | None,
     ) -> None:
         self.name = name
-        self._signature = signature_of(fn)
+        self._signature = parameters_of(fn)
         found = self._signature.parameters
         _check_names(name, found, static=static, shared=shared)
         _check_shared(name, shared, static, batch)
@@ -604,7 +911,7 @@ class Arguments:
         assert self.stacker is not None
         shared = self._shared_of(values)
         item = self.stacker.item(self._stacked_of(values), current(), shared)
-        # No two versions of what is shared are mixed in a batch: they are told apart as objects.
+        # A batch has one version of each shared argument. Versions are compared by identity.
         versions: Iterable[Any] = map(id, shared)
         if len(self.shared) > len(self.parameters):
             versions = [self._version(i, value) for i, value in zip(self.shared, shared, strict=True)]
@@ -616,7 +923,7 @@ class Arguments:
         return self.stacker.stack(items, size)
 
     def of_batch(self, stacked: Stacked, shared: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments of the vectorised program: stacked ones, those of all calls, and masks."""
+        """Return the arguments of the vectorised program: stacked ones, shared ones, and masks."""
         args: list[Any] = [None] * len(self.names)
         for position, argument in zip(self.stacked, stacked.arguments, strict=True):
             args[position] = argument
@@ -625,7 +932,7 @@ class Arguments:
         return (*args, *stacked.masks)
 
     def _version(self, position: int, value: Any) -> Any:
-        """Return the part of a group that is for a shared argument."""
+        """Return the part of a group that stands for a shared argument."""
         if position in self.static:
             return static_part(value, self, position)
         if position in self.parameters:
@@ -643,7 +950,7 @@ class Arguments:
         return tuple(sorted(self.names.index(name) for name in names))
 
     def size_bytes(self, values: tuple[Any, ...]) -> int:
-        """Return the bytes of the arrays among the arguments that lie on no device yet."""
+        """Return how many bytes of the arguments are not on a device yet."""
         return size_on_host(self._stacked_of(values))
 
     def call(self, fn: Callable[..., Any], values: tuple[Any, ...], masks: tuple[Any, ...] = ()) -> Any:
@@ -666,7 +973,7 @@ def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any
 
 
 def size_on_host(values: tuple[Any, ...]) -> int:
-    """Return the bytes of the arrays in pytrees that lie on no device yet, and have to be transferred."""
+    """Return how many bytes of the arrays in pytrees are not on a device yet, and have to be transferred."""
     on_host = not_on_device(jax.tree.leaves(values))
     return sum([getattr(leaf, "nbytes", 0) for leaf in on_host]) if on_host else 0
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Operation: TypeAlias = Literal["matmul", "elementwise", "reduction", "host to device", "device to host"]
 Unit: TypeAlias = Literal["FLOP", "B"]
 
-# What an operation is limited by: those of one resource share a peak.
+# The resource that limits each operation; operations of one resource share a peak.
 RESOURCES: dict[Operation, str] = {
     "matmul": "arithmetic",
     "elementwise": "memory",
@@ -39,8 +39,8 @@ class Measurement:
     Attributes:
         operation: "matmul" of square float32 matrices, at the device's default precision; "elementwise" `x * 2 + 1` and
             "reduction" to a sum, of float32 vectors; transfers "host to device" and "device to host".
-        shape: of its input.
-        work: what one run does, in `unit`.
+        shape: shape of its input.
+        work: how much one run does, in `unit`.
         unit: "FLOP" (an addition and a multiplication are two), or "B" for bytes read and written.
         runs: how often it was measured.
         median_seconds: time of a run, from the call until the result is there.
@@ -68,12 +68,12 @@ class Benchmark(Rendered):
     """How fast a device is. `str()` shows it as a table.
 
     Attributes:
-        device: what JAX calls the device.
+        device: JAX's name of the device.
         platform: name of its platform.
         kind: name of its hardware.
-        jax_version: the JAX that was measured.
-        seconds: how long the benchmark took, compiling included.
-        measurements: what was measured, by operation and size.
+        jax_version: version of JAX.
+        seconds: how long the benchmark took, with compilation.
+        measurements: one for each operation and size, in this order.
     """
 
     device: str
@@ -118,7 +118,7 @@ class RunTimes:
 
 
 def summarise(timed: Sequence[RunTimes]) -> tuple[Measurement, ...]:
-    """Return medians, quartiles, rates and shares of the peak of what was timed."""
+    """Return medians, quartiles, rates and shares of the peak of operations that were timed."""
     peaks: dict[str, float] = {}
     for one in timed:
         resource = RESOURCES[one.operation]
@@ -127,7 +127,7 @@ def summarise(timed: Sequence[RunTimes]) -> tuple[Measurement, ...]:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the lower quartile, the median and the upper quartile; of one value, three times that."""
+    """Return the lower quartile, the median and the upper quartile; of a single value, that value three times."""
     middle = median(values)
     low, _, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [middle] * 3
     return low, middle, high
@@ -182,12 +182,13 @@ def benchmark(device: str | Device = AUTO, *, seconds: float = 5.0) -> Benchmark
     """Measure how fast a device multiplies matrices, computes elementwise, reduces, and transfers.
 
     Every operation runs at several sizes, as large as the time allows. They take turns, so that a noisy moment of the
-    machine falls on all of them; what is given are medians and quartiles. It blocks: not for the event loop.
+    machine affects all of them; the result has medians and quartiles. The function blocks its thread, so do not call it
+    on an event loop.
 
     Args:
-        device: what to measure, as `select` takes it.
-        seconds: about how long it may take, compiling included; every operation runs at least once, however short that
-            is, and the sizes get larger with it.
+        device: the device to measure, as `select` takes it.
+        seconds: about how long it may take, with compilation. More time allows larger sizes; every operation runs at
+            least once in any case.
 
     Raises:
         DeviceError: there is no such device, or it computes wrong values.
@@ -304,18 +305,18 @@ def _to_host(device: Device, size: int) -> _Case:
     def argument() -> "jax.Array":
         if not kept:
             kept.append(_unaligned(size))
-        # A new array each time: one of JAX keeps the copy that the host has made of it.
+        # A new array each time, because an array of JAX keeps the copy that the host has made of it.
         return put(kept[0], device).block_until_ready()
 
     def copy(x: "jax.Array") -> object:
-        # On CPU the array is seen in place, and what a program pays is the copy that makes it its own.
+        # On a CPU, `asarray` reads the array in place; the cost for a program is that of a copy of its own.
         return np.array(x) if device.platform == "cpu" else np.asarray(x)
 
     return _Case("device to host", (size,), _FLOAT_BYTES * size, "B", argument, copy)
 
 
 def _unaligned(size: int) -> "npt.NDArray[np.float32]":
-    """Return a vector that does not begin at a multiple of 64 bytes: such a one JAX on CPU uses in place, uncopied."""
+    """Return a vector that does not begin at a multiple of 64 bytes: JAX on a CPU would not copy an aligned one."""
     import numpy as np
 
     raw = np.full(size + 32, 0.5, np.float32)

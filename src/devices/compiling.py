@@ -1,22 +1,329 @@
-"""Ahead-of-time compilation of a function for one device or mesh and one signature, counted and explained."""
+"""Compiled programs: made, explained, kept in a cache, and called on the thread of their device; and resharding."""
 
+import asyncio
 import inspect
 import itertools
+import re
 import threading
+import time
+import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import zip_longest
-from typing import Any, Final, NamedTuple
+from operator import is_
+from queue import Empty, SimpleQueue
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from .._errors import OptionsError, add_note
-from ..telemetry import logs
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, Sharding
+from opentelemetry.context import Context
+
+from .._errors import DeviceError, EngineClosedError, OptionsError, add_note, copy_of
+from ..actors.tasks import until
+from ..actors.threads import ThreadOwner
+from ..telemetry import logs, metrics, names, spans
 from ..telemetry.counters import ProgramMemory
-from .executable import ENQUEUE_ORDER, Configuration, Executable, Leaf, Signature, describe, has_collectives
-from .shardings import Placement
+from ..telemetry.metrics import Reading, series
+from ..telemetry.profiling import collectors
+from ..telemetry.profiling.records import DeviceWork
+from .arguments import Configuration, Leaf, Signature, current, is_device_array, signature_of, types_of
+from .jax_import import Device
+from .shardings import REPLICATED, Placement, mesh_name, spec_text
 from .statistics import CompileStatistics, Recompilation, Transfer
 from .untyped_jax import jax
 from .wrong_fusions import compiler_options
+
+# Enqueue order: a program that spans several devices is enqueued on all of them before any other program.
+#
+# A program with collectives waits on each of its devices for the others. If two of them were enqueued in different
+# orders on two devices, they would wait for each other for ever. A program on one device waits for no other device, and
+# may overtake.
+#
+# The devices of a CPU are threads of one pool, with a thread for each core of the machine. A program with collectives
+# holds a thread for each of its devices until all of them have arrived, so two such programs could hold some threads
+# each and wait for ever: after 40 seconds XLA aborts the process. So on a CPU one of them is in flight at a time,
+# whichever devices it uses.
+
+Locks: TypeAlias = tuple[threading.Lock, ...]
+
+
+class EnqueueOrder:
+    """The locks of the devices of this process. Meshes may overlap in any way, and threads may serve any event loop."""
+
+    def __init__(self) -> None:
+        # Results of the last program that had to run alone: one of its arrays, and weak references to all of them.
+        self._alone: Any = None
+        self._given: list[weakref.ref[Any]] = []
+        self._lock = threading.Lock()
+        self._locks: dict[tuple[str, int], threading.Lock] = {}
+
+    def locks(self, devices: "Iterable[Device]") -> Locks:
+        """Return the locks to hold while a program is enqueued on these devices; none for a single one."""
+        # All threads take them in one order: otherwise two threads could each hold a lock that the other one needs.
+        keys = sorted({(device.platform, device.id) for device in devices})
+        if len(keys) < 2:
+            return ()
+        if keys[0][0] == "cpu":
+            keys = [("cpu", 0)]
+        with self._lock:
+            return tuple([self._locks.setdefault(key, threading.Lock()) for key in keys])
+
+    def wait_for_last(self, read: Any = None) -> None:
+        """Block until the last program that had to run alone has ended; called while the locks are held.
+
+        Args:
+            read: an array that the next program reads. If that is a result of the last program, the device runs the two
+                in order, and there is no need to wait here.
+        """
+        if self._alone is None or (read is not None and any(one() is read for one in self._given)):
+            return
+        try:
+            self._alone.block_until_ready()
+        except Exception:  # noqa: BLE001 - it was donated since, or has failed, and its own callers get the error
+            pass
+
+    def begun_alone(self, given: Any) -> None:
+        """Note the result of a program that has to run alone; called while the locks are held."""
+        arrays: list[Any] = jax.tree.leaves(given)
+        self._alone = min(arrays, key=_size_bytes, default=None)  # the smallest, as it stays in memory
+        self._given = [*map(weakref.ref, arrays)]
+
+
+def _size_bytes(array: Any) -> int:
+    return int(array.nbytes)
+
+
+@contextmanager
+def holding(locks: Locks) -> Generator[None]:
+    """Hold locks of `EnqueueOrder.locks`; the thread must not hold others."""
+    with ExitStack() as stack:
+        for lock in locks:
+            stack.enter_context(lock)
+        yield
+
+
+# One for the process, as the devices are.
+ENQUEUE_ORDER: Final = EnqueueOrder()
+
+
+_COLLECTIVE = re.compile(r"\b(all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|send|recv)(-start)?\(")
+
+
+def has_collectives(compiled: Any) -> bool:
+    """Return whether the devices of a program wait for each other."""
+    return _COLLECTIVE.search(compiled.as_text()) is not None
+
+
+# Resharding: moves an array from one device or mesh to another, without waiting until it is computed.
+#
+# `jax.device_put` between meshes gives the right values, but the calling thread waits for the array unless its parts
+# happen to be the same (measured with JAX 0.10.1 on CPU; a compiled program does not wait). So a compiled identity
+# first gives the array the wanted layout on the devices where it is, and then each part is copied to the device that
+# takes it.
+
+
+def reshard(array: Any, target: Sharding) -> Any:
+    """Return an array moved to another device or sharding, without waiting until it is computed.
+
+    Args:
+        array: a `jax.Array`.
+        target: the sharding to give it.
+    """
+    devices = _devices(array.sharding), _devices(target)
+    with holding(ENQUEUE_ORDER.locks(devices[0] | devices[1])):
+        if isinstance(array.sharding, NamedSharding) and len(devices[0]) > 1:
+            array = _ready_to_copy(array, array.sharding, target)
+        return jax.device_put(array, target)
+
+
+def _ready_to_copy(array: Any, source: NamedSharding, target: Sharding) -> Any:
+    """Return an array of a mesh laid out so that each part of `target` is one of its parts, or whole on one device."""
+    there = _devices(target)
+    if isinstance(target, NamedSharding) and len(there) == len(_devices(source)):
+        mesh, wanted = cast("Mesh", source.mesh), cast("Mesh", target.mesh)
+        devices, shape = cast("Any", mesh.devices), cast("Any", wanted.devices).shape
+        same_parts = Mesh(devices.reshape(shape), wanted.axis_names, wanted.axis_types)
+        return _lay_out(array, NamedSharding(same_parts, target.spec))
+    whole: Any = _lay_out(array, NamedSharding(source.mesh, REPLICATED))
+    copies: list[Any] = whole.addressable_shards
+    return next((copy for copy in copies if copy.device in there), copies[0]).data
+
+
+def _lay_out(array: Any, sharding: NamedSharding) -> Any:
+    if next(iter(_devices(sharding))).platform != "cpu":
+        return _laid_out(sharding)(array)
+    ENQUEUE_ORDER.wait_for_last(array)
+    given = _laid_out(sharding)(array)
+    ENQUEUE_ORDER.begun_alone(given)
+    return given
+
+
+# One program per layout and shape. Sixty-four layouts are more than a process has, and each is small.
+@lru_cache(maxsize=64)
+def _laid_out(sharding: NamedSharding) -> Any:
+    device = next(iter(_devices(sharding)))
+    return jax.jit(_identity, out_shardings=sharding, compiler_options=compiler_options(device.platform))
+
+
+def _identity(array: Any) -> Any:
+    return array
+
+
+def describe(sharding: Sharding) -> str:
+    """Return the place of an array as text: "cpu:0", or "mesh(data=4) P('data', None)"."""
+    if isinstance(sharding, NamedSharding) and len(_devices(sharding)) > 1:
+        return f"{mesh_name(cast('Mesh', sharding.mesh))} {spec_text(sharding.spec)}"
+    devices = sorted(_devices(sharding), key=lambda device: (device.platform, device.id))
+    return ", ".join([f"{device.platform}:{device.id}" for device in devices])
+
+
+def _devices(sharding: Sharding) -> set[Device]:
+    return cast("set[Device]", cast("Any", sharding).device_set)
+
+
+class Executable:
+    """A compiled program for one signature; made by `CompileCache`, called on one device's thread.
+
+    Attributes:
+        hits: how often it was found in the cache.
+        is_held: whether the cache holds it.
+        transfers: how often an argument was moved for a call, by its name and its shardings before and after.
+        used: when it was found last, as a number that grows with each use of the cache.
+    """
+
+    __slots__ = (
+        "__weakref__", "_compiled", "_is_alone", "_is_flat", "_locks", "_names", "_shardings", "_static_argnums",
+        "_usual", "hits", "is_held", "transfers", "used",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        compiled: Any,
+        names: tuple[str, ...],
+        shardings: tuple[Any, ...],
+        static_argnums: tuple[int, ...],
+        is_flat: bool,
+        locks: Locks,
+        *,
+        is_alone: bool,
+    ) -> None:
+        """Wrap a program that XLA has compiled.
+
+        Args:
+            compiled: JAX's compiled object.
+            names: the name of each leaf of the arguments.
+            shardings: the sharding that each of them needs.
+            static_argnums: positions of the arguments whose values are compiled in.
+            is_flat: whether each of the others is an array, and none a pytree.
+            locks: the locks to hold while it is enqueued.
+            is_alone: whether it has to run alone: it begins when no other such program is in flight.
+        """
+        self._compiled = compiled
+        self._is_flat = is_flat
+        self._is_alone = is_alone
+        self._locks = locks
+        self._names = names
+        self._shardings = shardings
+        self._static_argnums = static_argnums
+        self._usual: list[Any] = list(shardings)  # as the arrays of the last call spelled them; None for one of NumPy
+        self.is_held = False
+        self.hits = 0
+        self.transfers: Counter[tuple[str, Any, Any]] = Counter()
+        self.used = 0
+
+    def __call__(self, *args: Any) -> Any:
+        """Enqueue a call, and return before it is computed.
+
+        Arguments of NumPy and Python go to the device with the call. A `jax.Array` on another device is moved.
+
+        Args:
+            *args: all arguments, static ones included, with the signature that this was found for.
+
+        Returns:
+            The function's result, of arrays that may not be ready yet.
+        """
+        if self._static_argnums:
+            args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
+        leaves = args if self._is_flat else jax.tree.leaves(args)
+        where = [getattr(leaf, "sharding", None) for leaf in leaves]
+        if not all(map(is_, where, self._usual)):  # comparing takes microseconds, and they are nearly always the same
+            moved = self._moved(args)
+            if moved is args:
+                self._usual = where
+            args = moved
+        if not self._locks:
+            return self._compiled(*args)
+        with holding(self._locks):
+            if not self._is_alone:
+                return self._compiled(*args)
+            ENQUEUE_ORDER.wait_for_last()
+            given = self._compiled(*args)
+            ENQUEUE_ORDER.begun_alone(given)
+            return given
+
+    def transferred(
+        self, args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
+    ) -> tuple[Any, ...]:
+        """Transfer the arrays that a call would have to transfer, and return the arguments of the call.
+
+        Args:
+            args: the arguments of a call.
+            around: makes the context of the transfer from the number of bytes; not called if there is nothing to
+                transfer.
+        """
+        dynamic = [position for position in range(len(args)) if position not in self._static_argnums]
+        leaves, tree = jax.tree.flatten([args[position] for position in dynamic])
+        away = [
+            index
+            for index, leaf in enumerate(leaves)
+            if isinstance(leaf, np.ndarray) or (is_device_array(leaf) and not self._lies(index, leaf))
+        ]
+        if not away:
+            return args
+        with around(sum(leaves[index].nbytes for index in away)):
+            for index in away:
+                leaves[index] = self._transferred(index, leaves[index])
+        placed = dict(zip(dynamic, jax.tree.unflatten(tree, leaves), strict=True))
+        return tuple([placed.get(position, arg) for position, arg in enumerate(args)])
+
+    def _transferred(self, index: int, leaf: Any) -> Any:
+        sharding = self._shardings[index]
+        if isinstance(leaf, np.ndarray):
+            # On a CPU it may be used in place: a caller that does not wait for the result has given a copy (`owned`).
+            return jax.device_put(leaf, sharding)
+        self.transfers[self._names[index], leaf.sharding, sharding] += 1
+        return reshard(leaf, sharding)
+
+    def _moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Move the arrays that are elsewhere to where they belong, and return the arguments."""
+        leaves, tree = jax.tree.flatten(args)
+        away = [index for index, leaf in enumerate(leaves) if is_device_array(leaf) and not self._lies(index, leaf)]
+        if not away:
+            return args
+        for index in away:
+            leaves[index] = self._transferred(index, leaves[index])
+        moved: tuple[Any, ...] = jax.tree.unflatten(tree, leaves)
+        return moved
+
+    def _lies(self, index: int, leaf: Any) -> bool:
+        """Return whether an array has the sharding that the program needs; it may be spelled differently."""
+        where, sharding = leaf.sharding, self._shardings[index]
+        return where is self._usual[index] or where == sharding or where.is_equivalent_to(sharding, leaf.ndim)
+
+    @property
+    def memory(self) -> Any:
+        """The memory that a call takes on each device, in `argument_size_in_bytes` and so on; None if not known."""
+        return self._compiled.memory_analysis()
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """The cost of a call: "flops", "bytes accessed"; empty if XLA does not say it for the backend."""
+        analysis: dict[str, float] | None = self._compiled.cost_analysis()
+        return analysis or {}
+
 
 # Powers of two from 1 to 128 are eight sizes: more than that is no longer a handful of sizes, and each has cost a
 # compilation (300 random sizes: 183 programs and 12 s without buckets, 9 and 0.6 s with them).
@@ -48,10 +355,10 @@ _PASSED_ONCE: Final = {
 
 
 class Compiled:
-    """What is remembered of a program for explanations: no arrays, and not the function."""
+    """The facts about a program that explanations need; it holds no arrays, and not the function."""
 
     def __init__(self, jitted: "JittedFunction", configuration: "Configuration", signature: "Signature") -> None:
-        # Programs of one node that are meant to be several, one per placement or batched and not, are not compared.
+        # A node has several programs on purpose, one for each placement, or batched and not: those are not compared.
         self.family = (
             jitted.placement,
             jitted.donate_argnums,
@@ -70,12 +377,12 @@ class Compiled:
 
 
 def explain(this: Compiled, earlier: list[Compiled], number: int) -> list[Recompilation]:
-    """Return what differs between a program and the most similar earlier one; nothing if it is the first.
+    """Return the differences between a program and the most similar earlier one; an empty list if it is the first.
 
     Args:
         this: the program that was compiled.
         earlier: the programs of the node before it, the last one at the end.
-        number: of the program, the node's first being 1.
+        number: number of the program; the first one of the node has 1.
     """
     differences = [_differences(before, this) for before in reversed(earlier) if before.family == this.family]
     if not differences:
@@ -87,13 +394,13 @@ def explain(this: Compiled, earlier: list[Compiled], number: int) -> list[Recomp
 
 
 def report(node: str, reason: Recompilation, shapes: int, is_first: Callable[[Hashable], bool]) -> None:
-    """Log a recompilation, each cause once, and once more where an argument's shapes seem to have no end.
+    """Log a recompilation: each cause once, and once more if the number of an argument's shapes seems to have no bound.
 
     Args:
         node: name of the node.
-        reason: what to tell; one without a remedy is meant, and not told.
+        reason: the reason; one without a remedy was intended, and is not logged.
         shapes: how many programs the argument's shapes have cost so far.
-        is_first: tells whether a cause has not been told of before.
+        is_first: returns whether a cause has not been logged before.
     """
     if not reason.remedy:
         return
@@ -213,7 +520,7 @@ def _remedy_of_shape(after: Compiled, position: int, old: tuple[int, ...], new: 
     changed = {axis for axis, (was, is_now) in enumerate(zip_longest(old, new)) if was != is_now}
     if len(old) == len(new) and changed <= padded:
         return ""
-    if len(old) != len(new) or not padded:  # padding gives no axes, and only to what has a row for each item
+    if len(old) != len(new) or not padded:  # padding adds no axes, and only arguments with rows are padded
         return _SAME_SHAPE
     axes = sorted(axis - 1 for axis in changed | padded if axis)  # of one item
     wanted = axes[0] if len(axes) == 1 else tuple(axes)
@@ -225,17 +532,17 @@ def _leaf_text(leaf: Any) -> str:
     return f"{'weakly typed ' if weak_type else ''}{dtype}[{', '.join(map(str, shape))}]"
 
 
-# More than a reader of the table looks at, and bounded where every item has a shape of its own.
+# More reasons than a reader of the table looks at; the bound counts where every item has a shape of its own.
 _MAX_REASONS: Final = 100
 _MAX_REMEMBERED: Final = 64
 
 
 class CompileLog:
-    """What `compile_statistics()` of a node shows. Its programs share it; callable from any thread."""
+    """Counts what `compile_statistics()` of a node returns. Its programs share it; any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._executables: dict[Executable, str] = {}  # with the arguments that each is for
+        self._executables: dict[Executable, str] = {}  # each with its arguments, as text
         self._programs = 0
         self._hits_of_dropped = 0
         self._transfers_of_dropped: Counter[tuple[str, Any, Any]] = Counter()
@@ -252,7 +559,7 @@ class CompileLog:
         with self._lock:
             transfers = Counter(self._transfers_of_dropped)
             for executable in self._executables:
-                transfers.update(dict(executable.transfers))  # a copy: devices' threads count on
+                transfers.update(dict(executable.transfers))  # a copy, because the devices' threads go on counting
             return CompileStatistics(
                 programs=len(self._executables),
                 hits=self._hits_of_dropped + sum(executable.hits for executable in self._executables),
@@ -270,7 +577,7 @@ class CompileLog:
             )
 
     def programs(self) -> list[ProgramMemory]:
-        """Return what the programs that are held take of memory; those of which XLA does not say it are left out."""
+        """Return the memory of the programs that are held; a program of which XLA does not say it is left out."""
         with self._lock:
             held = list(self._executables.items())
         found: list[ProgramMemory] = []
@@ -292,7 +599,7 @@ class CompileLog:
         return found
 
     def is_first(self, cause: Hashable) -> bool:
-        """Return True the first time a cause is asked about, so that each is logged once."""
+        """Return True the first time that it is called with a cause, so that each cause is logged once."""
         with self._lock:
             if cause in self._told:
                 return False
@@ -300,19 +607,19 @@ class CompileLog:
             return True
 
     def missed(self) -> None:
-        """Count a call whose program was not there."""
+        """Count a call whose program was not in the cache."""
         with self._lock:
             self._misses += 1
 
     def spent(self, seconds: float) -> None:
-        """Count time spent compiling, also in vain."""
+        """Add time spent compiling, also if the compilation has failed."""
         with self._lock:
             self._seconds += seconds
 
     def compiled(
         self, jitted: "JittedFunction", configuration: "Configuration", signature: "Signature", executable: "Executable"
     ) -> None:
-        """Count a program, find out why the node needed another one, and log that once per cause."""
+        """Count a program, find out why the node needed another one, and log each cause once."""
         this = Compiled(jitted, configuration, signature)
         with self._lock:
             self._programs += 1
@@ -338,8 +645,8 @@ class CompileLog:
                 self._transfers_of_dropped.update(executable.transfers)
 
 
-# A captured array becomes a part of the program: a matrix of 64 MB made 134 MB of HLO, once per program. A megabyte is
-# more than what tables and masks take, and less than what parameters do.
+# A captured array becomes a part of the program: a matrix of 64 MB made 134 MB of HLO, once per program. Tables and
+# masks take less than a megabyte, and the parameters of a model take more.
 LARGE_BYTES: Final = 1 << 20
 _MAX_NAMED: Final = 3
 
@@ -395,7 +702,7 @@ def _bytes(constant: Any) -> int:
     return int(constant.size) * int(constant.dtype.itemsize)
 
 
-# What JAX raises where a value is needed while there are only shapes; JAXTypeError is a TypeError.
+# The errors that JAX raises if a function needs a value while there are only shapes; JAXTypeError is a TypeError.
 _NOT_TRACEABLE: Final[tuple[type[Exception], ...]] = (TypeError, IndexError, jax.errors.JAXTypeError)
 _HOW_TO_TRACE: Final = (
     "While JAX traces a function, arrays have a shape and a dtype, and no values: replace `if` and `while` over them "
@@ -406,22 +713,22 @@ _HOW_TO_TRACE: Final = (
 
 @dataclass(frozen=True, eq=False)
 class JittedFunction:
-    """A JAX function for one placement. Its identity is its key: one object per node or function, and options.
+    """A JAX function for one placement. Its identity is its key: there is one object for each function and its options.
 
     Attributes:
         fn: plain JAX; already vmapped if it is for a batch.
-        name: of the node, for errors, statistics and logs.
+        name: name of the node, for errors, statistics and logs.
         parameters: names of the arguments.
         placement: where it runs.
         donate_argnums: positions of the arguments whose memory the result may take.
         static_argnums: positions of the hashable arguments that it is compiled for.
         in_specs: a PartitionSpec or a prefix of them per argument, also for static ones; None copies to every device.
         out_specs: a prefix of the result's structure; None lets XLA choose.
-        pure: refuses a function with effects that JAX knows of.
-        bucketed: of a batch, for each argument the axes that are padded to buckets, that of the items too; none for
-            what all items share. Empty for what is no batch.
-        from_resources: positions of the arguments that came from resources where it was first needed.
-        log: gathers what happens to the programs of one node; several programs of a node share it.
+        pure: whether a function with effects that JAX knows of is refused.
+        bucketed: for a function of a batch, the padded axes of each argument, that of the items too; an argument that
+            all items share has none. Empty for any other function.
+        from_resources: positions of the arguments that came from resources at its first call.
+        log: counts the programs of the node; all programs of a node share it.
         serial: number of the object.
     """
 
@@ -444,7 +751,7 @@ class JittedFunction:
         return self.parameters[position] if position < len(self.parameters) else f"argument {position}"
 
     def shardings(self, position: int, value: Any) -> Any:
-        """Return where each leaf of an argument belongs.
+        """Return the sharding that each leaf of an argument needs.
 
         Raises:
             ValueError: the specs do not fit its structure or its shapes; the message names node, parameter and remedy.
@@ -454,11 +761,11 @@ class JittedFunction:
 
 
 def build(jitted: JittedFunction, configuration: Configuration, signature: Signature) -> Executable:
-    """Trace, lower and compile: takes milliseconds to minutes.
+    """Trace, lower and compile a function; this takes milliseconds to minutes.
 
     Raises:
         OptionsError: a pure program has effects.
-        BaseException: whatever the function raises while it is traced, or XLA; a note says at which node.
+        BaseException: the error of the function while it is traced, or of XLA; a note names the node.
     """
     try:
         _refuse_coroutines(jitted)
@@ -475,7 +782,7 @@ def build(jitted: JittedFunction, configuration: Configuration, signature: Signa
 def _build(jitted: JittedFunction, configuration: Configuration, signature: Signature) -> Executable:
     placement, fn = jitted.placement, jitted.fn
 
-    # JAX's caches are keyed on the function, weakly: one of our own takes all of them along when it goes.
+    # JAX's caches hold the function weakly: when this one, which is our own, is freed, all their entries go with it.
     def call(*args: Any) -> Any:
         result = fn(*args)
         placement.shardings(jitted.out_specs, result, f"the result of node {jitted.name!r}")  # before JAX refuses it
@@ -485,7 +792,7 @@ def _build(jitted: JittedFunction, configuration: Configuration, signature: Sign
     arguments = _abstract_arguments(jitted, signature)
     names_of_arguments = jitted.parameters[: len(arguments)]
     if len(set(names_of_arguments)) == len(arguments):
-        kind = inspect.Parameter.POSITIONAL_ONLY  # JAX's errors name arguments by it
+        kind = inspect.Parameter.POSITIONAL_ONLY  # JAX's errors take the names of arguments from it
         call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names_of_arguments])  # type: ignore[attr-defined]
     dynamic = [arg for position, arg in enumerate(arguments) if position not in jitted.static_argnums]
     options: dict[str, Any] = {}
@@ -496,7 +803,7 @@ def _build(jitted: JittedFunction, configuration: Configuration, signature: Sign
     if placement.mesh is None:
         traced = wrapped.trace(*arguments)
     else:
-        with jax.set_mesh(placement.mesh):  # so that the function may speak of its axes by PartitionSpec alone
+        with jax.set_mesh(placement.mesh):  # so that the function may name its axes by PartitionSpec alone
             traced = wrapped.trace(*arguments)
     _refuse_effects(jitted, traced.jaxpr)
     warn_of_constants(jitted.name, traced, jitted.log)
@@ -536,7 +843,7 @@ def _is_none(value: object) -> bool:
 
 
 class _Described:
-    """Wraps a leaf of a signature, as a tuple is no leaf of a pytree."""
+    """Wraps a leaf of a signature, because JAX takes a tuple for a pytree and not for a leaf."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
@@ -571,3 +878,350 @@ def arguments_of(jitted: JittedFunction, signature: Signature) -> str:
 
 def _place(jitted: JittedFunction, signature: Signature) -> str:
     return f"while compiling node {jitted.name!r} for {jitted.placement} with ({arguments_of(jitted, signature)})"
+
+
+# The compile thread calls it with None to compile, or with the error that prevents that. It must not raise.
+Compilation: TypeAlias = Callable[[BaseException | None], None]
+
+
+class CompileThread(ThreadOwner):
+    """Runs compilations one after the other. It starts with the first of them, and ends with the last lease."""
+
+    def __init__(self) -> None:
+        self._ended: threading.Thread | None = None
+        self.begin_without_threads()
+        super().__init__()
+
+    def begin_without_threads(self) -> None:
+        """Begin without a thread and leases: at first, and in a process that was forked."""
+        self._lock = threading.Lock()
+        self._leases = 0
+        self._run: _Run | None = None
+
+    def acquire(self) -> None:
+        """Take a lease: until `release`, compilations may be submitted. Any thread may call this."""
+        with self._lock:
+            self._leases += 1
+
+    def submit(self, job: Compilation) -> None:
+        """Run a compilation on the thread.
+
+        Raises:
+            EngineClosedError: there is no lease.
+        """
+        with self._lock:
+            if self._leases == 0:
+                raise EngineClosedError("nothing can be compiled: the last Engine that uses devices was closed")
+            if self._run is None:
+                self._run = _Run()
+            self._run.compilations.put(job)
+
+    def release(self) -> None:
+        """Give a lease back. The last one fails the compilations that wait, and blocks until the running one has ended.
+
+        An event loop calls `arelease` instead.
+        """
+        thread = self._give_back(on_ended=None)
+        if thread is not None:
+            thread.join()
+
+    async def arelease(self) -> None:
+        """Do what `release` does, without blocking the loop; a cancellation is raised once the thread has ended."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        thread = self._give_back(on_ended=lambda: loop.call_soon_threadsafe(ended.set))
+        if thread is None:
+            return
+        try:
+            await until(ended.is_set, ended.wait)
+        finally:
+            thread.join()  # it has nothing left to do but return
+
+    def abandon(self) -> None:
+        """End all leases: the thread ends after the running compilation."""
+        with self._lock:
+            self._leases = 1
+        self._ended = self._give_back(on_ended=None)
+
+    def join(self) -> None:
+        """Block until the running compilation has ended; after `abandon`."""
+        if self._ended is not None:
+            self._ended.join()
+
+    def _give_back(self, on_ended: Callable[[], object] | None) -> threading.Thread | None:
+        with self._lock:
+            self._leases -= 1
+            if self._leases > 0 or self._run is None:
+                return None
+            run, self._run = self._run, None
+        run.end(on_ended)
+        return run.thread
+
+
+class _Run:
+    """A thread and its queue. The next thread may start before this one has ended."""
+
+    def __init__(self) -> None:
+        self.compilations: SimpleQueue[Compilation | _LastWord] = SimpleQueue()
+        self.thread = threading.Thread(target=_work, args=(self.compilations,), name="penstock-compile", daemon=False)
+        self.thread.start()
+
+    def end(self, on_ended: Callable[[], object] | None) -> None:
+        """Fail the compilations that wait; the running one still ends, and no other begins."""
+        waiting: list[Compilation] = []
+        try:
+            while not isinstance(job := self.compilations.get_nowait(), _LastWord):
+                waiting.append(job)
+        except Empty:
+            pass
+        self.compilations.put(_LastWord(on_ended))
+        for job in waiting:
+            job(EngineClosedError("closed before this was compiled"))
+
+
+class _LastWord:
+    """The last entry of the queue, which ends the thread."""
+
+    def __init__(self, on_ended: Callable[[], object] | None) -> None:
+        self.on_ended = on_ended
+
+
+def _work(compilations: "SimpleQueue[Compilation | _LastWord]") -> None:
+    while not isinstance(job := compilations.get(), _LastWord):
+        job(None)
+        del job  # so that an idle thread holds no program
+    if job.on_ended is not None:
+        try:
+            job.on_ended()
+        except RuntimeError:  # the loop is closed, so no task waits
+            pass
+
+
+# A node with buckets has ten programs (300 random lengths made 9). Two hundred and fifty-six are 25 such nodes. A
+# small program takes 0.4 MB of memory on a CPU, four layers of a network 0.6: a full cache holds 100 to 160 MB.
+DEFAULT_CAPACITY: Final = 256
+
+OnCompiled: TypeAlias = Callable[[Executable | BaseException], object]
+_Key: TypeAlias = tuple[Any, ...]
+# Leaves and structure of arguments.
+_Flat: TypeAlias = tuple[list[Any], Any]
+# Configuration, structure and types of the leaves of the last call of a function, and its program.
+_Usual: TypeAlias = tuple[Configuration, Any, list[Any], Executable]
+_IsWanted: TypeAlias = Callable[[], bool]
+_Waiter: TypeAlias = tuple[OnCompiled, Context | None, _IsWanted]
+
+
+class CompileCache:
+    """Holds at most `capacity` compiled programs, and drops those that were not used for the longest time.
+
+    The threads of devices call `find`; any thread may call the other methods. Compiling needs a lease.
+    """
+
+    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
+        """Begin empty, and without a thread.
+
+        Args:
+            capacity: the most programs to keep.
+
+        Raises:
+            ValueError: `capacity` is below 1.
+        """
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._held: dict[_Key, Executable] = {}
+        self._usual: dict[JittedFunction, _Usual] = {}  # a program that is held, for each function
+        self._waiting: dict[_Key, list[_Waiter]] = {}
+        self._uses = itertools.count(1)
+        self._thread = CompileThread()
+        metrics.opened(self)
+
+    def counters(self) -> Iterator[Reading]:
+        """Yield how often each program in the cache was found, for metrics; the rest is counted where it happens."""
+        for (jitted, *_), executable in list(self._held.items()):
+            yield _reading(names.METRIC_COMPILE_CACHE_HITS, jitted, executable.hits)
+
+    def levels(self) -> Iterable[Reading]:
+        """Return nothing: how many programs are held belongs to no node."""
+        return ()
+
+    def acquire(self) -> None:
+        """Take a lease: until it is given back, programs can be compiled."""
+        self._thread.acquire()
+
+    def release(self) -> None:
+        """Give a lease back. The last one fails compilations that wait, and blocks until the running one has ended."""
+        self._thread.release()
+
+    async def arelease(self) -> None:
+        """Give a lease back as `release` does, without blocking the event loop."""
+        await self._thread.arelease()
+
+    def find(self, jitted: JittedFunction, args: tuple[Any, ...], flat: _Flat | None = None) -> Executable | None:
+        """Return the program for a call; None if it was not compiled, or was evicted.
+
+        Args:
+            jitted: the function to call.
+            args: all of its arguments, static ones included.
+            flat: leaves and structure of `args`, if the caller knows them.
+
+        Raises:
+            TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
+        """
+        configuration = current()
+        # A call is nearly always like the last one, and comparing the two is faster than making a signature.
+        leaves, structure = flat or jax.tree.flatten(args)
+        types = None if jitted.static_argnums else types_of(leaves)
+        executable: Executable | None
+        usual = self._usual.get(jitted)
+        if usual is not None and usual[0] is configuration and usual[1] == structure and usual[2] == types:
+            executable = usual[-1]
+        else:
+            signature = signature_of(args, jitted.static_argnums, configuration, jitted)
+            executable = self._held.get((jitted, configuration, signature))
+            if executable is None:
+                return None
+        if types is not None:
+            with self._lock:
+                if executable.is_held:  # the last call's, as a program's results have the same type objects again
+                    self._usual[jitted] = configuration, structure, types, executable
+        executable.hits += 1
+        executable.used = next(self._uses)
+        return executable
+
+    def compile(
+        self,
+        jitted: JittedFunction,
+        args: tuple[Any, ...],
+        on_done: OnCompiled,
+        trace: Context | None = None,
+        is_wanted: _IsWanted = lambda: True,
+    ) -> None:
+        """Compile a program on the compile thread, under the configuration of the calling thread.
+
+        Callers of one program and signature share one compilation. A failure is not kept: the next call tries again.
+
+        Args:
+            jitted: the function to compile.
+            args: as in a call; the arrays are not kept. `jax.ShapeDtypeStruct`s may stand for them.
+            on_done: called with the executable, or with an error that no other caller gets, on the compile thread; or
+                at once, if the program was compiled meanwhile. It must not raise.
+            trace: the context with the sampled span that waits for it; None without one.
+            is_wanted: called on the compile thread when the turn of the program has come. If no caller wants the
+                program, it is not compiled, and `on_done` is called with a `DeviceError`.
+
+        Raises:
+            TypeError: an argument is neither an array nor static.
+            EngineClosedError: there is no lease.
+        """
+        configuration = current()
+        signature = signature_of(args, jitted.static_argnums, configuration, jitted)
+        key = jitted, configuration, signature
+        jitted.log.missed()
+        metrics.add([_reading(names.METRIC_COMPILE_CACHE_MISSES, jitted, 1)])
+        with self._lock:
+            executable = self._held.get(key)
+            if executable is None:
+                waiting = self._waiting.get(key)
+                if waiting is not None:
+                    waiting.append((on_done, trace, is_wanted))
+                    return
+                self._thread.submit(lambda refusal: self._compile(jitted, configuration, signature, refusal))
+                self._waiting[key] = [(on_done, trace, is_wanted)]
+                return
+        on_done(executable)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def _compile(
+        self, jitted: JittedFunction, configuration: Configuration, signature: Signature, refusal: BaseException | None
+    ) -> None:
+        outcome: Executable | BaseException
+        key = jitted, configuration, signature
+        if refusal is None and (left := self._left(key)):
+            for on_done, *_ in left:
+                _tell(on_done, DeviceError(f"{jitted.name!r} was not compiled: its callers had left"))
+            return
+        if refusal is not None:
+            outcome = refusal
+        else:
+            started = time.perf_counter()
+            with self._lock:
+                traces = [trace for _, trace, _ in self._waiting[key] if trace is not None]
+            try:
+                with (
+                    jax.profiler.TraceAnnotation(f"compile {jitted.name}"),  # its name in a profile that JAX takes
+                    spans.compiling(
+                        jitted.name, jitted.placement.name, lambda: arguments_of(jitted, signature), traces
+                    ),
+                ):
+                    outcome = build(jitted, configuration, signature)
+            except BaseException as error:  # noqa: BLE001 - the callers get every error, and this thread goes on
+                outcome = error
+            ended = time.perf_counter()
+            jitted.log.spent(ended - started)
+            metrics.add([_reading(names.METRIC_COMPILE_TIME, jitted, ended - started)])
+            collectors.device_worked(DeviceWork("compile", jitted.placement.name, jitted.name, started, ended))
+        evicted: list[tuple[JittedFunction, Executable]] = []
+        with self._lock:
+            waiting = self._waiting.pop(key)
+            if isinstance(outcome, Executable):
+                outcome.used = next(self._uses)
+                self._held[key] = outcome
+                outcome.is_held = True
+                evicted = self._evict()
+        if isinstance(outcome, Executable):
+            jitted.log.compiled(jitted, configuration, signature, outcome)
+            metrics.add([_reading(names.METRIC_COMPILE_PROGRAMS, jitted, 1)])
+            _let_go(evicted)
+        for number, (on_done, *_) in enumerate(waiting):
+            _tell(on_done, copy_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
+        del outcome  # an error refers to this frame
+
+    def _left(self, key: _Key) -> list[_Waiter]:
+        """Take out and return the waiters of a program if all of them have left; else return an empty list."""
+        with self._lock:
+            if any(is_wanted() for *_, is_wanted in self._waiting[key]):
+                return []
+            return self._waiting.pop(key)
+
+    def _evict(self) -> list[tuple[JittedFunction, Executable]]:
+        evicted: list[tuple[JittedFunction, Executable]] = []
+        while len(self._held) > self._capacity:
+            # One scan for each compilation, so that `find` has only a number to write.
+            key = min(self._held, key=lambda key: self._held[key].used)
+            executable = self._held.pop(key)
+            executable.is_held = False
+            if self._usual.get(key[0], (None,))[-1] is executable:
+                del self._usual[key[0]]
+            evicted.append((key[0], executable))
+        return evicted
+
+
+def _let_go(evicted: list[tuple[JittedFunction, Executable]]) -> None:
+    """Count the programs that were evicted, and free them before the callers of the new one get it."""
+    while evicted:
+        jitted, executable = evicted.pop()
+        jitted.log.dropped(executable)
+        metrics.add(
+            [
+                _reading(names.METRIC_COMPILE_CACHE_HITS, jitted, executable.hits),
+                _reading(names.METRIC_COMPILE_CACHE_EVICTIONS, jitted, 1),
+            ]
+        )
+
+
+def _reading(metric: str, jitted: JittedFunction, value: float) -> Reading:
+    return series(metric, (names.NODE, jitted.name)), value, None
+
+
+def _tell(on_done: OnCompiled, outcome: Executable | BaseException) -> None:
+    try:
+        on_done(outcome)
+    except Exception as error:  # noqa: BLE001 - the thread goes on for other callers
+        logs.warning("program.callback_failed", error=repr(error))
+
+
+# One for the process: a program never changes and costs seconds, and event loops may come and go.
+CACHE: Final = CompileCache()

@@ -1,4 +1,4 @@
-"""Contraction: one einsum, or several of which each reads the one before, computed in a good order."""
+"""Contraction: one einsum, or several einsums that read each other, computed in an order that costs little."""
 
 import inspect
 import math
@@ -19,10 +19,10 @@ _ELLIPSIS = "..."
 
 @dataclass(frozen=True)
 class Subscripts:
-    """What an einsum sums over, as NumPy writes it.
+    """The subscripts of an einsum, as NumPy writes them.
 
     Attributes:
-        inputs: for each operand its indices, with "..." for axes that have none.
+        inputs: the indices of each operand, with "..." for axes without an index.
         output: the indices of the result, in their order.
     """
 
@@ -35,10 +35,10 @@ class Subscripts:
 
         Args:
             text: the subscripts.
-            operands: how many there are.
+            operands: the number of operands.
 
         Raises:
-            ValueError: they are malformed, or are for another number of operands.
+            ValueError: the subscripts are malformed, or are for another number of operands.
         """
         given, arrow, output = text.replace(" ", "").partition("->")
         inputs = tuple(given.split(","))
@@ -95,17 +95,17 @@ _Path: TypeAlias = list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Contraction:
-    """An einsum as a function of its operands, some of which are einsums themselves.
+    """An einsum as a function of its operands, some of which may be einsums themselves.
 
-    Then all of them are one sum over many operands, and are computed in the order that opt_einsum finds: XLA computes
+    Then all of them are one sum over many operands, computed in the order that opt_einsum finds: XLA would compute
     products in the order in which they are written, and `(A @ A) @ v` costs 250 times as much as `A @ (A @ v)` at a
-    size of 500. The order as written is kept where the other would cost more operations, or larger values between; and
-    where one sum would not give the same: dtypes that differ are converted at each step, and an axis of length 1 that
-    is broadcast is one of another length further on.
+    size of 500. The written order is kept if the other one costs more operations or larger intermediate values, and if
+    one sum would give another result: dtypes that differ are converted at each step, and an axis of length 1 that is
+    broadcast has another length in the next step.
 
     Attributes:
-        subscripts: of the einsum.
-        inner: for each operand the einsum that gives it; None for one that is passed.
+        subscripts: the subscripts of the outermost einsum.
+        inner: for each operand the einsum that computes it; None for an operand that is passed.
     """
 
     subscripts: Subscripts
@@ -126,7 +126,7 @@ class Contraction:
         return Contraction(self.subscripts, tuple(inner))
 
     def __call__(self, *arrays: Any) -> Any:
-        """Compute it; the arrays are those of the innermost einsums, from left to right.
+        """Compute the einsum from the operands of the innermost einsums, which stand from left to right.
 
         Raises:
             ValueError: shapes do not fit the subscripts.
@@ -143,7 +143,7 @@ class Contraction:
 
     @cached_property
     def _merged(self) -> str:
-        """The subscripts of all as one."""
+        """The subscripts of all einsums as one sum."""
         fresh = count()
         output = tuple([next(fresh) for _ in self.subscripts.output])
         terms = ["".join(map(get_symbol, term)) for term in self._terms(output, fresh)]
@@ -182,7 +182,7 @@ class Contraction:
         return _Written(shape, cost, largest)
 
     def _sizes(self, shapes: Sequence[_Shape]) -> dict[str, set[int]]:
-        """Return the lengths of the axes of each index: one, and 1 where that is broadcast."""
+        """Return the lengths of the axes that have each index: one length, and also 1 if an axis is broadcast."""
         sizes: dict[str, set[int]] = {}
         problem = ""
         for number, (term, shape) in enumerate(zip(self.subscripts.inputs, shapes, strict=True), 1):
@@ -205,12 +205,12 @@ class Contraction:
 
 @dataclass(frozen=True)
 class _Written:
-    """The result of an einsum.
+    """The result of an einsum in the written order.
 
     Attributes:
         shape: its shape; None if it is not known, because axes have no index.
         cost: operations that it takes, by opt_einsum's count; None where it is no plain sum of products.
-        largest: elements of the largest array that is made for it.
+        largest: number of elements of the largest array that it needs.
     """
 
     shape: _Shape | None
@@ -225,8 +225,8 @@ def _search(subscripts: str, shapes: Sequence[Any], largest: int | None = None) 
 
 
 def _path(subscripts: str, shapes: Sequence[_Shape], cost: float, largest: int) -> _Path | None:
-    """Return an order that costs at most as many operations, and no larger values between; None if none was found."""
+    """Return an order that needs no more operations and no larger intermediate values; None if none was found."""
     path, found = _search(subscripts, shapes, largest)
-    # Where nothing keeps to the limit, opt_einsum leaves the last operands to one step, which JAX has not.
+    # If no order keeps to the limit, opt_einsum joins all remaining operands in one step, which JAX cannot do.
     is_binary = all(len(step) <= 2 for step in path)
     return path if is_binary and found.opt_cost <= cost else None

@@ -34,9 +34,9 @@ def actor(device: "str | Device | DeviceMesh | jax.sharding.Mesh", /) -> "Device
 class DeviceActor:
     """A device or mesh for code that keeps its own state there: parameters, an optimizer's state, a cache.
 
-    Made by `penstock.devices.actor`. Functions run in the order of the calls; several are in flight. Nothing is
-    compiled, dispatched or waited for on the event loop. Inside of a node it belongs to the Engine that runs the node,
-    and takes turns with the device nodes there; outside, to the default Engine.
+    Made by `penstock.devices.actor`. Functions run in the order of the calls; several are in flight. The event loop
+    neither compiles nor dispatches, and never blocks. Inside of a node it belongs to the Engine that runs the node, and
+    takes turns with the device nodes there; outside, to the default Engine.
     """
 
     def __init__(self, device: Any) -> None:
@@ -56,9 +56,9 @@ class DeviceActor:
         with each call, as one place in a loop always does the same; bind the function twice to do both.
 
         Args:
-            fn: as of `run`.
-            donate_argnums: as of `run`.
-            ready: as of `run`.
+            fn: see `run`.
+            donate_argnums: see `run`.
+            ready: see `run`.
         """
         return BoundFunction(self._function(self._device, fn, donate_argnums, ready))
 
@@ -70,8 +70,8 @@ class DeviceActor:
         It is compiled when it is called with new shapes or dtypes, so pass the same function each time, not a new
         lambda.
 
-        What donates is not interrupted once it has begun on the device: a cancellation that comes later waits for the
-        result, which the caller gets, and is raised where the caller waits next. One that comes before is raised at
+        A call that donates is not interrupted once the device has begun with it: after that, a cancelled caller gets
+        the result, and the cancellation is raised where the caller waits next. A cancellation before that is raised at
         once, and nothing was donated. So `self.state = await actor.run(step, self.state, donate_argnums=(0,))` always
         leaves a state that can be used.
 
@@ -79,7 +79,8 @@ class DeviceActor:
             fn: plain JAX.
             *args: arrays of JAX or NumPy, scalars, and pytrees of them.
             donate_argnums: positions of the arguments whose memory the result may take; they cannot be used again.
-            ready: wait until the result is there. Without, it is an array that will be, for the next call.
+            ready: whether to wait until the result is computed; if not, the result is an array to pass to the next
+                call.
 
         Returns:
             What the function returns, on the device.

@@ -15,25 +15,27 @@ Buckets: TypeAlias = Literal["powers_of_two"] | tuple[int, ...]
 
 @dataclass(frozen=True)
 class DeviceBatch(Batch):
-    """A `penstock.Batch` for device nodes, which also says what arrays are padded to.
+    """A `penstock.Batch` for device nodes, with the sizes and lengths that arrays are padded to.
 
     Arrays of different lengths are stacked if `pad_axes` names their parameter. They are padded with zeros to the next
-    of `length_buckets`, and a mask tells the function what is real: an array of bool of the padded lengths, True where
-    there is an element of the item. So the function has a parameter `<name>_mask=None` for each padded parameter
+    of `length_buckets`, and a mask tells the function which elements are real: an array of bool of the padded lengths,
+    True for each element of the item. So the function has a parameter `<name>_mask=None` for each padded parameter
     `<name>`, behind those that callers pass; if only one is padded, it may be called `mask`. The mask is None when the
     function is called by itself, for one item as it is. Results that keep a padded axis have its padded length.
 
     Args:
         max_size: the most items in one batch; "auto" is what `devices.fit` recommends for the node's `sample_input=`,
             found out at warm-up or before the first call.
-        max_wait_seconds: how long the first item of a batch waits for others; 0 takes what is there.
-        max_queue: items that may wait beside those of the next batch; more are refused with `Overloaded`. None: their
-            callers wait.
-        buckets: sizes in ascending order that a batch is padded to, and `max_size`; each is a program.
+        max_wait_seconds: how long the first item of a batch waits for further items, in seconds; with 0, a batch has
+            the items that are waiting already.
+        max_queue: how many items may wait in addition to those of the next batch; further items are refused with
+            `Overloaded`. None: all callers wait.
+        buckets: the sizes that a batch is padded to, in ascending order; `max_size` is always one of them. Each size
+            needs a program.
         pad_axes: by name of the parameter: the axis, or axes, whose length differs from item to item, counted from 0 in
-            the array of one item. Where an argument holds several arrays, all have the same length there.
-        length_buckets: lengths in ascending order that those axes are padded to; longer items fail alone. The powers of
-            two begin at 8.
+            the array of one item. If an argument holds several arrays, all need the same length there.
+        length_buckets: the lengths that those axes are padded to, in ascending order; an item that is longer fails
+            alone. The powers of two begin at 8.
 
     Raises:
         OptionsError: an argument has a value that it does not accept.
@@ -41,7 +43,7 @@ class DeviceBatch(Batch):
 
     _: KW_ONLY
     buckets: Buckets = "powers_of_two"
-    # Equal batches have equal hashes without it, and mappings have none.
+    # Left out of the hash: a mapping has none, and equal batches have equal hashes without it.
     pad_axes: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict[str, Any], hash=False)
     length_buckets: Buckets = "powers_of_two"
 
@@ -89,13 +91,13 @@ _DEVICE_BATCH_FIELDS: Final = {
 
 
 def on_device(batch: Batch | None) -> DeviceBatch | None:
-    """Return what a batch of a device node looks like, if it says no more than `penstock.Batch` does."""
+    """Return the batch of a node as a `DeviceBatch`, with the defaults for what `penstock.Batch` does not say."""
     if batch is None or isinstance(batch, DeviceBatch):
         return batch
     return DeviceBatch(**{each.name: getattr(batch, each.name) for each in fields(batch)})
 
 
-# Below it, a program and a batch of its own for each of 1, 2 and 4 costs more than at most 7 elements of padding.
+# Programs and batches of their own for lengths of 1, 2 and 4 would cost more than at most 7 elements of padding.
 SHORTEST_LENGTH = 8
 
 
@@ -103,8 +105,8 @@ def batch_sizes(batch: DeviceBatch, multiple: int = 1) -> tuple[int, ...]:
     """Return the sizes that batches are padded to, in ascending order; the last one holds `max_size` items.
 
     Args:
-        batch: which sizes.
-        multiple: what each has to be a multiple of: the devices that share the rows of a batch.
+        batch: the batch of a node.
+        multiple: each size is a multiple of this: the number of devices that share the rows of a batch.
     """
     largest = batch.max_size
     assert largest != "auto"  # by now it is known

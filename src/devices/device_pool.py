@@ -16,11 +16,9 @@ from ..engine.engine import default_engine
 from ..engine.nesting import pools_around
 from ..telemetry import spans
 from ..telemetry.profiling import collectors
-from .arguments import parameter_names, size_on_host
-from .compile_cache import CACHE
-from .compiling import CompileLog, JittedFunction
+from .arguments import is_device_array, parameter_names, size_on_host
+from .compiling import CACHE, CompileLog, JittedFunction
 from .engine_device import DeviceCall, EngineDevice
-from .executable import is_device_array
 from .jax_import import is_device, start_backends
 from .selection import following, select
 from .shardings import Placement
@@ -34,8 +32,8 @@ class DevicePool:
     """The devices that one Engine uses; one is opened when it is first used.
 
     Attributes:
-        placed: the nodes that run there, by what tells them apart.
-        fitting: held while sizes of batches are tried, one node after the other.
+        placed: the nodes that run there, by a key that tells them apart.
+        fitting: a lock; the node whose sizes of batches are tried holds it.
     """
 
     def __init__(self) -> None:
@@ -64,7 +62,7 @@ class DevicePool:
             DeviceError: there is no such device, or there are fewer.
             EngineClosedError: the Engine was closed.
         """
-        # The first use of JAX takes seconds: it is loaded, and looks for devices.
+        # The first use takes seconds: JAX is imported, and looks for devices.
         found = self._opening.get((device, replicas)) or self._find(device, replicas)
         await asyncio.wait([found])  # a caller that is cancelled leaves the search to the others
         if (error := found.exception()) is not None:
@@ -101,7 +99,7 @@ class DevicePool:
         def work() -> None:
             try:
                 self._mailbox.post(found.set_result, placements_of(device, replicas))
-            except BaseException as error:  # noqa: BLE001 - it belongs to the callers
+            except BaseException as error:  # noqa: BLE001 - the callers get it
                 self._mailbox.post(found.set_exception, error)
 
         def is_over(_: "asyncio.Future[list[Placement]]") -> None:
@@ -117,7 +115,7 @@ class DevicePool:
 
 
 def placements_of(device: Any, replicas: int) -> list[Placement]:
-    """Return a device, as `select` names it, and those that follow it; on a thread, as it may start JAX.
+    """Return a device, as `select` names it, and those that follow it; for a thread, because this may start JAX.
 
     Raises:
         DeviceError: there is no such device, or there are fewer.
@@ -129,18 +127,18 @@ def placements_of(device: Any, replicas: int) -> list[Placement]:
     return [Placement.of_device(one) for one in following(found, replicas)]
 
 
-# What is made anew for each call is told apart from a new shape because all of them share it.
+# All functions share one log, which so can tell a function that is made anew for each call from a new shape.
 _LOG = CompileLog()
 
 
 class DeviceFunction:
-    """A function as `devices.actor` runs it: on a device of the Engine around a call, or of the default one.
+    """A function that `devices.actor` runs: on a device of the Engine in which it is called, or of the default one.
 
     Args:
-        device: which one.
+        device: the device, as `select` takes it.
         fn: the function.
         donate_argnums: positions of the arguments whose memory the result may take.
-        ready: whether a call waits until its result is there.
+        ready: whether a call waits until its result is computed.
     """
 
     __slots__ = ("_device", "_donate_argnums", "_fn", "_jitted", "_ready")
@@ -153,7 +151,7 @@ class DeviceFunction:
         self._jitted: JittedFunction | None = None  # for the device of the last call
 
     async def call(self, args: tuple[Any, ...]) -> Any:
-        """Run it."""
+        """Run the function with these arguments."""
         pools = pools_around() or default_engine()._runtime.pools
         pool = pools.other(DevicePool, DevicePool)
         (device,) = pool.opened(self._device) or await pool.open(self._device)
@@ -169,9 +167,9 @@ class DeviceFunction:
 
 
 def _kept(args: tuple[Any, ...], mesh: Any) -> "tuple[Any, ...] | None":
-    """Return how arguments that are on the mesh already are split there, as a structure and its specs.
+    """Return the structure of the arguments and their specs, if some are split over the mesh already.
 
-    None where nothing is split: then all arguments are copied to every device.
+    None if none is: then all arguments are copied to every device.
     """
     leaves, tree = jax.tree.flatten(args)
     shardings = [leaf.sharding if is_device_array(leaf) else None for leaf in leaves]
@@ -182,7 +180,7 @@ def _kept(args: tuple[Any, ...], mesh: Any) -> "tuple[Any, ...] | None":
     return (tree, specs) if any(spec is not None for spec in specs) else None
 
 
-# Two hundred functions are more than a program has; what is made anew for each call must not pile up.
+# Few programs have two hundred functions, and functions that are made anew for each call must not pile up.
 @lru_cache(maxsize=256)
 def _jitted(
     fn: Callable[..., Any], placement: Placement, donate_argnums: tuple[int, ...], kept: "tuple[Any, ...] | None"

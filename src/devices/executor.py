@@ -9,11 +9,10 @@ from weakref import WeakSet
 from .._errors import DeviceError, PlanError
 from ..telemetry import spans
 from .arguments import Arguments, holds_array, on_host, unwrapped
-from .batches import BatchCallQueue, BatchLog
 from .compiling import CompileLog, JittedFunction
 from .device_batch import DeviceBatch, batch_sizes
 from .device_pool import DevicePool
-from .engine_device import AHEAD, CallQueue, DeviceCall, EngineDevice, SingleCallQueue, share
+from .engine_device import AHEAD, BatchCallQueue, BatchLog, CallQueue, DeviceCall, EngineDevice, SingleCallQueue, share
 from .parameters import SameParameters, check_same_shapes
 from .selection import AUTO
 from .shardings import Placement, Specs

@@ -18,13 +18,12 @@ from ..telemetry.rendered import Rendered
 from ..telemetry.tables import Column, Table, count, milliseconds, rate, scaled
 from .arguments import on_host
 from .benchmarking import quartiles
-from .compile_cache import CACHE
+from .compiling import CACHE, Executable
 from .device_batch import DeviceBatch
 from .device_pool import DevicePool
+from .dispatch import is_out_of_memory
 from .engine_device import DeviceCall, EngineDevice, SingleCallQueue
-from .executable import Executable
 from .executor import DeviceExecutor
-from .jobs import is_out_of_memory
 from .machine import read_free_memory, read_resident_memory
 from .platform_status import Status, status
 from .selection import AUTO

@@ -38,10 +38,10 @@ class RegionCall:
 
     Attributes:
         source: the number of its value.
-        name: of its node.
+        name: name of its node.
         location: "file:line" of the call.
         fn: the function.
-        call: calls it with one argument for each parameter.
+        call: calls the function with one argument for each parameter.
         executor: of its node.
         names: of its parameters.
         static: positions of its static arguments.
@@ -60,19 +60,19 @@ class RegionCall:
 
     @property
     def identity(self) -> Hashable:
-        """What is equal for members of equal regions."""
+        """A key: members of equal regions have equal keys."""
         return self.name, self.location, self.fn, tuple(map(key, self.templates))
 
 
 class Inputs:
-    """What a region takes from outside: equal values once.
+    """The values that a region takes from outside; equal values are taken once.
 
     Inside of it, the values of members are numbered from 0, and those from outside from -1 downwards.
 
     Attributes:
-        templates: of the values, outside.
-        names: of the parameters.
-        static: those that are static.
+        templates: templates of the values, outside.
+        names: names of the parameters.
+        static: the parameters that are static.
     """
 
     def __init__(self, members: Sequence[RegionCall]) -> None:
@@ -89,7 +89,7 @@ class Inputs:
         return tuple(itertools.compress(self.names, self._is_shared))
 
     def have_rows(self, resource_sources: Set[int]) -> bool:
-        """Return whether a batch has rows of any of them, given the numbers of the values that are resources."""
+        """Return whether any value has a row for each call of a batch, given the numbers of resources."""
         return any(
             name not in (*self.static, *self.shared) and not is_known(template, resource_sources)
             for name, template in zip(self.names, self.templates, strict=True)
@@ -132,7 +132,7 @@ class Inputs:
             self.names.append(self._free(name))
             self.static += [self.names[-1]] * is_static
             self._is_shared.append(is_shared)
-        self._is_shared[index] &= is_shared  # one that takes it with rows is enough: shared, it may be all there is
+        self._is_shared[index] &= is_shared  # rows for one member are rows for all: shared, no argument might have any
         return Read(-1 - index)
 
     def _free(self, name: str) -> str:
@@ -141,7 +141,7 @@ class Inputs:
 
 
 def as_arrays(value: Any) -> Any:
-    """Return a result as the next program would get it: NumPy's arrays, and numbers, as JAX's, in new containers."""
+    """Return a result as the next program would get it: with arrays of JAX for those of NumPy and for numbers."""
 
     def as_array(leaf: Any) -> Any:
         return leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf)
@@ -149,12 +149,12 @@ def as_arrays(value: Any) -> Any:
     return jax.tree.map(as_array, value)
 
 
-# Graphs that are traced again, or have the same part, have the same regions, and their programs need no compiling.
+# Graphs that are traced again, or share a part, have the same regions, whose programs are compiled once.
 _known: "WeakValueDictionary[Hashable, Node[..., Any]]" = WeakValueDictionary()
 
 
 def static_templates(step: Step) -> tuple[Template, ...]:
-    """Return the templates of what a call of a device node is compiled for."""
+    """Return the templates of the static arguments of a call of a device node."""
     if not _executor(step).options.static:
         return ()
     member = _member(step)
@@ -212,7 +212,7 @@ def _member(step: Step) -> RegionCall:
     executor = _executor(step)
     fn, arguments = executor.fn, executor.arguments(frozenset())
     bound = arguments.bind(step.args, dict(step.kwargs))
-    # What is not passed has its default.
+    # A parameter that is not passed has its default.
     templates = tuple([one if isinstance(one, Constant | Read | Container) else Constant(one) for one in bound])
     return RegionCall(
         step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values), executor,
@@ -318,7 +318,7 @@ def _composed(members: Sequence[RegionCall], names: Sequence[str]) -> Callable[.
         for index, (member, arguments) in enumerate(calls):
             try:
                 values[index] = as_arrays(member.call(arguments(values)))
-            except Exception as error:  # whatever the function raises
+            except Exception as error:  # any error of the function
                 error.add_note(f"in node {member.name!r}, called at {member.location}")
                 raise
         return values[count_of_members - 1]
@@ -334,10 +334,10 @@ def _joined(names: Iterable[str]) -> str:
     return " → ".join(name if length == 1 else f"{name} ×{length}" for name, length in runs)
 
 
-# The most nodes of one region. Time to compile grows with it, and all of it passes before the first result: 50 nodes
-# took 1.5 to 3.7 times as long as one of them alone (sin, three elementwise operations, a dot product, a layer of a
-# network; JAX 0.10.1 on two CPU cores, 30-70 ms when these are idle), 200 took 3.3 to 8.4 times as long. What a larger
-# region could still save is one call of the device in 50.
+# The most nodes of one region. Time to compile grows with it, and the first result waits for all of it: 50 nodes took
+# 1.5 to 3.7 times as long as one of them alone (sin, three elementwise operations, a dot product, a layer of a network;
+# JAX 0.10.1 on two CPU cores, 30-70 ms when these are idle), 200 took 3.3 to 8.4 times as long. A larger region could
+# save at most one call of the device in 50.
 MAX_NODES: Final = 50
 
 _PLAIN: Final = Policy(pure=True)
@@ -345,11 +345,11 @@ _Chain: TypeAlias = tuple[Step, ...]
 
 
 def fuse_regions(draft: Draft) -> tuple[Draft, PassReport]:
-    """Make one device node of adjacent pure ones that run in the same place, where nothing else reads between them.
+    """Make one device node of adjacent pure ones that run in the same place, if no other step reads between them.
 
-    A region has one value that leaves it: that of its last step, and all readers of the others are inside. So it can
-    have no path that leaves it and comes back, and fusing makes no cycle. A node is left out of a region that waits for
-    something the node itself does not wait for: by itself, it may run meanwhile.
+    One value leaves a region, that of its last step; all readers of the other values are inside. So no path leaves a
+    region and comes back, and fusing makes no cycle. If a region waits for a step that a node does not wait for, the
+    node is left out: by itself, it may run meanwhile.
     """
     survey = _Survey(draft)
     steps: list[_Chain] = []
@@ -358,7 +358,7 @@ def fuse_regions(draft: Draft) -> tuple[Draft, PassReport]:
         region = survey.region_of[index]
         if region is None or len(region.members) == 1:
             steps.append(chain)
-        elif index == region.members[0]:  # its last step, where all that it reads is there
+        elif index == region.members[0]:  # its last step: before it, all values that it reads are made
             members = survey.steps(region)
             node, arguments = region_node(members)
             last = members[-1]
@@ -373,8 +373,8 @@ class _Region:
     """Steps that become one program.
 
     Attributes:
-        kind: what they have in common.
-        waits_for: what each of them waits for.
+        kind: a key that they have in common.
+        waits_for: the steps that each of them waits for, as the bits of a number.
         members: indexes of the steps, the last one first.
     """
 
@@ -387,7 +387,7 @@ class _Survey:
     """Finds the regions of a draft, in time that is linear in its steps.
 
     Attributes:
-        region_of: for each step the region that it is in; None for what is not fused.
+        region_of: for each step the region that it is in; None for a step that is not fused.
     """
 
     def __init__(self, draft: Draft) -> None:
@@ -408,7 +408,7 @@ class _Survey:
         return tuple(self._alone)
 
     def _kind(self, chain: _Chain) -> Hashable | None:
-        """Return what is equal for all steps of a region with this one; None if it joins no region."""
+        """Return a key that all steps of a region have in common; None if the step joins no region."""
         callee = chain[0].callee
         executor = callee._runs_in if is_node(callee) else None
         if not is_node(callee) or not isinstance(executor, DeviceExecutor):
@@ -423,8 +423,8 @@ class _Survey:
     def _find_waits(self) -> list[int]:
         """Return for each step the set of those before it that cannot be in its region, as the bits of a number.
 
-        What one device computes it computes one after the other, so there is nothing to gain from beginning early with
-        what waits only for other nodes of the same kind.
+        A device computes one program after the other, so a step that waits only for other nodes of the same kind gains
+        nothing by beginning early.
         """
         waits: list[int] = []
         produced: dict[int, tuple[Hashable | None, int, int]] = {}  # kind, what it waits for, its own bit
@@ -453,7 +453,7 @@ class _Survey:
             for source in _reads(chain):
                 if into.setdefault(source, region) is not region:
                     into[source] = escapes
-            if kind is not None:  # what a program is compiled for cannot be computed by a part of it
+            if kind is not None:  # a part of a program cannot compute a value that it is compiled for
                 into.update((read.source, escapes) for read in reads(*static_templates(chain[0])))
 
     def _leave_out_what_has_no_rows(self, resource_sources: Set[int]) -> None:

@@ -1,4 +1,4 @@
-"""Projection: a planning pass that has programs give what is read of their results."""
+"""Projection: a planning pass that has programs return those parts of their results that are read."""
 
 import dataclasses
 import functools
@@ -23,12 +23,12 @@ _Part: TypeAlias = Callable[[Any], Any]
 
 
 def giving_node(step: Step, paths: Sequence[Path]) -> "Node[..., Any]":
-    """Return the node of a step with another result: parts of the present one.
+    """Return the node of a step, with parts of its present result as its result.
 
     Args:
         step: a call of a device node.
-        paths: where in the present result that is: a tuple of all of them; of one, that itself. The first is the whole
-            if the node has `out_specs`.
+        paths: where those parts are in the present result. The node returns a tuple of them, or the only one itself.
+            The first is the whole result if the node has `out_specs`.
     """
     node = step.callee
     assert is_node(node)
@@ -67,7 +67,7 @@ def _part(paths: Sequence[Path], name: str) -> _Part:
         for one, read in readers:
             try:
                 found.append(read(values))
-            except Exception as error:  # whatever has no such item raises
+            except Exception as error:  # any error of a value that has no such item
                 error.add_note(f"while taking {one} of the result of node {name!r}")
                 raise
         return tuple(found) if len(found) > 1 else found[0]
@@ -76,7 +76,7 @@ def _part(paths: Sequence[Path], name: str) -> _Part:
 
 
 def _fallback(fallback: Callable[[Exception], Any], part: _Part) -> Callable[[Exception], Any]:
-    """Return a fallback of whose result the same parts are taken."""
+    """Return a fallback that returns the same parts of the present fallback's result."""
 
     async def given(error: Exception) -> Any:
         value = fallback(error)
@@ -85,15 +85,16 @@ def _fallback(fallback: Callable[[Exception], Any], part: _Part) -> Callable[[Ex
     return given
 
 
-# The item in `g(f(x)[0])` is there if `f` gives a tuple. Of an array it is a computation, and its reader would
-# dispatch that on the event loop, and the first time also compile it there. So the program of `f` gives the item.
+# If `f` returns a tuple, the item in `g(f(x)[0])` exists already. If `f` returns an array, the item is a computation:
+# its reader would dispatch that on the event loop, and compile it there the first time. So the program of `f` returns
+# the item.
 
-# Attributes of an array that are computed from it; the others tell about it.
+# Attributes of an array that are computed from its elements; the others describe it.
 _COMPUTED: Final = frozenset(["T", "mT", "real", "imag"])
 
 
 def give_items(draft: Draft) -> tuple[Draft, PassReport]:
-    """Have programs of device nodes give what is read of their results, where to take it may be a computation."""
+    """Have programs of device nodes return those parts of their results that are read and may be computations."""
     items = _find_items(draft)
     if not items:
         return draft, PassReport("items", 0, 0)
@@ -114,15 +115,15 @@ def give_items(draft: Draft) -> tuple[Draft, PassReport]:
 
 
 class _Items:
-    """Which parts of the result of a device node are read.
+    """The parts of the result of a device node that are read.
 
     Args:
-        hint: its annotation.
-        found: all that reads it.
-        with_whole: whether the program has to give it as a whole, too.
+        hint: annotation of the result.
+        found: all reads of it.
+        with_whole: whether the program has to return the whole result, too.
 
     Attributes:
-        paths: what the program gives: a tuple of these; of one, that itself.
+        paths: the parts that the program returns: a tuple of them, or the only one itself.
         are_computed: whether any may be a computation.
     """
 
@@ -137,7 +138,7 @@ class _Items:
         self.are_computed = any(self.paths)
 
     def replaced(self, read: Read) -> Read:
-        """Return a read that finds the same in what the program gives."""
+        """Return a read that finds the same part in the new result of the program."""
         path = self._computed(read)
         there: Path = () if len(self.paths) == 1 else (("item", self._positions[_key(path)]),)
         return Read(read.source, there + read.path[len(path) :], str(read))
@@ -157,7 +158,7 @@ class _Items:
 
 
 def _find_items(draft: Draft) -> dict[int, _Items]:
-    """Return the parts that programs are to give, by the number of the value."""
+    """Return the parts that programs are to return, by the number of the value."""
     found: defaultdict[int, list[Read]] = defaultdict(list)
     for read in chain(*[step.reads() for members in draft.steps for step in members], reads(draft.result)):
         found[read.source].append(read)
@@ -169,8 +170,8 @@ def _find_items(draft: Draft) -> dict[int, _Items]:
             continue
         options = executor.options
         if options.batch is not None:
-            continue  # rows of NumPy, whose items are views
-        with_whole = options.donate or options.out_specs is not None  # both are about the result as it is
+            continue  # its results are rows of NumPy, whose items are views
+        with_whole = options.donate or options.out_specs is not None  # both options describe the whole result
         one = _Items(callee._result_annotation(), found[source], with_whole=with_whole)
         if one.are_computed:
             items[source] = one

@@ -56,9 +56,9 @@ class Placement:
         """Return `value` with the sharding of each leaf in its place.
 
         Args:
-            specs: a prefix of its structure.
-            value: a pytree of arrays, or of what has a shape.
-            name: what to call it in an error.
+            specs: a prefix of the structure of `value`.
+            value: a pytree of arrays, or of objects with a shape.
+            name: the name of `value` in an error.
 
         Raises:
             ValueError: `specs` is no prefix of the structure, or splits an axis into parts of different sizes.
@@ -93,7 +93,7 @@ def mesh_name(mesh: Mesh) -> str:
 
 
 def spec_text(spec: PartitionSpec) -> str:
-    """Return a spec as one writes it."""
+    """Return a spec as it is written in code."""
     return f"P({', '.join(map(repr, cast('Any', spec)))})"
 
 
@@ -162,13 +162,13 @@ class Specs:
         return self._by_name.get(name)
 
     def of_mask(self, name: str) -> PartitionSpec | None:
-        """Return the spec of the mask of a parameter: its rows lie with those of the parameter."""
+        """Return the spec of the mask of a parameter: its rows are split as those of the parameter are."""
         leaves: list[Any] = jax.tree.leaves(self.of(name), is_leaf=_is_spec_or_sharding)
         first = next((entry for spec in leaves for entry in _entries(spec)[:1]), None)
         return None if first is None else cast("Any", PartitionSpec)(first)
 
     def row_multiple(self, stacked: Iterable[str]) -> int:
-        """Return what the rows of a batch have to be a multiple of, so that they can be split.
+        """Return the number of which the rows of a batch have to be a multiple, so that they can be split.
 
         Args:
             stacked: the parameters that have a row for each item.
@@ -181,7 +181,7 @@ class Specs:
         """Refuse shardings over other devices than those of the node.
 
         Raises:
-            TypeError: there is one.
+            TypeError: a spec has such a sharding.
         """
         for mesh in self._meshes:
             if mesh != placement.mesh:

@@ -1,4 +1,4 @@
-"""What the programs and the batches of a node have cost."""
+"""Statistics of a node's programs and batches: what `compile_statistics()` and `batch_statistics()` return."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from ..telemetry.text import printable
 
 @dataclass(frozen=True, slots=True)
 class Recompilation:
-    """One reason why a node was compiled again, told against the most similar earlier program.
+    """One reason why a node was compiled again, compared with the most similar earlier program.
 
     Attributes:
-        program: number of the program that this explains, the node's first being 1. One program may have several
+        program: number of the program that this explains; the first one of the node has 1. One program may have several
             reasons.
-        argument: name of the argument, with the path inside it: `batch['tokens']`; empty where it is none.
+        argument: name of the argument, with the path inside it: `batch['tokens']`; empty if the reason is no argument.
         cause: "shape", "dtype", "weak type", "structure", "static value", "resource", "constant", "configuration",
             "function", "eviction".
         before: what the earlier program was compiled for.
         after: what this one was compiled for.
-        remedy: what to change if this was not meant; empty for the sizes that the buckets of a `DeviceBatch` mean.
+        remedy: what to change if this was not intended; empty for sizes that the buckets of a `DeviceBatch` ask for.
     """
 
     program: int
@@ -35,13 +35,13 @@ class Recompilation:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Arguments that lay elsewhere and were moved for calls: what a mismatch between two nodes costs.
+    """How often an argument was moved for a call, because it was elsewhere: the cost of a mismatch between two nodes.
 
     Attributes:
         argument: name of the argument, with the path inside it.
-        source: where it lay: "cpu:0", or "mesh(data=4) P('data')".
+        source: where it was: "cpu:0", or "mesh(data=4) P('data')".
         destination: where the node takes it.
-        count: how often.
+        count: how often it was moved.
     """
 
     argument: str
@@ -55,18 +55,18 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class CompileStatistics:
-    """What the programs of a node have cost.
+    """How many programs a node has, and what they have cost.
 
     A program that a node shares with others, because the planner made one region of them, counts for each of them.
 
     Attributes:
         programs: compiled programs held now.
-        hits: calls whose program was there.
+        hits: calls that found their program compiled.
         misses: calls that waited for a compilation, also one that another call had begun.
         seconds: time spent tracing, lowering and compiling.
         evictions: programs dropped because the process held too many.
-        transfers: arguments that lay elsewhere, on another device or in another sharding, and were moved for a call.
-        directions: which those were, from where and to where; the most frequent first.
+        transfers: arguments that were on another device or had another sharding, and were moved for a call.
+        directions: those transfers by argument, source and destination; the most frequent first.
         recompilations: why there is more than one program, the last hundred or so reasons.
     """
 
@@ -81,7 +81,7 @@ class CompileStatistics:
 
     @classmethod
     def _total(cls, parts: "Sequence[CompileStatistics]") -> "CompileStatistics":
-        """Return the sum of several."""
+        """Return the sum of several statistics."""
         return cls(
             programs=sum(part.programs for part in parts),
             hits=sum(part.hits for part in parts),
@@ -96,12 +96,12 @@ class CompileStatistics:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """What the batches of a node held.
+    """How large the batches of a node were, and how much of them was padding.
 
     Attributes:
-        batches: batches that ran, those too that were tried again in parts.
-        calls: rows that were calls.
-        rows: rows, with those of padding.
+        batches: batches that ran; those that failed and the parts in which they ran again count, too.
+        calls: rows that stood for calls.
+        rows: all rows, with those of padding.
         real_elements: elements of the arrays of the calls.
         elements: elements of the arrays of the batches, with those of padding.
     """

@@ -3,7 +3,7 @@
 A matrix product that is followed by a sum, with a constant of equal elements, gives NaN or garbage (public reports: jax
 issues 39103, 39257 and 40412). JAX's option for these fusions leaves them out when it is empty. Every program that
 Penstock itself compiles for a CPU gets the option; where Penstock starts JAX's backends, all others get it as well,
-through `XLA_FLAGS`. On any other version nothing is done.
+through `XLA_FLAGS`. With any other version of JAX, Penstock leaves everything as it is.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from typing import Any, Final
 from .._errors import DeviceError
 from ..telemetry import logs
 
-# Versions of jaxlib, which is what compiles. Each was tried; 0.10.1 and all before it are right.
+# Versions of jaxlib, which has the compiler. Each was tried; 0.10.1 and all before it compute the right values.
 WRONG_JAXLIBS: Final = {"0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.0.1"}
 # Read from the environment once: "0" leaves JAX as it is.
 OPTION: Final = "PENSTOCK_AVOID_WRONG_FUSIONS"
@@ -38,21 +38,21 @@ def is_switched_off() -> bool:
 
 
 def is_avoided() -> bool:
-    """Return whether the JAX that is loaded computes wrong values, and Penstock compiles so that it does not."""
+    """Return whether the JAX that is loaded has these fusions, and Penstock compiles without them."""
     jaxlib: Any = importlib.import_module("jaxlib.version")
     return jaxlib.__version__ in WRONG_JAXLIBS and not is_switched_off()
 
 
 def compiler_options(platform: str) -> dict[str, str] | None:
-    """Return what a program of Penstock's own is compiled with on a platform; None for what JAX has chosen."""
+    """Return the options that Penstock compiles its own programs with on a platform; None for those of JAX."""
     return {XLA_OPTION: ""} if platform == "cpu" and is_avoided() else None
 
 
 class StartOfBackends:
     """Starts JAX's backends so that they leave the fusions out of every program of the process.
 
-    XLA reads `XLA_FLAGS` once, when the first backend starts. Later the flag would do nothing here, and end a child
-    process with a jaxlib that does not know it.
+    XLA reads `XLA_FLAGS` once, when the first backend starts. A flag that is set later has no effect in this process,
+    and aborts a child process whose jaxlib does not know it.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class StartOfBackends:
 
     @contextmanager
     def with_flag(self) -> Generator[None]:
-        """Have the flag in `XLA_FLAGS` while the backends start; a process has one thread at a time in here."""
+        """Put the flag into `XLA_FLAGS` while the backends start; only one thread of a process may be in here."""
         given = os.environ.get("XLA_FLAGS")
         flags = given or ""
         if self._is_over or not is_avoided() or _has_flag(flags):
@@ -71,7 +71,7 @@ class StartOfBackends:
             _warn()
             yield
             return
-        # Behind what the user has set, as XLA takes the last of two.
+        # After the flags of the user, because XLA takes the last of two.
         os.environ["XLA_FLAGS"] = flags = f"{flags} {XLA_FLAG}".lstrip()
         try:
             yield
@@ -90,7 +90,7 @@ def _has_flag(flags: str) -> bool:
 
 
 def _have_started() -> bool:
-    """Return whether backends run; JAX has no public name for it, and all versions that ask have this one."""
+    """Return whether backends run; JAX has no public name for this, and all versions in question have this one."""
     bridge: Any = importlib.import_module("jax._src.xla_bridge")
     return bool(bridge.backends_are_initialized())
 

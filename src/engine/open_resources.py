@@ -280,7 +280,7 @@ class Resources:
                 "the opening was cancelled, but not by the engine: something that it awaited was, or its own task"
             )
         elif isinstance(error, Exception):
-            error = copy_of(error)  # all who have waited for it are told
+            error = copy_of(error)  # every caller that has waited for it gets one
         else:
             return error
         place = "" if graph is None else f" for graph {graph!r}"
@@ -298,7 +298,7 @@ class Resources:
                 await asyncio.wait([entry.context_task.task])
                 continue
             if self.closed:
-                raise EngineClosedError(f"resource {opening.name!r} is not opened any more: the Engine was closed")
+                raise EngineClosedError(f"resource {opening.name!r} was not opened: the Engine was closed")
             if entry is None:
                 entry = self.entries[opening] = Entry(opening, self.new_context_task(opening))
                 self._watch(entry)
@@ -354,7 +354,8 @@ class Resources:
                 await entry.candidate.ended()
             if entry.retiring:
                 await asyncio.wait(entry.retiring)
-            # Its error is known then: it was logged when the resource ended, or raised by those who waited for it.
+            # Its error is known then: it was logged when the resource ended, or raised in the callers that waited for
+            # it.
             had_ended = entry.context_task.task.done()
             error = await entry.context_task.ended()
             if error is not None and not had_ended:

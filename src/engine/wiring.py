@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _PLAIN = Policy()
 
-# Slots for `penstock.testing.faults`, which are looked at where a scope is wired: what call sites and their inboxes are
-# made of, and what is told of each call site of a node.
+# Slots for `penstock.testing.faults`, which are read when a scope is wired: the classes of call sites and of their
+# inboxes, and a function that is called with each call site of a node.
 actor_class: type[NodeActor] = NodeActor
 inbox_class: type[Channel[Frame]] = Channel
 fault_at_wiring: Callable[[NodeActor, Node[..., Any]], None] | None = None
@@ -49,12 +49,13 @@ class Wiring:
     Args:
         pools: the Engine's threads, processes and limits.
         instances: the scope's instances of stateful nodes.
-        max_workers: how far an `async def` node grows; None where nothing is a pipeline, and inboxes have no bound.
-        room: how many calls there may be at a time, and what bounds them; None if nothing does.
+        max_workers: the most items in an `async def` node; None outside of pipelines, where inboxes have no bound
+            either.
+        room: how many calls there may be at a time, and what bounds them; None without a bound.
         device_strategy: the execution option.
-        threads: those that the scope may have busy; None for as many as the Engine has.
-        has_places_in_threads: whether a thread node has as many places as there are threads for it, or one for all that
-            waits.
+        threads: the threads that the scope may use; None for all threads of the Engine.
+        has_places_in_threads: whether a thread node has as many places as there are threads for it; if not, it has no
+            limit of its own.
     """
 
     def __init__(
@@ -78,10 +79,10 @@ class Wiring:
         self._device_strategy = device_strategy
         self._threads = threads
         self._has_places_in_threads = has_places_in_threads
-        self._measured = 0  # how many profiles want to know all times
+        self._measured = 0  # how many profiles have asked for the timing of handlers
 
     def wire(self, program: Program) -> Wired:
-        """Return the actors of a program; made once for the scope."""
+        """Return the actors of a program; the first call in a scope makes them."""
         if program.plan not in self._wired:
             actors = tuple(self._actor(program, unit) for unit in program.units)
             for unit, actor in zip(program.units, actors, strict=True):
@@ -133,7 +134,7 @@ class Wiring:
         return own if self._bodies is None else [*own, *self._bodies._wired.values()]
 
     def measure(self, *, on: bool) -> None:
-        """Turn the timing of handlers on or off; it stays on until it was turned off as often as on."""
+        """Turn the timing of handlers on or off; it stays on until it has been turned off as often as on."""
         was_measured = bool(self._measured)
         self._measured += 1 if on else -1
         if bool(self._measured) != was_measured:
@@ -153,7 +154,7 @@ class Wiring:
         else:
             control = step.head.callee
             assert isinstance(control, Control)
-            # The place of a stream is held until it has ended, so it cannot be one of those that come and go.
+            # Control flow that gives a stream would hold a place until the stream has ended, so it has no limit.
             limiter = self._own_limiter(UNLIMITED) if control.is_async else Limiter()
             actor = actor_class(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
             bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
@@ -221,7 +222,7 @@ class Wiring:
         """Wire an actor to the loop that its node owns."""
         assert self._instances is not None
         actor.instance = loop = self._instances.loop_of(node)
-        actor.fn = node.fn  # its name is all that is asked for
+        actor.fn = node.fn  # only its name is used
         actor.work = loop.host.inbox
         actor.body = in_loop = invocation.InLoop(loop.host)
         if node.gives_stream:
@@ -246,7 +247,7 @@ class Wiring:
 
     def _limiter(self, node: Node[..., Any]) -> Limiter:
         policy = node.policy
-        if policy.ordered:  # what waits for its turn holds no place that the item before it needs
+        if policy.ordered:  # an item that waits for its turn holds no place that the item before it needs
             return Limiter()
         if node.template is not None or node._runs_loop:
             key = instance_key(node)
@@ -261,9 +262,9 @@ class Wiring:
             return Limiter(self._pools.max_threads if self._threads is None else self._threads.limit)
         if policy.runs_on == "process":
             return Limiter(self._pools.max_processes)
-        if node._runs_in is not None:  # it gathers what waits for it, and must see all of that
+        if node._runs_in is not None:  # its executor gathers the items that wait, and must see all of them
             return Limiter()
-        if node.gives_stream:  # a place is held until the stream has ended, and waiting streams would wait for others
+        if node.gives_stream:  # a stream holds its place until it has ended, and streams may wait for each other
             return Limiter()
         return self._own_limiter(UNLIMITED if node.is_async else 1)
 
@@ -271,8 +272,8 @@ class Wiring:
         return Limiter(UNLIMITED if self._max_workers is None else min(limit, self._max_workers))
 
     def _inbox(self, policy: Policy = _PLAIN, unit: Unit | None = None) -> "Channel[Frame]":
-        # A node with more places has as many in its inbox: items that began together end together, and then all of
-        # their successors are at hand.
+        # A node with more places has as many in its inbox: items that began together end together, and then their
+        # successors are in its inbox.
         default = max(DEFAULT_CAPACITY, policy.concurrency or 0)
         capacity = None if self._max_workers is None else policy.capacity or default
         if policy.max_bytes is None or capacity is None or unit is None:
@@ -293,7 +294,7 @@ class Wiring:
 
 
 def _compose_lines(actors: Sequence[NodeActor]) -> None:
-    """Give the first of each line of async nodes what takes items through them."""
+    """Give the first node of each line of async nodes a function that takes items through the line."""
     behind_others = {actor.successor for actor in actors if _goes_on(actor)}
     for first in actors:
         if first in behind_others or first.slot < 0:
@@ -355,7 +356,7 @@ def _size_of(unit: Unit) -> Callable[[Frame], int]:
         try:
             args = (frame.values[unit.slot],) if unit.slot >= 0 else unit.args_of(frame.values)
             return sum(bytes_of(arg) for arg in args)
-        except Exception:  # noqa: BLE001 - user code, such as an attribute that is not there: the handler will meet it
+        except Exception:  # noqa: BLE001 - user code, such as a missing attribute: the handler will get that error
             return 0
 
     return size_of
@@ -399,10 +400,10 @@ class SharedWirings:
 
 
 async def warm_up(program: "Program", pools: "Pools", device_strategy: str) -> None:
-    """Have every executor of a program's nodes, bodies of control flow included, do what it can do now.
+    """Have the executors of all nodes, also in bodies of control flow, prepare for calls, such as by compiling.
 
     Raises:
-        PlanError: an executor does not know what to do.
+        PlanError: an executor does not know what to prepare.
     """
     known = dict(zip(program.plan.trace.resources.values(), program.blank, strict=False))
     await _warm_up(program, pools, device_strategy, known)
@@ -422,10 +423,10 @@ async def _warm_up(program: "Program", pools: "Pools", device_strategy: str, kno
 async def warm_up_node(
     program: "Program", unit: Unit, executor: Executor, pools: "Pools", device_strategy: str, known: Mapping[int, Any]
 ) -> None:
-    """Have the executor of one node do what it can do now, where these resources are open.
+    """Have the executor of one node prepare for calls, while these resources are open.
 
     Raises:
-        PlanError: it does not know what to do.
+        PlanError: the executor does not know what to prepare.
     """
     await executor.warm_up(_call_site(program, unit), pools, device_strategy, _resources_of(unit, known))
 
@@ -439,11 +440,11 @@ def _inside(body: "Plan", known: Mapping[int, Any]) -> dict[int, Any]:
     }
 
 
-# What the executor of a node is told of where it is called.
+# The executor of a node gets these facts about a call of the node.
 
 
 def _call_site(program: Program, unit: Unit) -> CallSite:
-    """Return what the executor of a unit's node has to know."""
+    """Return the facts about a call that the executor of the node needs."""
     step = unit.step
     assert step is not None
     node = step.head.callee
@@ -487,7 +488,7 @@ def _is_handed_on(program: Program, unit: Unit, node: Node[..., Any]) -> bool:
     assert unit.step is not None
     policy = node.policy
     if policy.retry is not None or policy.fallback is not None or policy.timeout_seconds is not None:
-        return False  # whether an attempt was good, and in time, is known when its result is there
+        return False  # only with the result is it known whether an attempt succeeded, and in time
     readers = [_executor_of(program.units[index].step) for index in unit.consumers]
     is_result = unit.step.source in {read.source for read in reads(program.plan.result)}
     kind = type(node.executor)

@@ -8,9 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from penstock.devices.compile_cache import CompileCache
-from penstock.devices.compiling import JittedFunction
-from penstock.devices.executable import Executable
+from penstock.devices.compiling import CompileCache, Executable, JittedFunction
 from penstock.devices.shardings import Placement
 
 

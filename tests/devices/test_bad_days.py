@@ -13,8 +13,8 @@ import structlog
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices import dispatch_thread as dispatch
-from penstock.devices.compile_cache import CACHE
+from penstock.devices import dispatch
+from penstock.devices.compiling import CACHE
 
 from .gates import Gate
 from .processes import run_program

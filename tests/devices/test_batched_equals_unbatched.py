@@ -16,10 +16,13 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 
 import penstock as ps  # noqa: E402 - what follows needs JAX
 from penstock import devices, engine, telemetry  # noqa: E402
-from penstock.devices.arguments import Stacker, split  # noqa: E402
-from penstock.devices.batches import BatchLog, batch_size  # noqa: E402
+from penstock.devices.arguments import (  # noqa: E402
+    Stacker,
+    current,
+    split,
+)
 from penstock.devices.device_batch import batch_sizes  # noqa: E402
-from penstock.devices.executable import current  # noqa: E402
+from penstock.devices.engine_device import BatchLog, batch_size  # noqa: E402
 from tests.conftest import EFFORT  # noqa: E402
 
 BATCH = devices.DeviceBatch(6, buckets=(2, 6))

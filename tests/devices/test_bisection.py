@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.devices.batches import Bisection
+from penstock.devices.engine_device import Bisection
 
 
 class BadItems(Exception):

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import devices
-from penstock.devices.batches import batch_size
 from penstock.devices.device_batch import SHORTEST_LENGTH, batch_sizes, padded_length
+from penstock.devices.engine_device import batch_size
 
 
 @pytest.mark.parametrize(

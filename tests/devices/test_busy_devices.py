@@ -17,8 +17,8 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices import device_pool, jobs
-from penstock.devices.executable import Executable
+from penstock.devices import device_pool, dispatch
+from penstock.devices.compiling import Executable
 
 from .gates import Gate, gated
 
@@ -266,7 +266,7 @@ async def test_a_batch_of_an_impure_function_is_not_run_again() -> None:
 @contextmanager
 def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> Iterator[list[int]]:
     """Has programs for more rows than these not fit, at their dispatch or while they run; gives the sizes that ran."""
-    original_call, original_wait = Executable.__call__, jobs.wait_until_ready
+    original_call, original_wait = Executable.__call__, dispatch.wait_until_ready
     sizes: list[int] = []
 
     def refuse(size: int) -> None:
@@ -286,7 +286,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> 
 
     with monkeypatch.context() as patch:
         patch.setattr(Executable, "__call__", call)
-        patch.setattr(jobs, "wait_until_ready", wait)
+        patch.setattr(dispatch, "wait_until_ready", wait)
         yield sizes
 
 
@@ -658,7 +658,7 @@ async def test_a_failure_on_a_device_leaves_nothing_behind(monkeypatch: pytest.M
     async def of(x: Any) -> Any:
         return after(failing(slow(x)))
 
-    from penstock.devices.dispatch_thread import ORIGINS
+    from penstock.devices.dispatch import ORIGINS
 
     async with engine.Engine() as own:
         for _ in range(3):
@@ -741,16 +741,16 @@ def chain(**options: Any) -> tuple[Any, Any, Any]:
 @pytest.fixture
 def donated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
     """What was compiled: names, and positions of the arguments that are donated."""
-    from penstock.devices import compile_cache
+    from penstock.devices import compiling
 
     found: list[tuple[str, tuple[int, ...]]] = []
-    build = compile_cache.build
+    build = compiling.build
 
     def recorded(program: Any, *args: Any) -> Any:
         found.append((program.name, program.donate_argnums))
         return build(program, *args)
 
-    monkeypatch.setattr(compile_cache, "build", recorded)
+    monkeypatch.setattr(compiling, "build", recorded)
     return found
 
 

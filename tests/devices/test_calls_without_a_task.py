@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry, testing
-from penstock.devices import engine_device, jobs
+from penstock.devices import dispatch, engine_device
 from penstock.testing import faults
 
 from .gates import Gate, gated
@@ -372,8 +372,8 @@ async def test_the_bytes_of_a_call_that_fails_before_its_batch_are_given_back(mo
             raise ValueError("its computation has failed")
         return real(item)
 
-    real = jobs.on_host
-    monkeypatch.setattr(jobs, "on_host", on_host)
+    real = dispatch.on_host
+    monkeypatch.setattr(dispatch, "on_host", on_host)
     monkeypatch.setattr(engine_device.EngineDevice.__init__, "__defaults__", (32, 4000))
     batched = ps.device_node(device="cpu", batch=ps.Batch(4))(lambda x: x + 1)
 

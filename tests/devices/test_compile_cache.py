@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from penstock import DeviceError, EngineClosedError, OptionsError
-from penstock.devices.compile_cache import CompileCache
-from penstock.devices.executable import Executable
+from penstock.devices.compiling import CompileCache, Executable
 from tests.devices.compiled import called, compiled, leased, program
 
 X = np.ones(3, np.float32)
@@ -235,7 +234,7 @@ async def test_the_last_lease_waits_off_the_loop_and_fails_who_waits() -> None:
 EXITING = """
 import sys, threading
 import jax
-from penstock.devices.compile_cache import CompileCache
+from penstock.devices.compiling import CompileCache
 from penstock.devices.compiling import JittedFunction
 from penstock.devices.shardings import Placement
 

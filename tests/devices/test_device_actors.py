@@ -12,9 +12,9 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices import compile_cache, executable
+from penstock.devices import arguments, compiling
 from penstock.devices.device_pool import DevicePool
-from penstock.devices.dispatch_thread import ORIGINS
+from penstock.devices.dispatch import ORIGINS
 
 from .gates import Gate
 
@@ -205,9 +205,9 @@ async def test_a_call_like_the_last_one_needs_no_signature(monkeypatch: pytest.M
 
     def signature_of(args: Any, static: Any, configuration: Any, names: Any) -> Any:
         looked_at.append(names.name)
-        return executable.signature_of(args, static, configuration, names)
+        return arguments.signature_of(args, static, configuration, names)
 
-    monkeypatch.setattr(compile_cache, "signature_of", signature_of)
+    monkeypatch.setattr(compiling, "signature_of", signature_of)
 
     def bound_step(state: Any, x: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf + x, state)

@@ -14,11 +14,11 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine, telemetry
-from penstock.devices.jobs import JobTimes
+from penstock.devices.dispatch import JobTimes
 from penstock.telemetry.profiling.timeline import DeviceSlice
 
 if TYPE_CHECKING:
-    from penstock.devices.executable import Executable
+    from penstock.devices.compiling import Executable
 
 KINDS = ["compile", "to device", "compute", "from device"]
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine
-from penstock.devices import dispatch_thread
-from penstock.devices.dispatch_thread import LEAD_SECONDS, MAX_DEPTH, MIN_DEPTH, DispatchThread
+from penstock.devices import dispatch
+from penstock.devices.dispatch import LEAD_SECONDS, MAX_DEPTH, MIN_DEPTH, DispatchThread
 
 TIMEOUT_SECONDS = 20
 
@@ -43,7 +43,7 @@ class Donated(Result):
 
 
 class FakeJob:
-    """A job whose computation ends when a test says so; tells what becomes of it."""
+    """A job whose computation ends when a test says so; it notes what the thread does with it."""
 
     def __init__(self, number: int, events: "SimpleQueue[tuple[str, int]]", *, inline: bool = False) -> None:
         self.number = number
@@ -97,7 +97,7 @@ class Device:
 
     def __init__(self) -> None:
         self.now_seconds = 0.0
-        self.thread = DispatchThread("test", lambda: None)
+        self.thread: Any = DispatchThread("test", lambda: None)  # it gets jobs of tests
         self.events: SimpleQueue[tuple[str, int]] = SimpleQueue()
         self.jobs: list[FakeJob] = []
 
@@ -131,7 +131,7 @@ class Device:
 @contextmanager
 def running() -> Generator[Device]:
     device = Device()
-    with patch.object(dispatch_thread, "perf_counter", lambda: device.now_seconds):
+    with patch.object(dispatch, "perf_counter", lambda: device.now_seconds):
         try:
             yield device
         finally:
@@ -328,7 +328,7 @@ def test_nobody_waits_for_what_was_handed_on_while_more_of_it_comes(device: Devi
     for step in steps:
         step.hands_on = True
         step.finish.set()
-    with patch.object(dispatch_thread, "LEAD_SECONDS", TIMEOUT_SECONDS):  # how soon more has to come
+    with patch.object(dispatch, "LEAD_SECONDS", TIMEOUT_SECONDS):  # how soon more has to come
         for number, step in enumerate(steps):
             device.thread.submit(step)
             device.until("handed on", step.number)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import devices, engine
 from penstock.devices import contraction
-from penstock.devices.compile_cache import CompileCache
-from penstock.devices.compiling import JittedFunction
+from penstock.devices.compiling import CompileCache, JittedFunction
 from penstock.devices.contraction import Contraction, Subscripts
 from penstock.devices.selection import select
 from penstock.devices.shardings import Placement

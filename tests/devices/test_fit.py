@@ -15,7 +15,7 @@ from penstock.devices import CgroupLimits, DeviceStatus, SlurmAllocation
 jax = pytest.importorskip("jax")
 
 from penstock.devices import fitting  # noqa: E402 - needs JAX
-from penstock.devices.executable import Executable  # noqa: E402 - needs JAX
+from penstock.devices.compiling import Executable  # noqa: E402 - needs JAX
 
 WIDTH = 256
 ROW = np.zeros(WIDTH, np.float32)

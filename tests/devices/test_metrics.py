@@ -14,8 +14,8 @@ from opentelemetry.sdk.metrics.export import Histogram, Sum
 
 import penstock as ps
 from penstock import engine
-from penstock.devices import dispatch_thread
-from penstock.devices.compile_cache import CACHE, CompileCache
+from penstock.devices import dispatch
+from penstock.devices.compiling import CACHE, CompileCache
 from penstock.telemetry import names
 from tests.devices.compiled import called, leased, program
 from tests.docs.snippets import ROOT
@@ -119,7 +119,7 @@ async def test_a_thread_of_a_device_that_dies_counts(collected: Collected, monke
         return True
 
     async with engine.Engine() as own:
-        monkeypatch.setattr(dispatch_thread, "are_ready", are_ready)
+        monkeypatch.setattr(dispatch, "are_ready", are_ready)
         with pytest.raises(ps.ActorRestarted):
             await own.run(increments(rows(2)))
     assert collected.total(names.METRIC_DEVICE_RESTARTS, device="cpu:0") == 1

@@ -17,7 +17,7 @@ jax.jit(lambda x: x - 1)(1.0)  # JAX has decided by now that there is no folder
 import warnings
 from queue import SimpleQueue
 from penstock.devices import persistent_compile_cache
-from penstock.devices.compile_cache import CompileCache
+from penstock.devices.compiling import CompileCache
 from penstock.devices.compiling import JittedFunction
 from penstock.devices.shardings import Placement
 

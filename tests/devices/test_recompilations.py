@@ -12,8 +12,7 @@ import structlog
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.compile_cache import CompileCache
-from penstock.devices.compiling import CompileLog
+from penstock.devices.compiling import CompileCache, CompileLog
 from tests.devices.compiled import called, leased, program
 
 Events = list[Any]

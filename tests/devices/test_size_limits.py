@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.devices.batches import SizeLimit, SizeLimits
+from penstock.devices.engine_device import SizeLimit, SizeLimits
 
 SIZES = (1, 2, 4, 8, 16, 32)
 

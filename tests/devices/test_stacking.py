@@ -12,10 +12,15 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
-from penstock.devices.arguments import BatchItem, Stacker, on_host, split  # noqa: E402
-from penstock.devices.batches import BatchLog  # noqa: E402
+from penstock.devices.arguments import (  # noqa: E402
+    BatchItem,
+    Stacker,
+    current,
+    on_host,
+    split,
+)
 from penstock.devices.device_batch import DeviceBatch, padded_length  # noqa: E402
-from penstock.devices.executable import current  # noqa: E402
+from penstock.devices.engine_device import BatchLog  # noqa: E402
 
 
 def stacker_of(*parameters: str, **options: Any) -> Stacker:

@@ -10,8 +10,8 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from penstock.devices import dispatch_thread, jobs
-from penstock.devices.executable import Executable
+from penstock.devices import dispatch
+from penstock.devices.compiling import Executable
 
 
 class InFlight:
@@ -24,7 +24,7 @@ class InFlight:
         self.transferred: asyncio.Queue[float] = asyncio.Queue()
         self.finish = threading.Event()
         loop = asyncio.get_running_loop()
-        call, wait = Executable.__call__, jobs.wait_until_ready
+        call, wait = Executable.__call__, dispatch.wait_until_ready
 
         def transfer(executable: Executable, *args: Any) -> Any:
             result = call(executable, *args)  # it comes back when the device has the arguments
@@ -36,8 +36,8 @@ class InFlight:
             wait(arrays)
 
         monkeypatch.setattr(Executable, "__call__", transfer)
-        monkeypatch.setattr(jobs, "wait_until_ready", compute)
-        monkeypatch.setattr(dispatch_thread, "are_ready", lambda arrays: False)  # pyright: ignore[reportUnknownLambdaType]
+        monkeypatch.setattr(dispatch, "wait_until_ready", compute)
+        monkeypatch.setattr(dispatch, "are_ready", lambda arrays: False)  # pyright: ignore[reportUnknownLambdaType]
 
 
 @pytest.mark.parametrize("batch", [None, ps.Batch(1)])

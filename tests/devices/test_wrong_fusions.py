@@ -74,7 +74,7 @@ def seen_compile(lowered, compiler_options=None):
     return compile(lowered, compiler_options)
 
 jax.jit, jax.stages.Lowered.compile = seen_jit, seen_compile
-from penstock.devices.executable import reshard
+from penstock.devices.compiling import reshard
 reshard(jax.device_put(matrix, split), on_one)
 devices.benchmark("cpu", seconds=0.01)
 run_nodes()

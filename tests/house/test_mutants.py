@@ -124,7 +124,7 @@ MUTANTS = [
     ),
     Mutant(
         "the items that fail a batch are found, and no others blamed",
-        "devices/batches.py", "if len(batch) == 1:", "if len(batch) <= 2:",
+        "devices/engine_device.py", "if len(batch) == 1:", "if len(batch) <= 2:",
         "tests/devices/test_bisection.py",
     ),
     Mutant(

@@ -23,17 +23,17 @@ class NodeLook:
     Attributes:
         graph: name of its graph, or of the body of control flow that it belongs to.
         node: name of the node, as drawn.
-        runs_on: "loop", "thread", "process", or where else.
+        runs_on: "loop", "thread", "process", or another place.
         completed: items that it finished with a result since the look before.
         failed: items that ended in an error here since then.
         total_completed: items that it has finished with a result in the scopes that are open now.
         total_failed: items that have ended in an error there.
-        busy_share: how much of the time since the look before its places were busy, of the items that left it
-            meanwhile; of a node without a limit, the items that it had at a time. None if it is not known.
+        busy_share: share of the time since the look before for which its places were busy with items that have left it
+            since; for a node without a limit, the number of items in it at a time. None if it is not known.
         inbox_depth: items that wait in its inbox now.
-        inbox_capacity: how many may; None if unbounded.
+        inbox_capacity: how many may wait there; None if unbounded.
         in_flight: items in it now.
-        limit: how many may be; None if unlimited.
+        limit: how many may be in it; None if unlimited.
     """
 
     graph: str
@@ -52,13 +52,13 @@ class NodeLook:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a process does.
+    """What a process does, at one look.
 
     Attributes:
-        process: its number.
+        process: its process id.
         seconds: how long ago the look before was; None if this is the first, which has no rates.
-        nodes: those of the scopes that are open, and of those that have ended since the look before.
-        verdict: what limits; None if nothing has left a node since the look before.
+        nodes: the nodes of scopes that are open or have ended since the look before.
+        verdict: what limits the throughput; None if no item has left a node since the look before.
     """
 
     process: int
@@ -68,16 +68,16 @@ class Look:
 
 
 def node_looks(sums: Sums, readings: Iterable[NodeReading]) -> tuple[NodeLook, ...]:
-    """Return what there is to say of each node, those of one graph together.
+    """Return a record of each node; nodes of one graph stand together.
 
     Args:
-        sums: what they did since the look before.
-        readings: what the counters of all that are open say now.
+        sums: what the nodes did since the look before.
+        readings: the present counters of all nodes in open scopes.
     """
     found: dict[Name, list[NodeReading]] = {}
     for reading in readings:
         found.setdefault(reading.name, []).append(reading)
-    names = dict.fromkeys((*found, *sums.nodes))  # also of what has ended meanwhile
+    names = dict.fromkeys((*found, *sums.nodes))  # also nodes whose scopes have ended meanwhile
     graphs = {graph: place for place, graph in enumerate(dict.fromkeys(graph for graph, _ in names))}
     return tuple(
         _look_of(name, found.get(name, []), sums.nodes.get(name), sums)
@@ -91,7 +91,7 @@ def _look_of(name: Name, readings: Sequence[NodeReading], node: NodeSum | None, 
     limit = None if now is None else now.concurrency
     share = 0.0 if node is None else sums.busy_share(node)
     if share is not None and limit is not None:
-        share = min(share, 1.0)  # the time of an item counts when it leaves, so there may be more than there was time
+        share = min(share, 1.0)  # the whole time of an item counts when it leaves, so it may be more than passed
     return NodeLook(
         *name,
         runs_on,
@@ -108,7 +108,7 @@ def _look_of(name: Name, readings: Sequence[NodeReading], node: NodeSum | None, 
 
 
 def _in_its_places(reading: NodeReading) -> ActorStatistics:
-    """Return the counters of a node, with the limit of what bounds it, which may be the stream or the call around."""
+    """Return the counters of a node with the limit that bounds it: its own, or that of the stream or call around it."""
     if not reading.places:
         return replace(reading.counters, places=hash(reading.key), concurrency=None)
     own = reading.places[0]
@@ -128,7 +128,7 @@ _COLUMNS: Final = (
 
 
 def look_table(look: Look, max_rows: int | None = None) -> Table:
-    """Return what is shown of a look.
+    """Return the table that shows a look.
 
     Args:
         look: the look.
@@ -175,7 +175,7 @@ def _is_limit(look: Look, node: NodeLook) -> bool:
 
 
 def _most_telling(look: Look, max_rows: int | None) -> Sequence[NodeLook]:
-    """Return the nodes that limit, wait and do most; in their order."""
+    """Return the nodes to show, in their order: the one that limits, and those with most items."""
 
     def weight(index: int) -> tuple[bool, int, int, int]:
         node = look.nodes[index]
@@ -195,10 +195,10 @@ class _ReaderSince(NamedTuple):
 
 
 class Watch:
-    """Looks at everything, again and again. Nothing is asked of event loops, so one that is blocked is seen as well.
+    """Looks at all nodes of the process, again and again.
 
-    Scopes that are opened and closed between two looks count: each is reported here as it opens and closes, in
-    whichever thread.
+    It does not need the event loops, so it also sees one that is blocked. Scopes that open and close between two looks
+    count, too: every thread reports here the scopes that it opens and closes.
     """
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class Watch:
         collectors.begin(self)
 
     def look(self) -> Look:
-        """Return what has happened since the last look, and what goes on."""
+        """Return what the nodes have done since the last look, and what they do now."""
         now, before = perf_counter(), self._looked
         hosts = settled(lambda: collectors.hosts)
         nodes = [reading for host in hosts for _, readings in self._scopes.look(host) for reading in readings]
@@ -227,44 +227,44 @@ class Watch:
         return Look(os.getpid(), seconds, node_looks(sums, nodes), verdict)
 
     def end(self) -> None:
-        """Look no more."""
+        """End the watch."""
         collectors.end(self)
         self._scopes.end()
         with self._lock:
             self._readers.clear()
 
     def scope_opened(self, scope: Scope) -> None:
-        """Count what a new scope does, from zero."""
+        """Count the work of a new scope from zero."""
         self._scopes.opened(scope)
 
     def scope_closed(self, scope: Scope) -> None:
-        """Take the last numbers of a scope."""
+        """Read the counters of a scope for the last time."""
         self._scopes.closed(scope)
 
     def scope_vanished(self, scope: Scope) -> None:
-        """Take the last numbers of a scope that is being collected as garbage; in any thread, at any moment."""
+        """Read the counters of a scope that is being collected as garbage; in any thread, at any moment."""
         self._scopes.vanished(scope)
 
     def reader_opened(self, reader: Reader) -> None:
-        """Count how long the reader of a new stream waits, from zero."""
+        """Count from zero how long the reader of a new stream waits."""
         with self._lock:
             self._readers[reader] = _ReaderSince(perf_counter(), 0.0)
 
     def reader_closed(self, reader: Reader) -> None:
-        """Take the last number of a stream."""
+        """Read for the last time how long the reader of a stream has waited."""
         with self._lock:
             since = self._readers.pop(reader, None)
             if since is not None:
                 self._add_reader(reader, since, perf_counter())
 
     def executed(self, graph: str, node: str, executions: Sequence[Execution]) -> None:
-        """Nothing is asked of single executions."""
+        """Do nothing: a look needs no single executions."""
 
     def depth_changed(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
-        """Nothing is asked of the past of an inbox."""
+        """Do nothing: a look needs only the present depth of an inbox."""
 
     def device_worked(self, work: DeviceWork) -> None:
-        """Nothing is asked of single pieces of work of a device."""
+        """Do nothing: a look needs no single pieces of work of a device."""
 
     def _look_at_readers(self, hosts: Iterable[Host]) -> None:
         readers = [reader for host in hosts for reader in settled(host.open_readers)]

@@ -15,7 +15,7 @@ from .records import DeviceWork, DeviceWorkKind, Execution
 
 
 class Timed(Protocol):
-    """What took a while, in whole nanoseconds."""
+    """An event that has a beginning and an end, in whole nanoseconds."""
 
     @property
     def began(self) -> int:
@@ -56,11 +56,11 @@ def write_whole(path: "str | os.PathLike[str]", parts: Iterable[str]) -> None:
     """Write a file of text; readers see the old file until the new one is complete, and a failure leaves the old one.
 
     Args:
-        path: where; its folder exists.
+        path: the file; its folder exists.
         parts: the text.
 
     Raises:
-        OSError: it cannot be written there.
+        OSError: the file cannot be written.
     """
     target = Path(path)
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
@@ -73,18 +73,18 @@ def write_whole(path: "str | os.PathLike[str]", parts: Iterable[str]) -> None:
         raise
 
 
-# Slices, and points of curves, that are kept: some 20 MB of JSON, which Perfetto opens at once.
+# The most slices and points of curves that are kept: some 20 MB of JSON, which Perfetto opens at once.
 MAX_SLICES: Final = 100_000
 MAX_POINTS: Final = 50_000
 MAX_DEVICE_SLICES: Final = 20_000
 
-# What computes may also wait now and then, such as the first time.
+# A node that computes may also wait now and then, such as the first time.
 _FEW: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Something that took a while.
+    """One execution of a node.
 
     Attributes:
         graph: name of the graph.
@@ -105,7 +105,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSlice:
-    """What a device, or the compiler, did in one piece.
+    """One piece of work of a device, or of the compiler.
 
     Attributes:
         kind: "compute", "compile", "to device" or "from device": a batch or a call, a program, arrays on their way.
@@ -113,8 +113,8 @@ class DeviceSlice:
         node: name of the node; of a region that became one program, the names of all its nodes.
         began_seconds: when it began, since the begin of the profile; negative if that was before.
         ended_seconds: when it ended.
-        items: for how many items; 0 if it was for none in particular.
-        rows: of the batch, with those of padding; 0 if it was no batch.
+        items: how many items it was for; 0 if it was for none in particular.
+        rows: rows of the batch, with those of padding; 0 if it was no batch.
         padding_share: how much of the elements of the batch's arrays was padding: 0 to 1.
         frames: a number for each of the items, as in `Slice.frame`; for a large batch, of the first ones.
     """
@@ -132,13 +132,13 @@ class DeviceSlice:
 
 @dataclass(frozen=True, slots=True)
 class DepthPoint:
-    """How many items were in the inbox of a node, from a moment on.
+    """The number of items in the inbox of a node, from a moment on.
 
     Attributes:
         graph: name of the graph.
         node: name of the node, as drawn.
         at_seconds: when, since the begin of the profile.
-        depth: how many.
+        depth: how many items.
     """
 
     graph: str
@@ -148,7 +148,7 @@ class DepthPoint:
 
 
 class Timeline:
-    """What happened while a profile was taken, in the order in which it became known.
+    """What nodes and devices did during a profile, in the order in which they reported it.
 
     Args:
         began: the begin of the profile, in seconds of `time.perf_counter`.
@@ -181,7 +181,7 @@ class Timeline:
 
     @property
     def device_slices(self) -> tuple[DeviceSlice, ...]:
-        """What devices did last."""
+        """The newest pieces of work of devices."""
         with self._lock:
             kept = list(self._device_work)
         return tuple(
@@ -194,22 +194,22 @@ class Timeline:
 
     @property
     def dropped(self) -> int:
-        """How many older slices there were."""
+        """How many older slices were dropped."""
         return self._dropped
 
     @property
     def dropped_depths(self) -> int:
-        """How many older depths there were."""
+        """How many older depths were dropped."""
         return self._points_seen - len(self._points)
 
     @property
     def dropped_device_slices(self) -> int:
-        """How many older slices of devices there were."""
+        """How many older slices of devices were dropped."""
         with self._lock:
             return self._device_work_seen - len(self._device_work)
 
     def covered_seconds(self, names: Collection[tuple[str, str]]) -> dict[tuple[str, str], float]:
-        """Return for how long each of some nodes, by graph and name, had at least one item, as far as it was timed."""
+        """Return for how long each of these nodes had at least one item, as far as its executions were timed."""
         found: dict[tuple[str, str], list[Execution]] = {name: [] for name in names}
         for graph, node, executions in list(self._batches):
             if (graph, node) in found:
@@ -217,7 +217,7 @@ class Timeline:
         return {name: _union_seconds(executions, self._began) for name, executions in found.items()}
 
     def disturbed(self) -> frozenset[tuple[str, str]]:
-        """Return the nodes during whose executions something else began or ended: they do not hold the event loop."""
+        """Return the nodes that do not hold the event loop: during their executions, others began or ended."""
         batches = list(self._batches)
         moments = sorted(moment for _, _, executions in batches for each in executions for moment in each[:2])
         counts: Counter[tuple[str, str]] = Counter()
@@ -233,10 +233,10 @@ class Timeline:
         """Keep executions of a node; not those that ended before the profile began."""
         if executions[0][0] < self._began:
             executions = [execution for execution in executions if execution[1] > self._began]
-        # Slices are made when they are asked for: that takes longer than all else that a profile does.
+        # `slices` makes the records: to make them here would take longer than all the rest of a profile.
         self._batches.append((graph, node, executions))
         self._kept += len(executions)
-        while self._kept > MAX_SLICES and self._batches:  # loops in several threads may have it counted wrong
+        while self._kept > MAX_SLICES and self._batches:  # event loops in several threads may make the count inexact
             _, _, oldest = self._batches.popleft()
             self._kept -= len(oldest)
             self._dropped += len(oldest)

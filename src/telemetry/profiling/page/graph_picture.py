@@ -24,7 +24,7 @@ _LEAST_EDGE, _MOST_EDGE = 2.0, 12.0
 _MARGIN = 16.0
 _TITLE = 40.0  # above the picture of a body
 _MAX_COLUMNS = 28
-# An edge has one of so many colours, the first where nothing waits.
+# The number of colours of an edge; the first one stands for no waiting.
 COLOURS: Final = 5
 
 
@@ -33,8 +33,8 @@ class DrawnNode:
     """A node in the picture.
 
     Attributes:
-        profile: what it did.
-        reading: who waits for its value, and where its graph stands.
+        profile: its profile.
+        reading: the nodes that wait for its value, and the place of its graph.
         anchor: id of its row in the table.
         limits: whether it is the one that limits.
     """
@@ -49,10 +49,10 @@ class _Body:
     """The body of control flow: a box in the picture of the graph around it, with a picture in it.
 
     Attributes:
-        name: what it is called, in that graph.
-        around: where it stands there.
-        graph: what is in it; None if that is too large.
-        placed: where its boxes are.
+        name: its name in that graph.
+        around: its place in that graph.
+        graph: the boxes in it.
+        placed: where those boxes are; None if there are too many to draw.
     """
 
     def __init__(self, name: str, around: Around, nodes: Sequence[DrawnNode]) -> None:
@@ -63,7 +63,7 @@ class _Body:
 
     @property
     def label(self) -> str:
-        """What stands above it."""
+        """The text above it."""
         return clip(printable(self.name.removeprefix(f"{self.around.graph}/")), _MAX_COLUMNS)
 
     @property
@@ -99,7 +99,7 @@ class _Graph:
         sources: list[list[int]] = [[] for _ in range(len(self.boxes) + 2)]
         for number, box in enumerate(self.boxes, start=1):
             following = [*_readers(box), *[body.name for body in bodies if _name(box) in body.around.sources]]
-            # What is not in the profile is no node, or has done nothing.
+            # A name that is not in the profile is no node, or its node has done nothing.
             readers = dict.fromkeys(index[name] for name in following if index.get(name, 0) > number)
             for reader in readers or [self.last]:
                 sources[reader].append(number)
@@ -122,7 +122,7 @@ class _Graph:
         return place(self.layers, [(high, wide) for wide, high in sizes], _LEVEL_GAP)
 
     def flow(self, source: int, target: int) -> int:
-        """Return how many items went through an edge: what a node has taken, or of a body what its source gave."""
+        """Return how many items went through an edge: those that a node took, or that the source of a body gave."""
         reader = None if target == self.last else self.boxes[target - 1]
         if isinstance(reader, DrawnNode):
             return reader.profile.count + reader.profile.errors
@@ -139,7 +139,7 @@ def _called(box: DrawnNode | _Body) -> str:
 
 
 def _readers(box: DrawnNode | _Body) -> Sequence[str]:
-    """Return what reads a box directly."""
+    """Return the names of the boxes that read a box directly."""
     if isinstance(box, _Body):
         return box.around.consumers
     return [name for name in box.reading.consumers if name not in box.reading.behind]
@@ -284,6 +284,6 @@ def _about(profile: NodeProfile) -> str:
 
 
 def whole_graphs(nodes: Sequence[DrawnNode]) -> list[str]:
-    """Return the graphs that are no bodies of others."""
+    """Return the graphs that are not bodies of other graphs."""
     graphs = {node.profile.graph: node.reading.around for node in nodes}
     return [graph for graph, around in graphs.items() if around is None or around.graph not in graphs]

@@ -1,6 +1,6 @@
 "use strict";
 
-// Light or dark: as the system says, until the reader says otherwise.
+// Light or dark: as the system says, until the reader chooses.
 (() => {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -24,7 +24,7 @@
   system.addEventListener("change", changed);
 })();
 
-// The table: a heading sorts the nodes of each graph by its column, numbers downwards first; what is not known comes
+// The table: a heading sorts the nodes of each graph by its column, numbers downwards first; unknown values come
 // last.
 (() => {
   const table = document.getElementById("nodes");

@@ -24,10 +24,10 @@ class _Column:
 
     Args:
         title: its heading.
-        about: what the number is.
-        value: reads it.
-        text: writes it.
-        is_share: whether it is one, and drawn as a bar.
+        about: the meaning of the number.
+        value: reads the number of a node.
+        text: writes the number.
+        is_share: whether it is a share, which is drawn as a bar.
     """
 
     title: str
@@ -125,7 +125,7 @@ def _row(node: DrawnNode, columns: Sequence[_Column]) -> Iterator[str]:
     yield "</tr>\n"
 
 
-# What a page shows: 1.5 MB of data at most, which it draws within a frame of the screen.
+# The most that a page shows: 1.5 MB of data, which it draws within a frame of the screen.
 MAX_SLICES: Final = 20_000
 MAX_DEVICE_SLICES: Final = 4_000
 MAX_POINTS: Final = 20_000
@@ -142,11 +142,11 @@ class _Bar(NamedTuple):
 
 
 def timeline_data(timeline: Timeline, limits: tuple[str | None, str | None]) -> dict[str, Any]:
-    """Return what the script draws.
+    """Return the data that the script draws.
 
     Args:
-        timeline: what happened.
-        limits: graph and node of what limits.
+        timeline: the timeline of the profile.
+        limits: graph and name of the node that limits.
     """
     slices, works, points = timeline.slices, timeline.device_slices, timeline.depths
     newest = sorted(slices, key=lambda one: one.ended_seconds)[-MAX_SLICES:]
@@ -234,7 +234,7 @@ def _deltas(points: Sequence[tuple[int, int]]) -> list[int]:
     return found
 
 
-# Whatever a name in the profile says: nothing is loaded from anywhere, and no other script runs.
+# Whatever the names in a profile contain, the page loads nothing and runs no other script.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'"
 _HELP: Final = (
     "Drag to move, Ctrl and wheel to zoom. With the keyboard: arrows move, + and - zoom, 0 shows all, Escape lets go. "
@@ -244,12 +244,12 @@ _HELP: Final = (
 
 @dataclass(frozen=True)
 class Shown:
-    """What a page shows.
+    """The contents of a page.
 
     Attributes:
-        nodes: those of the profile, in topological order.
+        nodes: the nodes of the profile, in topological order.
         verdict: what limits.
-        timeline: when it happened.
+        timeline: the timeline of the profile.
         elapsed_seconds: how long the profile was taken.
     """
 
@@ -354,7 +354,7 @@ def _timeline(shown: Shown) -> Iterator[str]:
 
 
 def _embedded(data: object) -> str:
-    """Return JSON that no script of a page can be left by: HTML's characters are written as escapes."""
+    """Return JSON that cannot end the script element around it: the characters of HTML are written as escapes."""
     text = json.dumps(data, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -1,6 +1,6 @@
 "use strict";
 
-// The timeline: lanes of slices over a curve of what waits; it moves, zooms, and follows an item.
+// The timeline: lanes of slices over a curve of waiting items; it moves, zooms, and follows an item.
 (() => {
   const canvas = document.getElementById("timeline");
   if (!canvas) return;
