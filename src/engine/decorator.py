@@ -178,21 +178,24 @@ class _Decorator(Protocol):
 
 
 class _BatchDecorator(Protocol):
-    # The function takes a list and returns a list; a caller of the node passes one item and gets one result.
+    # The function takes a list and returns a list; a caller of the node passes one item and gets one result. With Any
+    # in place of `object`, mypy would call the overloads that take a node ambiguous.
     @overload
     def __call__(
         self, fn: Callable[[list[T]], Awaitable[Sequence[U | Exception]]], /
-    ) -> Node[[T], Coroutine[Any, Any, U]]: ...
+    ) -> Node[[T], Coroutine[object, object, U]]: ...
     @overload
-    def __call__(self, fn: Callable[[list[T]], Sequence[U | Exception]], /) -> Node[[T], Coroutine[Any, Any, U]]: ...
+    def __call__(
+        self, fn: Callable[[list[T]], Sequence[U | Exception]], /
+    ) -> Node[[T], Coroutine[object, object, U]]: ...
     @overload
     def __call__(
         self, fn: Callable[[Owner, list[T]], Awaitable[Sequence[U | Exception]]], /
-    ) -> Node[[Owner, T], Coroutine[Any, Any, U]]: ...
+    ) -> Node[[Owner, T], Coroutine[object, object, U]]: ...
     @overload
     def __call__(
         self, fn: Callable[[Owner, list[T]], Sequence[U | Exception]], /
-    ) -> Node[[Owner, T], Coroutine[Any, Any, U]]: ...
+    ) -> Node[[Owner, T], Coroutine[object, object, U]]: ...
 
 
 @overload

@@ -9,6 +9,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
 from .._errors import GraphTraceError, PlanError
+from ..actors.loop_host import StreamActor
 from ..telemetry.text import printable
 from .control import Control, map_each
 from .node import Node
@@ -134,7 +135,7 @@ class Graph(Generic[P, R_co]):
         self.__module__ = fn.__module__
         self.__wrapped__ = fn
         self._signature = signature_of(fn)
-        _refuse_variadic(self)
+        _refuse_variadic(fn, self.name, self._signature)
         kinds = [parameter.kind for parameter in self._signature.parameters.values()]
         self._positional = len(kinds) - kinds.count(inspect.Parameter.KEYWORD_ONLY)
         self._arity = len(kinds) if self._positional == len(kinds) else -1
@@ -285,15 +286,23 @@ class _Decorator(Protocol):
 @overload
 def graph(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Graph[P, R]: ...
 @overload
+def graph(fn: StreamActor[A, B], /) -> "Graph[[A], AsyncIterator[B]]": ...
+@overload
+def graph(fn: Node[P, R], /) -> Graph[P, R]: ...
+@overload
 def graph() -> _Decorator: ...
 def graph(fn: Any = None, /) -> Any:
-    """Make a graph of an `async def` that calls nodes.
+    """Make a graph of an `async def` that calls nodes; or of one node, which is then its only step.
+
+    `graph(fetch)` has the name and the parameters of the node `fetch`, so the verbs run the node by itself:
+    `engine.run(graph(fetch)("x.org"))`, `engine.deploy(graph(fetch))`. An instance of a class that is a node will do,
+    too.
 
     A graph cannot be a method. If it needs an object, define it inside a function or method that has the object:
     `def build(config: Config) -> Graph[[str], Answer]`.
 
     Args:
-        fn: the function, when used without parentheses.
+        fn: the function, when used without parentheses; or a node.
 
     Returns:
         A `Graph`; calling it gives a `Call`.
@@ -306,12 +315,16 @@ def graph(fn: Any = None, /) -> Any:
 
 
 def _decorated(fn: Any) -> Graph[..., Any]:
+    if isinstance(fn, Node) or (is_stateful(fn) and not isinstance(fn, type)):
+        return _chained(fn)
     if not inspect.iscoroutinefunction(fn):
         remedy = "write `async def`"
         if inspect.isasyncgenfunction(fn):
             remedy = "a graph has no `yield`: write a node that yields (an async generator) and return a call of it"
-        elif isinstance(fn, Node | Graph):
-            remedy = "that is a node or a graph already"
+        elif isinstance(fn, Graph):
+            remedy = "that is a graph already"
+        elif is_stateful(fn):
+            remedy = f"make an instance of the class first, {_graph_of(fn)}"
         raise GraphTraceError(
             f"{definition_location(cast('object', fn))}: @graph needs an `async def`, got {fn!r}; {remedy}"
         )
@@ -338,6 +351,19 @@ def chain(*parts: Any) -> Any:
     for part in parts:
         if not isinstance(part, Node | Graph) and not is_stateful(part):
             raise TypeError(f"a chain (a >> b) is made of nodes and graphs, not of {part!r}")
+    return _chained(*parts)
+
+
+def _chained(*parts: Any) -> Graph[..., Any]:
+    """Build a graph of nodes and graphs, each of which takes the result of the one before."""
+    first, last = [part.fn if isinstance(part, Node | Graph) else part for part in (parts[0], parts[-1])]
+    try:
+        signature = signature_of(first)
+    except (TypeError, ValueError):
+        raise GraphTraceError(
+            f"the parameters of {part_name(parts[0])!r} are not known, as of some builtin functions: call it in an "
+            "`async def` with @ps.graph"
+        ) from None
 
     async def run_chain(*args: Any, **kwargs: Any) -> Any:
         value = await _settled(parts[0](*args, **kwargs))
@@ -346,9 +372,18 @@ def chain(*parts: Any) -> Any:
         return value
 
     run_chain.__name__ = run_chain.__qualname__ = "_to_".join(part_name(part) for part in parts)
-    first = parts[0].fn if isinstance(parts[0], Node | Graph) else parts[0]
-    run_chain.__signature__ = signature_of(first)  # type: ignore[attr-defined]
+    _refuse_variadic(first, run_chain.__name__, signature)
+    run_chain.__signature__ = signature  # type: ignore[attr-defined]
+    run_chain.__annotations__ = _annotations_of(first, last)
     return Graph(run_chain)
+
+
+def _annotations_of(first: Callable[..., Any], last: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of the parameters of one function, and of the result of another."""
+    hints = hints_of(first) or getattr(first, "__annotations__", {})
+    result = hints_of(last).get("return")
+    parameters = {name: hint for name, hint in hints.items() if name != "return"}
+    return parameters if result is None else {**parameters, "return": result}
 
 
 Node._make_chain = chain
@@ -416,12 +451,12 @@ def _inlined(tracer: Tracer, call: Call[Any]) -> Generator[Any, Any, Any]:
     return tracer.run(call.graph.fn, call.graph._start, call.arguments)
 
 
-def _refuse_variadic(made: Graph[..., Any]) -> None:
+def _refuse_variadic(fn: Callable[..., Any], name: str, signature: inspect.Signature) -> None:
     kinds = inspect.Parameter
-    for parameter in made._signature.parameters.values():
+    for parameter in signature.parameters.values():
         if parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
             raise GraphTraceError(
-                f"{definition_location(made.fn)}: parameter {parameter} of graph {made.name!r}: the number of values "
+                f"{definition_location(fn)}: parameter {parameter} of graph {name!r}: the number of values "
                 "must be known when the graph is traced; take a list"
             )
 
@@ -438,9 +473,14 @@ def as_graph(graph: Any, verb: str) -> Graph[..., Any]:
     if isinstance(graph, Call):
         called: Call[Any] = graph  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Call[Any]
         remedy = f"pass the graph without calling it, {verb}({called.graph.name})"
-    elif isinstance(graph, Node):
-        remedy = f"make one that calls the node: an `async def` with @ps.graph and `await {graph.name}(...)`"
+    elif isinstance(graph, Node) or is_stateful(graph):
+        remedy = f"ps.graph(node) makes a graph of one node, {verb}({_graph_of(graph)})"
     raise TypeError(f"{verb} takes a graph, got {graph!r}: {remedy}")
+
+
+def _graph_of(node: Any) -> str:
+    """Return how to write the graph of one node, for a message."""
+    return f"ps.graph({node.__name__}(...))" if isinstance(node, type) else f"ps.graph({part_name(node)})"
 
 
 def as_call(call: Any, verb: str) -> Call[Any]:
@@ -458,7 +498,15 @@ def as_call(call: Any, verb: str) -> Call[Any]:
             raise TypeError(f"graph {call.name!r} has parameters: pass a call, {verb}({call.name}(...))") from None
     if inspect.iscoroutine(call):
         call.close()
-        raise TypeError(f"{verb} takes a call of a graph, got a coroutine of {call.__name__!r}: call it in a graph")
+        raise TypeError(
+            f"{verb} takes a call of a graph, got a coroutine of {call.__name__!r}: if that is a node, ps.graph(node) "
+            f"makes a graph of it, {verb}(ps.graph({call.__name__})(...)); otherwise call it in a node"
+        )
+    if isinstance(call, Node) or is_stateful(call):
+        raise TypeError(
+            f"{verb} takes a call of a graph, got {call!r}: ps.graph(node) makes a graph of one node, "
+            f"{verb}({_graph_of(call)}(...))"
+        )
     raise TypeError(f"{verb} takes a call of a graph, such as search(url), got {call!r}")
 
 

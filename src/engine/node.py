@@ -313,7 +313,7 @@ class Node(Generic[P, Ret_co]):
             check("name", name, NAME)
         changes = {"timeout_seconds": timeout_seconds, "retry": retry, "fallback": fallback}
         given = {key: value for key, value in changes.items() if value is not _UNCHANGED}
-        return Node(
+        return type(self)(
             self.fn,
             dataclasses.replace(self.policy, **given),
             name=self.name if name is _UNCHANGED else name,
@@ -323,6 +323,23 @@ class Node(Generic[P, Ret_co]):
             make_loop=self.make_loop,
             executor=self.executor,
         )
+
+    def named(self, name: str, /) -> Self:
+        """Return a copy of this node with another name, `with_policy(name=name)`.
+
+        A graph that calls one node several times gives each call a name of its own, which tells them apart in every
+        table, span and drawing.
+
+        Args:
+            name: the name of the copy.
+
+        Returns:
+            The copy; it shares the limits of this node.
+
+        Raises:
+            OptionsError: the name is none.
+        """
+        return cast("Self", self.with_policy(name=name))
 
     @overload
     def __rshift__(

@@ -395,3 +395,107 @@ def test_a_node_looks_like_its_function() -> None:
     assert repr(add) == "<Node add>"
     assert add.with_policy(name="plus").name == "plus"
     assert add(1, y=2) == 3
+
+
+@ps.node
+async def upper(text: str, sign: str = "!", *, times: int = 1) -> str:
+    return text.upper() + sign * times
+
+
+@ps.node
+async def letters(text: str) -> AsyncIterator[str]:
+    for letter in text:
+        yield letter
+
+
+@ps.node
+async def joined(parts: AsyncIterator[str]) -> str:
+    return "".join([part async for part in parts])
+
+
+@ps.node
+class Shout:
+    async def __call__(self, text: str, times: int = 2) -> str:
+        return text + "!" * times
+
+
+async def test_a_graph_of_one_node_has_its_name_parameters_and_defaults() -> None:
+    graph = ps.graph(upper)
+    assert graph.name == "upper"
+    assert inspect.signature(graph.fn) == inspect.signature(upper)
+    assert [step.label for step in engine.plan(graph).steps] == ["upper"]
+    assert await engine.run(graph("a")) == await graph("a") == "A!"
+    assert await engine.run(graph(text="a", sign="?", times=2)) == "A??"
+    async with engine.stream(graph(text) for text in "ab") as results:
+        assert [result async for result in results] == ["A!", "B!"]
+    async with engine.deploy(graph) as service:
+        assert await service("a", times=3) == "A!!!"
+    with pytest.raises(TypeError, match=r"graph 'upper' is called wrongly: missing a required argument: 'text'"):
+        graph()  # type: ignore[call-arg]
+
+
+async def test_each_kind_of_node_alone_is_a_graph() -> None:
+    client = Client("x/")
+    assert await engine.run(ps.graph(add)(1, 2, z=3)) == 6  # a plain `def`
+    assert await engine.run(ps.graph(client.fetch)("a", suffix="b")) == "x/ab"
+    assert await engine.run(ps.graph(Shout())("a", times=1)) == "a!"
+    assert ps.graph(Shout()).name == "Shout"
+    assert await engine.run(ps.graph(ps.RateLimit(per_second=1000))(3)) == 3
+    assert await engine.run(ps.graph(upper.named("loud").with_policy(timeout_seconds=5))("a")) == "A!"
+    async with engine.stream(ps.graph(letters)("abc")) as values:
+        assert [value async for value in values] == ["a", "b", "c"]
+
+
+async def test_a_node_that_reads_a_stream_is_a_graph_that_reads_one() -> None:
+    async def source() -> AsyncIterator[str]:
+        for letter in "abc":
+            yield letter
+
+    assert await engine.run(ps.graph(joined)(source())) == "abc"
+    assert await engine.run((joined >> upper)(source())) == "ABC!"
+
+
+async def test_a_graph_of_one_node_is_a_step_of_another_graph() -> None:
+    inner = ps.graph(upper)
+
+    @ps.graph
+    async def outer(text: str) -> list[str]:
+        return await ps.map_each(inner, [await inner(text), text])
+
+    assert await engine.run(outer("a")) == ["A!!", "A!"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (collect, r"tracing.py:\d+: parameter \*values: object of graph 'collect': .*take a list"),
+        (ps.node(max), r"the parameters of 'max' are not known.*@ps.graph"),
+        (Shout, r"make an instance of the class first, ps.graph\(Shout\(...\)\)"),
+        (ps.graph(upper), "that is a graph already"),
+        (len, "write `async def`"),
+    ],
+    ids=["variadic", "builtin", "class", "graph", "function"],
+)
+def test_what_is_no_graph_of_one_node_says_why(wrong: object, message: str) -> None:
+    with pytest.raises(ps.GraphTraceError, match=message):
+        ps.graph(wrong)  # type: ignore[call-overload]
+
+
+async def test_a_copy_with_another_name_shares_the_limits_and_is_told_apart() -> None:
+    meter = Meter()
+    client = Client("", meter)
+    news, mail = client.fetch.named("news"), client.fetch.named("mail")
+
+    @ps.graph
+    async def graph(path: str) -> object:
+        return collect(await news(path), await mail(path), await client.fetch.named("inside")(path))
+
+    async with engine.deploy(graph) as service:
+        await service.map(graph(str(number)) for number in range(10))
+        names = [actor.node for actor in service.statistics().actors]
+    assert meter.most == 2
+    assert [step.label for step in engine.plan(graph).steps] == ["news", "mail", "inside", "collect"]
+    assert {"news", "mail", "inside"} <= set(names), names
+    for wrong in ("", 3):
+        with pytest.raises(ps.OptionsError, match="name"):
+            client.fetch.named(wrong)  # type: ignore[arg-type]

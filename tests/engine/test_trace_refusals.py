@@ -315,10 +315,11 @@ def test_what_is_no_async_def_is_no_graph() -> None:
     async def stream(x: int) -> Any:
         yield x
 
-    for made, remedy in ((plain, "async def"), (stream, "yield"), (double, "already")):
+    of_one_node = ps.graph(double)
+    for made, remedy in ((plain, "async def"), (stream, "yield"), (of_one_node, "already")):
         with pytest.raises(ps.GraphTraceError, match=remedy) as caught:
             ps.graph(made)  # type: ignore[arg-type]
-        if made is not double:
+        if made is not of_one_node:
             assert str(caught.value).startswith(f"{__file__}:{made.__code__.co_firstlineno}: ")  # type: ignore[attr-defined]
 
 

@@ -247,10 +247,10 @@ class ExpressionInterpreter(ast.NodeVisitor):
             self.report(node, wrong, rule.COND)
 
     def _method(self, function: ast.Attribute, base: Value, arguments: list[Value]) -> Value | None:
-        """Return the result of a method of a built-in container, or of `with_policy` of a node; None if unknown."""
+        """Return the result of a method of a built-in container, or a copy of a node; None if unknown."""
         name = function.attr
         if base.kind in (Kind.NODE, Kind.GRAPH):
-            return base if name == "with_policy" else None
+            return base if name in ("with_policy", "named") else None
         own = isinstance(function.value, ast.Name) and function.value.id in self.variables and base.target is MISSING
         if arguments and (own or isinstance(base.target, list | dict | set | deque)):
             if name in _ADDERS:
