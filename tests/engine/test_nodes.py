@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from tests.engine.tracing import add, collect, double, refusal
+from tests.engine.tracing import add, body, collect, define, double, refusal
 
 
 class Meter:
@@ -499,3 +499,113 @@ async def test_a_copy_with_another_name_shares_the_limits_and_is_told_apart() ->
     for wrong in ("", 3):
         with pytest.raises(ps.OptionsError, match="name"):
             client.fetch.named(wrong)  # type: ignore[arg-type]
+
+
+async def test_a_step_of_one_line() -> None:
+    seen: list[str] = []
+
+    async def later(text: str) -> str:
+        await asyncio.sleep(0)
+        return text.upper()
+
+    @ps.graph
+    async def graph(a: str, b: int) -> tuple[str, str, int, int]:
+        seen.append("traced")
+        text = ps.apply(lambda a, b: f"Judge {a} against {b}", a, b)
+        return text, await ps.apply(later, text), ps.apply(len, text), ps.apply(lambda n: n + 1, ps.apply(abs, -3))
+
+    expected = ("Judge x against 3", "JUDGE X AGAINST 3", 17, 4)
+    assert await engine.run(graph("x", 3)) == expected
+    assert await engine.run(graph("x", 3)) == expected
+    assert seen == ["traced"]
+    assert await graph("x", 3) == expected  # as plain Python
+    labels = [step.label for step in engine.plan(graph).steps]
+    assert labels[:3] == ['lambda a, b: f"Judge {a} against {b}"', "later", "len"]
+    for drawing in (str(graph), graph.to_mermaid(), graph.to_dot(), graph._repr_svg_()):
+        assert "Judge" in drawing
+    async with engine.deploy(graph) as service:
+        assert await service("x", b=3) == expected
+    assert ps.apply(lambda a: a + 1, 3) == 4
+
+
+def test_the_name_of_a_step_of_one_line_is_shortened_in_the_middle() -> None:
+    @ps.graph
+    async def graph(text: str) -> str:
+        return ps.apply(lambda text: text.replace("a long word", "another long word").strip(), text)
+
+    [step] = engine.plan(graph).steps
+    assert step.label == 'lambda text: text.re…ng word").strip()'[:21] + step.label[21:]
+    assert len(step.label) == 40
+    assert step.label.endswith('").strip()')
+    unknown = define("@ps.graph\nasync def g(x):\n    return ps.apply(lambda x: x + 1, x)")
+    assert [step.label for step in engine.plan(unknown).steps] == ["lambda"]
+
+
+def test_a_step_of_one_line_is_one_node_from_trace_to_trace() -> None:
+    step, offset = 1, 10
+
+    @ps.graph
+    async def graph(x: int) -> tuple[int, int, int]:
+        return ps.apply(lambda x: x + 1, x), ps.apply(lambda x: x + offset, x), ps.apply(lambda x: x - step, x)
+
+    def nodes() -> list[ps.Node[..., object]]:
+        return [one.callee for one in graph._present_trace().steps]  # type: ignore[misc]
+
+    before = nodes()
+    offset = 20
+    after = nodes()
+    assert len({*map(id, before)}) == 3
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert after[1] is not before[1]  # it adds another number
+    assert after[1].origin is before[1].origin
+    assert (nodes(), graph._present_trace()) == (after, graph._present_trace())
+    assert asyncio.run(engine.run(graph(1))) == (2, 21, 0)
+
+
+async def test_a_step_of_one_line_in_a_loop_keeps_the_values_of_its_round() -> None:
+    @ps.graph
+    async def graph(x: int) -> list[str]:
+        return [ps.apply(lambda x: f"{name}{x}{end}", x) for name in "ab" for end in (name, "!")]  # noqa: B023
+
+    assert await engine.run(graph(1)) == await graph(1) == ["a1a", "a1!", "b1b", "b1!"]
+
+
+async def test_steps_of_one_line_of_two_graphs_of_a_factory_keep_their_values() -> None:
+    def build(by: int) -> ps.Graph[[int], int]:
+        @ps.graph
+        async def scaled(x: int) -> int:
+            return ps.apply(lambda x: x * by, x)
+
+        return scaled
+
+    graphs = [build(by) for by in (2, 3, 2)]
+    assert [await engine.run(graph(5)) for graph in graphs] == [10, 15, 10]
+
+
+def test_a_step_of_one_line_may_do_what_a_graph_may_not() -> None:
+    @ps.graph
+    async def graph(x: object, y: list[int]) -> object:
+        kind = ps.apply(lambda x: "text" if isinstance(x, str) and x is not None else "other", x)
+        return kind, ps.apply(lambda y: [one for one in y if one], y)
+
+    assert asyncio.run(engine.run(graph("a", [0, 1]))) == ("text", [1])
+
+
+def test_a_step_of_one_line_says_what_is_wrong() -> None:
+    outer = refusal(lambda: body("v = add(x)", "return ps.apply(lambda y: y + v, y)"))
+    assert "<Ref add> in its closure" in outer
+    assert "pass it as an argument" in outer
+    assert "missing a required argument" in refusal(lambda: body("return ps.apply(lambda a, b: a, x)"))
+    assert "call it as it is" in refusal(lambda: body("return ps.apply(double, x)"))
+    assert "never awaited" in refusal(lambda: body("ps.apply(double.fn, x)", "return 1"))
+    for wrong in (3, add, Shout(), ps.graph(add)):
+        with pytest.raises(TypeError, match=r"ps.apply takes a function first, got"):
+            ps.apply(wrong, 3)  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError) as caught:
+        asyncio.run(engine.run(divided(1)))
+    assert "in node 'lambda x: 1 / (x - 1)' of graph 'divided'" in caught.value.__notes__[0]
+
+
+@ps.graph
+async def divided(x: int) -> float:
+    return ps.apply(lambda x: 1 / (x - 1), x)

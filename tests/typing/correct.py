@@ -223,6 +223,18 @@ async def first(url: str, *, weight: float = 1.0) -> Hit:
 
 
 @ps.graph
+async def judge(answer: str, other: Hit) -> str:
+    assert_type(ps.apply(len, answer), int)
+    assert_type(ps.apply(lambda: 3), int)
+    assert_type(await ps.apply(as_hits, answer), list[Hit])
+    return ps.apply(lambda a, b: f"Judge {a} against {b.url}", answer, other)
+
+
+async def as_hits(text: str) -> list[Hit]:
+    return [Hit(text, 0)]
+
+
+@ps.graph
 async def warm_up() -> int:
     return 3
 

@@ -58,6 +58,13 @@ async def graphs_of_one_node(hit: Hit) -> None:
     ps.graph(Index)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
+def applied(hit: Hit) -> None:
+    ps.apply(len, 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ps.apply(len)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    text: str = ps.apply(lambda found: found.score, hit)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType, reportArgumentType]
+    print(text)
+
+
 async def results() -> None:
     text: str = await fetch("a")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     hits: list[Hit] = best([])  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
