@@ -37,7 +37,8 @@ _REMEDIES: Final = {
     "the node is called; warmup(..., constants={...}) and deploy(warmup=True) compile for an array in the graph",
     "configuration": "set JAX's configuration once, before the first call",
     "function": "define the function once, outside of the loop or method that passes it: each object is compiled",
-    "eviction": "the process needs more programs than the cache keeps: bound the shapes of the nodes that have most",
+    "eviction": "the process needs more programs than the cache keeps: bound the shapes of the nodes that have most, "
+    "or keep more with devices.set_program_cache(max_programs=...)",
 }
 
 
@@ -242,6 +243,7 @@ class CompileLog:
         self._misses = 0
         self._seconds = 0.0
         self._evictions = 0
+        self._evicted: deque[str] = deque(maxlen=_MAX_REASONS)
         self._remembered: deque[Compiled] = deque(maxlen=_MAX_REMEMBERED)
         self._reasons: deque[Recompilation] = deque(maxlen=_MAX_REASONS)
         self._told: set[Hashable] = set()
@@ -267,6 +269,7 @@ class CompileLog:
                     ]
                 ),
                 recompilations=tuple(self._reasons),
+                evicted=tuple(self._evicted),
             )
 
     def programs(self) -> list[ProgramMemory]:
@@ -332,7 +335,7 @@ class CompileLog:
         """Count a program that was evicted, and forget it."""
         with self._lock:
             if executable in self._executables:
-                del self._executables[executable]
+                self._evicted.append(self._executables.pop(executable))
                 self._evictions += 1
                 self._hits_of_dropped += executable.hits
                 self._transfers_of_dropped.update(executable.transfers)

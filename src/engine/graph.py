@@ -3,8 +3,11 @@
 import functools
 import inspect
 import types
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
@@ -16,7 +19,7 @@ from .node import Node
 from .open_resources import run_eagerly
 from .options import ExecutionOptions
 from .planning import make_plan, merge_equal_calls
-from .program import Plan
+from .program import Pass, Plan
 from .stateful import is_stateful, node_of
 from .tracing.annotations import hints_of, is_stream_parameter, signature_of
 from .tracing.ref import PendingRef, Ref, Unawaited, call_location, definition_location, is_users, refuse_leak
@@ -26,6 +29,9 @@ from .tracing.tracer import Trace, Tracer, active, endless_recursion, inner_code
 
 # Counts how often a node was replaced or restored. A trace made under another number is outdated.
 _epoch = 0
+
+
+_REPLACED = "testing.replace has replaced or restored a node"
 
 
 def epoch() -> int:
@@ -117,6 +123,30 @@ class _ContinuedCall(Call[R_co]):
         self._trace_headers = headers
 
 
+@dataclass(frozen=True)
+class GraphStatistics:
+    """A snapshot of what tracing and planning a graph has cost. A graph inside another one is traced with that.
+
+    Attributes:
+        traces: how often its function was traced.
+        reasons: why it was traced again, the last hundred times, the newest last: which name meant something else.
+        trace_seconds: the time that tracing has taken, over all traces that succeeded.
+        plan_seconds: the time that planning has taken, over all plans that succeeded.
+        hits: how often a verb found trace and plan as they were: each `engine.run`, and each graph of a stream or a
+            deployment when that begins.
+    """
+
+    traces: int
+    reasons: tuple[str, ...]
+    trace_seconds: float
+    plan_seconds: float
+    hits: int
+
+
+# More than a person reads, and bounded where a graph reads what changes with each call.
+_MAX_REASONS = 100
+
+
 class Graph(Generic[P, R_co]):
     """An async function that calls nodes, and that is traced once; made by `penstock.graph`.
 
@@ -143,6 +173,9 @@ class Graph(Generic[P, R_co]):
         self._plan: Plan | None = None
         self._references = References()
         self._epoch = -1
+        self._traces = self._hits = 0
+        self._reasons: deque[str] = deque(maxlen=_MAX_REASONS)
+        self._trace_seconds = self._plan_seconds = 0.0
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """Return a `Call` with these arguments, without starting it."""
@@ -198,7 +231,10 @@ class Graph(Generic[P, R_co]):
             GraphTraceError: the function does something that a trace cannot represent.
         """
         if self._trace is None or self._epoch != epoch() or self._references.changed():
-            self._trace, self._references = self._traced()
+            reason = ""
+            if self._trace is not None:
+                reason = _REPLACED if self._epoch != epoch() else self._references.what_changed()
+            self._trace, self._references = self._traced(reason)
             self._epoch = epoch()
         return self._trace
 
@@ -209,14 +245,31 @@ class Graph(Generic[P, R_co]):
             is_cached: the execution option `enable_caching`; if False, the caller gets a new trace and plan for itself.
         """
         if not is_cached:
-            return make_plan(self._traced()[0], without=(merge_equal_calls,))
+            return self._made_plan(self._traced("enable_caching=False")[0], without=(merge_equal_calls,))
         trace = self._present_trace()
-        if self._plan is None or self._plan.trace is not trace:
-            self._plan = make_plan(trace)
+        if self._plan is not None and self._plan.trace is trace:
+            self._hits += 1
+        else:
+            self._plan = self._made_plan(trace)
         return self._plan
 
-    def _traced(self) -> tuple[Trace, References]:
-        """Trace the function; returns the trace, and the global names that the function has used."""
+    def _made_plan(self, trace: Trace, without: tuple[Pass, ...] = ()) -> Plan:
+        began = perf_counter()
+        plan = make_plan(trace, without=without)
+        self._plan_seconds += perf_counter() - began
+        return plan
+
+    def statistics(self) -> GraphStatistics:
+        """Return how often the graph was traced, why again, what that has cost, and how often it was not necessary."""
+        return GraphStatistics(self._traces, tuple(self._reasons), self._trace_seconds, self._plan_seconds, self._hits)
+
+    def _traced(self, reason: str) -> tuple[Trace, References]:
+        """Trace the function; return the trace, and the global names that the function has used.
+
+        Args:
+            reason: why it is traced again, for statistics; empty for its first trace.
+        """
+        began = perf_counter()
         tracer = Tracer(self.name)
         parameters = tuple(
             [
@@ -236,6 +289,10 @@ class Graph(Generic[P, R_co]):
         for fn in dict.fromkeys(trace.functions):
             _check(fn, again=False)  # `@graph` has checked its own function; a body may be defined elsewhere
             references = references | resolve_references(fn, is_tracked=is_tracked)
+        self._trace_seconds += perf_counter() - began
+        self._traces += 1
+        if reason:
+            self._reasons.append(reason)
         return trace, references
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
