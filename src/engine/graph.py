@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 from weakref import WeakSet
 
 from .._errors import GraphTraceError, PlanError
 from ..actors.loop_host import StreamActor
 from ..telemetry.text import printable
 from .control import Control, map_each
-from .node import Node
+from .node import Node, global_name, refuse_pickle
 from .open_resources import run_eagerly
 from .options import ExecutionOptions
 from .planning import make_plan, merge_equal_calls
@@ -83,7 +83,7 @@ class Call(Unawaited, Generic[R_co]):
     """A graph with its arguments, not started; `engine.run`, `engine.stream` and a service run it.
 
     `await call` runs the graph without an engine, step by step as plain Python; the policies of its nodes (retry,
-    timeout, limits) do not apply then.
+    timeout, limits) do not apply then. A call pickles with its arguments; its graph does by module and name.
 
     Attributes:
         graph: the graph.
@@ -109,6 +109,14 @@ class Call(Unawaited, Generic[R_co]):
     def _continued(self, headers: Mapping[str, str]) -> "Call[R_co]":
         """Return the same call with the headers of a trace that it continues."""
         return _ContinuedCall(self.graph, self.arguments, headers)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the call: the graph by module and name, and the arguments."""
+        return (
+            (Call, (self.graph, self.arguments))
+            if self._trace_headers is None
+            else (_ContinuedCall, (self.graph, self.arguments, self._trace_headers))
+        )
 
     def __repr__(self) -> str:
         # Names the remedy: before Python 3.14, asyncio.run(search("x")) refuses a call with an error that shows this.
@@ -151,12 +159,15 @@ class Graph(Generic[P, R_co]):
     """An async function that calls nodes, and that is traced once; made by `penstock.graph`.
 
     Calling a graph gives a `Call`. `a >> b` builds a chain, in which `b` takes the result of `a`. A graph that another
-    graph awaits becomes part of it.
+    graph awaits becomes part of it. A graph pickles by module and name, as a function does.
 
     Attributes:
         fn: the function itself.
         name: the name of the function.
     """
+
+    # The nodes and graphs of a chain; a graph that has a function of the user's has none.
+    _parts: tuple[Any, ...] = ()
 
     def __init__(self, fn: Callable[P, Coroutine[Any, Any, R_co]]) -> None:
         self.fn = fn
@@ -326,6 +337,19 @@ class Graph(Generic[P, R_co]):
 
         return to_text(drawing_of(self._present_trace()))
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle the graph by module and name, as a function; a chain without a name by its parts."""
+        name = global_name(self, self.fn)
+        if name is None and self._parts:
+            return _chained, self._parts
+        return name or refuse_pickle(f"graph {self.name!r}", self.fn)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # as a function
+
     def __repr__(self) -> str:
         return f"<Graph {printable(self.name)}>"
 
@@ -429,10 +453,13 @@ def _chained(*parts: Any) -> Graph[..., Any]:
         return value
 
     run_chain.__name__ = run_chain.__qualname__ = "_to_".join(part_name(part) for part in parts)
+    run_chain.__module__ = first.__module__
     _refuse_variadic(first, run_chain.__name__, signature)
     run_chain.__signature__ = signature  # type: ignore[attr-defined]
     run_chain.__annotations__ = _annotations_of(first, last)
-    return Graph(run_chain)
+    made: Graph[..., Any] = Graph(run_chain)
+    made._parts = parts
+    return made
 
 
 def _annotations_of(first: Callable[..., Any], last: Callable[..., Any]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ import asyncio
 import copy
 import inspect
 import pickle
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -11,7 +13,7 @@ from typing import Self
 import pytest
 
 import penstock as ps
-from penstock import engine
+from penstock import engine, telemetry
 from tests.engine.tracing import add, body, collect, define, double, refusal
 
 
@@ -609,3 +611,75 @@ def test_a_step_of_one_line_says_what_is_wrong() -> None:
 @ps.graph
 async def divided(x: int) -> float:
     return ps.apply(lambda x: 1 / (x - 1), x)
+
+
+quicker = upper.named("quicker")
+loud_upper = upper >> Shout()
+alone = ps.graph(upper)
+
+
+@pytest.mark.parametrize(
+    "made", [upper, quicker, Client.fetch, divided, alone, loud_upper, letters, add], ids=lambda made: made.name
+)
+def test_nodes_and_graphs_pickle_by_module_and_name(made: object) -> None:
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps([made], protocol))[0] is made
+    assert copy.copy(made) is made
+    assert copy.deepcopy([made])[0] is made
+    assert len(pickle.dumps(made)) < 100
+
+
+async def test_a_call_pickles_with_its_arguments() -> None:
+    call = pickle.loads(pickle.dumps(alone("a", times=3)))
+    assert (call.graph, call.arguments) == (alone, ("a", "!", 3))
+    assert await engine.run(call) == "A!!!"
+    async with engine.deploy(alone) as service:
+        assert await service.run(call) == "A!!!"
+    continued = telemetry.continued(alone("b"), {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"})
+    again = pickle.loads(pickle.dumps(continued))
+    assert again._trace_headers == continued._trace_headers
+
+
+async def test_methods_and_chains_without_a_name_are_made_again() -> None:
+    client = Client("x/")
+    for bound in (client.fetch, client.quick):
+        again = pickle.loads(pickle.dumps(bound))
+        assert (again.name, again.origin) == (bound.name, bound.origin)
+        assert await again("a") == "x/a"
+    chain = pickle.loads(pickle.dumps(upper >> quicker))
+    assert await engine.run(chain("a", times=2)) == "A!!!"
+    assert await engine.run(pickle.loads(pickle.dumps(ps.graph(quicker)("a")))) == "A!"
+
+
+def test_another_process_runs_a_call_that_was_pickled() -> None:
+    program = (
+        "import asyncio, pickle; from penstock import engine; "
+        f"print(asyncio.run(engine.run(pickle.loads({pickle.dumps(divided(3))!r}))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "0.5\n"
+
+
+def test_what_does_not_pickle_is_named() -> None:
+    @ps.node
+    def inner(x: int) -> int:
+        return x
+
+    @ps.graph
+    async def of_inner(x: int) -> int:
+        return inner(x)
+
+    for wrong, named in (
+        (inner, "node 'inner'"),
+        (of_inner, "graph 'of_inner'"),
+        (of_inner(1), "graph 'of_inner'"),
+        (ps.graph(inner)(1), "node 'inner'"),
+        (inner >> add, "node 'inner'"),
+        (upper.named("other"), "node 'other'"),
+        (client_of_nobody.fetch.named("other"), "node 'other'"),
+    ):
+        with pytest.raises(pickle.PicklingError, match=f"{named} does not pickle: .*at the top level of that module"):
+            pickle.dumps({"deep": [wrong]})
+
+
+client_of_nobody = Client("y/")

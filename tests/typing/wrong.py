@@ -61,7 +61,8 @@ async def graphs_of_one_node(hit: Hit) -> None:
 def applied(hit: Hit) -> None:
     ps.apply(len, 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ps.apply(len)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    text: str = ps.apply(lambda found: found.score, hit)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType, reportArgumentType]
+    score = ps.apply(lambda found: found.score, hit)
+    text: str = score  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     print(text)
 
 
