@@ -50,7 +50,7 @@ from .actors.loop_host import Actor, StreamActor
 from .actors.own_loops import Inbox, StreamWork, Work
 from .actors.policy import Retry
 from .engine.control import cond, fold, map_each, switch, while_loop
-from .engine.decorator import node
+from .engine.decorator import apply, node
 from .engine.graph import Call, Graph, graph
 from .engine.node import Node
 from .engine.options import ExecutionOptions, execution_options, set_execution_options
@@ -64,7 +64,7 @@ __all__ = [
     "Graph", "GraphTraceError", "Inbox", "InboxClosed", "ItemInfo", "IterationLimitError", "MissingExtraError",
     "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "OptionsError", "Overloaded", "PenstockError",
     "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "StreamActor",
-    "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "cond", "current", "data",
+    "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "apply", "cond", "current", "data",
     "device_node", "devices", "engine", "execution_options", "fold", "graph", "map_each", "node", "resource",
     "set_execution_options", "switch", "telemetry", "testing", "while_loop",
 ]  # fmt: skip

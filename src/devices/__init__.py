@@ -18,10 +18,12 @@ __all__ = [
     "Array", "BatchStatistics", "Benchmark", "BoundFunction", "CgroupLimits", "CompileStatistics", "CpuStatus",
     "Device", "DeviceActor", "DeviceBatch", "DeviceMesh", "DeviceStatus", "FitPlan", "Measurement", "MemoryLimit",
     "Recommendation", "Recompilation", "SelfCheckResult", "SlurmAllocation", "Status", "Strategy", "Transfer",
-    "TriedSize", "actor", "benchmark", "einsum", "fit", "persistent_compile_cache", "select", "status",
+    "TriedSize", "actor", "benchmark", "einsum", "fit", "persistent_compile_cache", "select", "set_program_cache",
+    "status",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from .compiling import set_program_cache
     from .fitting import FitPlan, MemoryLimit, Strategy, TriedSize, fit
     from .untyped_jax import Array
 else:
@@ -34,5 +36,6 @@ else:
             "Strategy": ".fitting",
             "TriedSize": ".fitting",
             "fit": ".fitting",
+            "set_program_cache": ".compiling",
         },
     )

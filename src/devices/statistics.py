@@ -64,10 +64,11 @@ class CompileStatistics:
         hits: calls that found their program compiled.
         misses: calls that waited for a compilation, also one that another call had begun.
         seconds: time spent tracing, lowering and compiling.
-        evictions: programs dropped because the process held too many.
+        evictions: programs dropped because the process held too many; `set_program_cache` says how many are too many.
         transfers: arguments that were on another device or had another sharding, and were moved for a call.
         directions: those transfers by argument, source and destination; the most frequent first.
         recompilations: why there is more than one program, the last hundred or so reasons.
+        evicted: the arguments that the programs were for that were dropped, the last hundred, the newest last.
     """
 
     programs: int
@@ -78,6 +79,7 @@ class CompileStatistics:
     transfers: int
     directions: tuple[Transfer, ...]
     recompilations: tuple[Recompilation, ...]
+    evicted: tuple[str, ...] = ()
 
     @classmethod
     def _total(cls, parts: "Sequence[CompileStatistics]") -> "CompileStatistics":
@@ -91,6 +93,7 @@ class CompileStatistics:
             transfers=sum(part.transfers for part in parts),
             directions=tuple(one for part in parts for one in part.directions),
             recompilations=tuple(one for part in parts for one in part.recompilations),
+            evicted=tuple(one for part in parts for one in part.evicted),
         )
 
 

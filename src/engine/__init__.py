@@ -13,7 +13,7 @@ from .admission import AdmissionStatistics
 from .control import Outcome
 from .engine import Engine, EngineStatistics
 from .engine import default_engine as _default_engine
-from .graph import Call, Graph
+from .graph import Call, Graph, GraphStatistics
 from .graph import as_graph as _as_graph
 from .options import CallOptions, Scheduler
 from .options import resolve as _resolve
@@ -23,10 +23,10 @@ from .streaming import Stream
 
 __all__ = [
     "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CallOptions", "ChannelStatistics",
-    "Engine", "EngineStatistics", "MemoryReport", "NodeMemory", "Outcome", "Plan", "ProcessPoolStatistics",
-    "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service", "ServiceState", "ServiceStatistics", "Strategy",
-    "Stream", "StreamStatistics", "ThreadPoolStatistics", "deploy", "memory", "plan", "run", "stream",
-    "tuned_for_serving",
+    "Engine", "EngineStatistics", "GraphStatistics", "MemoryReport", "NodeMemory", "Outcome", "Plan",
+    "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service", "ServiceState",
+    "ServiceStatistics", "Strategy", "Stream", "StreamStatistics", "ThreadPoolStatistics", "deploy", "memory",
+    "plan", "run", "stream", "tuned_for_serving",
 ]  # fmt: skip
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
-"""The decorator `node`, and how a function that takes a batch becomes a node that takes one item."""
+"""The decorator `node`, how a function that takes a batch becomes a node, and `apply`: a node of one line."""
 
+import ast
 import asyncio
 import functools
 import inspect
@@ -17,12 +18,15 @@ from typing import (
     Protocol,
     TypeAlias,
     TypeVar,
+    TypeVarTuple,
     Union,
+    Unpack,
     cast,
     get_args,
     get_origin,
     overload,
 )
+from weakref import WeakValueDictionary
 
 from ..actors.accepted import NAME, check, optional, refuse_unknown
 from ..actors.batching import BATCH, Batch, Batcher, results_of
@@ -32,10 +36,14 @@ from ..actors.policy import Policy, Retry, RunsOn
 from ..actors.stream_buffer import DEFAULT_CAPACITY
 from ..actors.supervision import RestartMode
 from ..actors.tasks import uninterrupted
+from ..telemetry.text import MAX_NAME_COLUMNS, printable, shorten
 from .graph import Graph
 from .node import Node, check_policy, is_async
 from .stateful import is_stateful, make_stateful
 from .tracing.annotations import hints_of, signature_of
+from .tracing.ref import PendingRef, Ref, closure_values, refuse_leak
+from .tracing.source_check.values import locate
+from .tracing.tracer import active
 
 if TYPE_CHECKING:
     from ..actors.threads import ThreadShare
@@ -168,6 +176,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 U = TypeVar("U")
 Owner = TypeVar("Owner")
+Ts = TypeVarTuple("Ts")
 
 
 class _Decorator(Protocol):
@@ -178,21 +187,24 @@ class _Decorator(Protocol):
 
 
 class _BatchDecorator(Protocol):
-    # The function takes a list and returns a list; a caller of the node passes one item and gets one result.
+    # The function takes a list and returns a list; a caller of the node passes one item and gets one result. With Any
+    # in place of `object`, mypy would call the overloads that take a node ambiguous.
     @overload
     def __call__(
         self, fn: Callable[[list[T]], Awaitable[Sequence[U | Exception]]], /
-    ) -> Node[[T], Coroutine[Any, Any, U]]: ...
+    ) -> Node[[T], Coroutine[object, object, U]]: ...
     @overload
-    def __call__(self, fn: Callable[[list[T]], Sequence[U | Exception]], /) -> Node[[T], Coroutine[Any, Any, U]]: ...
+    def __call__(
+        self, fn: Callable[[list[T]], Sequence[U | Exception]], /
+    ) -> Node[[T], Coroutine[object, object, U]]: ...
     @overload
     def __call__(
         self, fn: Callable[[Owner, list[T]], Awaitable[Sequence[U | Exception]]], /
-    ) -> Node[[Owner, T], Coroutine[Any, Any, U]]: ...
+    ) -> Node[[Owner, T], Coroutine[object, object, U]]: ...
     @overload
     def __call__(
         self, fn: Callable[[Owner, list[T]], Sequence[U | Exception]], /
-    ) -> Node[[Owner, T], Coroutine[Any, Any, U]]: ...
+    ) -> Node[[Owner, T], Coroutine[object, object, U]]: ...
 
 
 @overload
@@ -344,3 +356,81 @@ def _may_be_ordered(target: object) -> bool:
         return False
     call = next((vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None)
     return call is None or not inspect.isasyncgenfunction(inspect.unwrap(call))
+
+
+def apply(fn: Callable[[Unpack[Ts]], R], /, *args: *Ts) -> R:
+    """Call a function of one line in a graph, as a step: `ps.apply(lambda a, b: f"Judge {a} against {b}", a, b)`.
+
+    The step runs the function on the event loop, so it should not take long; an `async def` is awaited. Its name is
+    the source of the lambda, shortened in the middle, or the name of the function. Whatever needs a policy is a node.
+
+    Args:
+        fn: the function, most often a lambda. What it needs of other steps goes in as an argument: a lambda cannot see
+            such values from outside.
+        *args: its arguments, results of other steps or values.
+
+    Returns:
+        What the function returns. Outside of a graph, it is just called.
+
+    Raises:
+        TypeError: `fn` is no function.
+        GraphTraceError: the function uses a result of another step that is not an argument.
+    """
+    if isinstance(fn, Node | Graph | Ref | PendingRef) or is_stateful(fn) or not callable(fn):
+        remedy = (
+            "call it as it is"
+            if isinstance(fn, Node | Graph) or is_stateful(fn)
+            else ("for a method, write ps.apply(lambda value: value.method(), value)")
+        )
+        raise TypeError(f"ps.apply takes a function first, got {fn!r}: {remedy}")
+    if active() is not None:
+        return cast("R", _node_of_one_line(fn)(*args))
+    for arg in args:
+        if isinstance(arg, Ref | PendingRef):
+            refuse_leak("function", _name_of(fn), arg)
+    return fn(*args)
+
+
+# The node of each place in the source, by the id of its code. A graph is traced again and again, and its nodes stay the
+# same: the trace holds them. A node keeps its function alive, so the id belongs to that code as long as it is here.
+_of_one_line: WeakValueDictionary[int, Node[..., Any]] = WeakValueDictionary()
+
+
+def _node_of_one_line(fn: Callable[..., Any]) -> Node[..., Any]:
+    fn = inner = _with_values_of_now(fn)
+    while isinstance(inner, functools.partial):
+        inner = cast("Any", inner).func
+    inner = getattr(inner, "__func__", inner)
+    place = id(getattr(inner, "__code__", inner))
+    known = _of_one_line.get(place)
+    if known is None:
+        known = _of_one_line[place] = Node(fn, Policy(), name=_name_of(inner))
+    same_values = known.fn is fn or _values_of(known.fn) == _values_of(fn)
+    return known if same_values else Node(fn, known.policy, name=known.name, origin=known)
+
+
+def _with_values_of_now(fn: Any) -> Any:
+    """Return a lambda with a closure of its own: a loop in the graph may go on to change a variable in it."""
+    if not isinstance(fn, types.FunctionType) or fn.__name__ != "<lambda>" or not fn.__closure__:
+        return fn
+    cells = tuple([types.CellType(cell.cell_contents) if cell != types.CellType() else cell for cell in fn.__closure__])
+    made = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, cells)
+    made.__kwdefaults__ = fn.__kwdefaults__
+    return made
+
+
+def _values_of(fn: Any) -> object:
+    """Return what distinguishes two functions with the same code: the objects in closure and defaults."""
+    if not isinstance(fn, types.FunctionType):
+        return id(fn)
+    values = (*closure_values(fn), *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())
+    return [id(value) for value in values]
+
+
+def _name_of(fn: Any) -> str:
+    name = str(getattr(fn, "__name__", type(fn).__name__))
+    if name != "<lambda>":
+        return name
+    found = locate(fn)
+    text = found and ast.get_source_segment("".join(found.lines), found.node)
+    return shorten(printable(text), MAX_NAME_COLUMNS) if text else "lambda"

@@ -3,19 +3,23 @@
 import functools
 import inspect
 import types
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 from weakref import WeakSet
 
 from .._errors import GraphTraceError, PlanError
+from ..actors.loop_host import StreamActor
 from ..telemetry.text import printable
 from .control import Control, map_each
-from .node import Node
+from .node import Node, global_name, refuse_pickle
 from .open_resources import run_eagerly
 from .options import ExecutionOptions
 from .planning import make_plan, merge_equal_calls
-from .program import Plan
+from .program import Pass, Plan
 from .stateful import is_stateful, node_of
 from .tracing.annotations import hints_of, is_stream_parameter, signature_of
 from .tracing.ref import PendingRef, Ref, Unawaited, call_location, definition_location, is_users, refuse_leak
@@ -25,6 +29,9 @@ from .tracing.tracer import Trace, Tracer, active, endless_recursion, inner_code
 
 # Counts how often a node was replaced or restored. A trace made under another number is outdated.
 _epoch = 0
+
+
+_REPLACED = "testing.replace has replaced or restored a node"
 
 
 def epoch() -> int:
@@ -76,7 +83,7 @@ class Call(Unawaited, Generic[R_co]):
     """A graph with its arguments, not started; `engine.run`, `engine.stream` and a service run it.
 
     `await call` runs the graph without an engine, step by step as plain Python; the policies of its nodes (retry,
-    timeout, limits) do not apply then.
+    timeout, limits) do not apply then. A call pickles with its arguments; its graph does by module and name.
 
     Attributes:
         graph: the graph.
@@ -103,6 +110,14 @@ class Call(Unawaited, Generic[R_co]):
         """Return the same call with the headers of a trace that it continues."""
         return _ContinuedCall(self.graph, self.arguments, headers)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the call: the graph by module and name, and the arguments."""
+        return (
+            (Call, (self.graph, self.arguments))
+            if self._trace_headers is None
+            else (_ContinuedCall, (self.graph, self.arguments, self._trace_headers))
+        )
+
     def __repr__(self) -> str:
         # Names the remedy: before Python 3.14, asyncio.run(search("x")) refuses a call with an error that shows this.
         return f"<Call of graph {printable(self.graph.name)}, which `await engine.run(call)` runs>"
@@ -116,16 +131,43 @@ class _ContinuedCall(Call[R_co]):
         self._trace_headers = headers
 
 
+@dataclass(frozen=True)
+class GraphStatistics:
+    """A snapshot of what tracing and planning a graph has cost. A graph inside another one is traced with that.
+
+    Attributes:
+        traces: how often its function was traced.
+        reasons: why it was traced again, the last hundred times, the newest last: which name meant something else.
+        trace_seconds: the time that tracing has taken, over all traces that succeeded.
+        plan_seconds: the time that planning has taken, over all plans that succeeded.
+        hits: how often a verb found trace and plan as they were: each `engine.run`, and each graph of a stream or a
+            deployment when that begins.
+    """
+
+    traces: int
+    reasons: tuple[str, ...]
+    trace_seconds: float
+    plan_seconds: float
+    hits: int
+
+
+# More than a person reads, and bounded where a graph reads what changes with each call.
+_MAX_REASONS = 100
+
+
 class Graph(Generic[P, R_co]):
     """An async function that calls nodes, and that is traced once; made by `penstock.graph`.
 
     Calling a graph gives a `Call`. `a >> b` builds a chain, in which `b` takes the result of `a`. A graph that another
-    graph awaits becomes part of it.
+    graph awaits becomes part of it. A graph pickles by module and name, as a function does.
 
     Attributes:
         fn: the function itself.
         name: the name of the function.
     """
+
+    # The nodes and graphs of a chain; a graph that has a function of the user's has none.
+    _parts: tuple[Any, ...] = ()
 
     def __init__(self, fn: Callable[P, Coroutine[Any, Any, R_co]]) -> None:
         self.fn = fn
@@ -134,7 +176,7 @@ class Graph(Generic[P, R_co]):
         self.__module__ = fn.__module__
         self.__wrapped__ = fn
         self._signature = signature_of(fn)
-        _refuse_variadic(self)
+        _refuse_variadic(fn, self.name, self._signature)
         kinds = [parameter.kind for parameter in self._signature.parameters.values()]
         self._positional = len(kinds) - kinds.count(inspect.Parameter.KEYWORD_ONLY)
         self._arity = len(kinds) if self._positional == len(kinds) else -1
@@ -142,6 +184,9 @@ class Graph(Generic[P, R_co]):
         self._plan: Plan | None = None
         self._references = References()
         self._epoch = -1
+        self._traces = self._hits = 0
+        self._reasons: deque[str] = deque(maxlen=_MAX_REASONS)
+        self._trace_seconds = self._plan_seconds = 0.0
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """Return a `Call` with these arguments, without starting it."""
@@ -197,7 +242,10 @@ class Graph(Generic[P, R_co]):
             GraphTraceError: the function does something that a trace cannot represent.
         """
         if self._trace is None or self._epoch != epoch() or self._references.changed():
-            self._trace, self._references = self._traced()
+            reason = ""
+            if self._trace is not None:
+                reason = _REPLACED if self._epoch != epoch() else self._references.what_changed()
+            self._trace, self._references = self._traced(reason)
             self._epoch = epoch()
         return self._trace
 
@@ -208,14 +256,31 @@ class Graph(Generic[P, R_co]):
             is_cached: the execution option `enable_caching`; if False, the caller gets a new trace and plan for itself.
         """
         if not is_cached:
-            return make_plan(self._traced()[0], without=(merge_equal_calls,))
+            return self._made_plan(self._traced("enable_caching=False")[0], without=(merge_equal_calls,))
         trace = self._present_trace()
-        if self._plan is None or self._plan.trace is not trace:
-            self._plan = make_plan(trace)
+        if self._plan is not None and self._plan.trace is trace:
+            self._hits += 1
+        else:
+            self._plan = self._made_plan(trace)
         return self._plan
 
-    def _traced(self) -> tuple[Trace, References]:
-        """Trace the function; returns the trace, and the global names that the function has used."""
+    def _made_plan(self, trace: Trace, without: tuple[Pass, ...] = ()) -> Plan:
+        began = perf_counter()
+        plan = make_plan(trace, without=without)
+        self._plan_seconds += perf_counter() - began
+        return plan
+
+    def statistics(self) -> GraphStatistics:
+        """Return how often the graph was traced, why again, what that has cost, and how often it was not necessary."""
+        return GraphStatistics(self._traces, tuple(self._reasons), self._trace_seconds, self._plan_seconds, self._hits)
+
+    def _traced(self, reason: str) -> tuple[Trace, References]:
+        """Trace the function; return the trace, and the global names that the function has used.
+
+        Args:
+            reason: why it is traced again, for statistics; empty for its first trace.
+        """
+        began = perf_counter()
         tracer = Tracer(self.name)
         parameters = tuple(
             [
@@ -235,6 +300,10 @@ class Graph(Generic[P, R_co]):
         for fn in dict.fromkeys(trace.functions):
             _check(fn, again=False)  # `@graph` has checked its own function; a body may be defined elsewhere
             references = references | resolve_references(fn, is_tracked=is_tracked)
+        self._trace_seconds += perf_counter() - began
+        self._traces += 1
+        if reason:
+            self._reasons.append(reason)
         return trace, references
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -268,6 +337,19 @@ class Graph(Generic[P, R_co]):
 
         return to_text(drawing_of(self._present_trace()))
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle the graph by module and name, as a function; a chain without a name by its parts."""
+        name = global_name(self, self.fn)
+        if name is None and self._parts:
+            return _chained, self._parts
+        return name or refuse_pickle(f"graph {self.name!r}", self.fn)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # as a function
+
     def __repr__(self) -> str:
         return f"<Graph {printable(self.name)}>"
 
@@ -285,15 +367,23 @@ class _Decorator(Protocol):
 @overload
 def graph(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Graph[P, R]: ...
 @overload
+def graph(fn: StreamActor[A, B], /) -> "Graph[[A], AsyncIterator[B]]": ...
+@overload
+def graph(fn: Node[P, R], /) -> Graph[P, R]: ...
+@overload
 def graph() -> _Decorator: ...
 def graph(fn: Any = None, /) -> Any:
-    """Make a graph of an `async def` that calls nodes.
+    """Make a graph of an `async def` that calls nodes; or of one node, which is then its only step.
+
+    `graph(fetch)` has the name and the parameters of the node `fetch`, so the verbs run the node by itself:
+    `engine.run(graph(fetch)("x.org"))`, `engine.deploy(graph(fetch))`. An instance of a class that is a node will do,
+    too.
 
     A graph cannot be a method. If it needs an object, define it inside a function or method that has the object:
     `def build(config: Config) -> Graph[[str], Answer]`.
 
     Args:
-        fn: the function, when used without parentheses.
+        fn: the function, when used without parentheses; or a node.
 
     Returns:
         A `Graph`; calling it gives a `Call`.
@@ -306,12 +396,16 @@ def graph(fn: Any = None, /) -> Any:
 
 
 def _decorated(fn: Any) -> Graph[..., Any]:
+    if isinstance(fn, Node) or (is_stateful(fn) and not isinstance(fn, type)):
+        return _chained(fn)
     if not inspect.iscoroutinefunction(fn):
         remedy = "write `async def`"
         if inspect.isasyncgenfunction(fn):
             remedy = "a graph has no `yield`: write a node that yields (an async generator) and return a call of it"
-        elif isinstance(fn, Node | Graph):
-            remedy = "that is a node or a graph already"
+        elif isinstance(fn, Graph):
+            remedy = "that is a graph already"
+        elif is_stateful(fn):
+            remedy = f"make an instance of the class first, {_graph_of(fn)}"
         raise GraphTraceError(
             f"{definition_location(cast('object', fn))}: @graph needs an `async def`, got {fn!r}; {remedy}"
         )
@@ -338,6 +432,19 @@ def chain(*parts: Any) -> Any:
     for part in parts:
         if not isinstance(part, Node | Graph) and not is_stateful(part):
             raise TypeError(f"a chain (a >> b) is made of nodes and graphs, not of {part!r}")
+    return _chained(*parts)
+
+
+def _chained(*parts: Any) -> Graph[..., Any]:
+    """Build a graph of nodes and graphs, each of which takes the result of the one before."""
+    first, last = [part.fn if isinstance(part, Node | Graph) else part for part in (parts[0], parts[-1])]
+    try:
+        signature = signature_of(first)
+    except (TypeError, ValueError):
+        raise GraphTraceError(
+            f"the parameters of {part_name(parts[0])!r} are not known, as of some builtin functions: call it in an "
+            "`async def` with @ps.graph"
+        ) from None
 
     async def run_chain(*args: Any, **kwargs: Any) -> Any:
         value = await _settled(parts[0](*args, **kwargs))
@@ -346,9 +453,21 @@ def chain(*parts: Any) -> Any:
         return value
 
     run_chain.__name__ = run_chain.__qualname__ = "_to_".join(part_name(part) for part in parts)
-    first = parts[0].fn if isinstance(parts[0], Node | Graph) else parts[0]
-    run_chain.__signature__ = signature_of(first)  # type: ignore[attr-defined]
-    return Graph(run_chain)
+    run_chain.__module__ = first.__module__
+    _refuse_variadic(first, run_chain.__name__, signature)
+    run_chain.__signature__ = signature  # type: ignore[attr-defined]
+    run_chain.__annotations__ = _annotations_of(first, last)
+    made: Graph[..., Any] = Graph(run_chain)
+    made._parts = parts
+    return made
+
+
+def _annotations_of(first: Callable[..., Any], last: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of the parameters of one function, and of the result of another."""
+    hints = hints_of(first) or getattr(first, "__annotations__", {})
+    result = hints_of(last).get("return")
+    parameters = {name: hint for name, hint in hints.items() if name != "return"}
+    return parameters if result is None else {**parameters, "return": result}
 
 
 Node._make_chain = chain
@@ -416,12 +535,12 @@ def _inlined(tracer: Tracer, call: Call[Any]) -> Generator[Any, Any, Any]:
     return tracer.run(call.graph.fn, call.graph._start, call.arguments)
 
 
-def _refuse_variadic(made: Graph[..., Any]) -> None:
+def _refuse_variadic(fn: Callable[..., Any], name: str, signature: inspect.Signature) -> None:
     kinds = inspect.Parameter
-    for parameter in made._signature.parameters.values():
+    for parameter in signature.parameters.values():
         if parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
             raise GraphTraceError(
-                f"{definition_location(made.fn)}: parameter {parameter} of graph {made.name!r}: the number of values "
+                f"{definition_location(fn)}: parameter {parameter} of graph {name!r}: the number of values "
                 "must be known when the graph is traced; take a list"
             )
 
@@ -438,9 +557,14 @@ def as_graph(graph: Any, verb: str) -> Graph[..., Any]:
     if isinstance(graph, Call):
         called: Call[Any] = graph  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Call[Any]
         remedy = f"pass the graph without calling it, {verb}({called.graph.name})"
-    elif isinstance(graph, Node):
-        remedy = f"make one that calls the node: an `async def` with @ps.graph and `await {graph.name}(...)`"
+    elif isinstance(graph, Node) or is_stateful(graph):
+        remedy = f"ps.graph(node) makes a graph of one node, {verb}({_graph_of(graph)})"
     raise TypeError(f"{verb} takes a graph, got {graph!r}: {remedy}")
+
+
+def _graph_of(node: Any) -> str:
+    """Return how to write the graph of one node, for a message."""
+    return f"ps.graph({node.__name__}(...))" if isinstance(node, type) else f"ps.graph({part_name(node)})"
 
 
 def as_call(call: Any, verb: str) -> Call[Any]:
@@ -458,7 +582,15 @@ def as_call(call: Any, verb: str) -> Call[Any]:
             raise TypeError(f"graph {call.name!r} has parameters: pass a call, {verb}({call.name}(...))") from None
     if inspect.iscoroutine(call):
         call.close()
-        raise TypeError(f"{verb} takes a call of a graph, got a coroutine of {call.__name__!r}: call it in a graph")
+        raise TypeError(
+            f"{verb} takes a call of a graph, got a coroutine of {call.__name__!r}: if that is a node, ps.graph(node) "
+            f"makes a graph of it, {verb}(ps.graph({call.__name__})(...)); otherwise call it in a node"
+        )
+    if isinstance(call, Node) or is_stateful(call):
+        raise TypeError(
+            f"{verb} takes a call of a graph, got {call!r}: ps.graph(node) makes a graph of one node, "
+            f"{verb}({_graph_of(call)}(...))"
+        )
     raise TypeError(f"{verb} takes a call of a graph, such as search(url), got {call!r}")
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import sys
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import (
     ClassVar,
     Concatenate,
     Generic,
+    NoReturn,
     ParamSpec,
     Protocol,
     Self,
@@ -121,7 +123,7 @@ class Node(Generic[P, Ret_co]):
     """A function with a policy, made by `penstock.node`.
 
     Outside of a graph, a call of the node just calls the function. While a graph is traced, a call of the node is
-    recorded as a step of the graph.
+    recorded as a step of the graph. A node pickles by module and name, as a function does.
 
     Attributes:
         fn: the function itself.
@@ -313,7 +315,7 @@ class Node(Generic[P, Ret_co]):
             check("name", name, NAME)
         changes = {"timeout_seconds": timeout_seconds, "retry": retry, "fallback": fallback}
         given = {key: value for key, value in changes.items() if value is not _UNCHANGED}
-        return Node(
+        return type(self)(
             self.fn,
             dataclasses.replace(self.policy, **given),
             name=self.name if name is _UNCHANGED else name,
@@ -323,6 +325,23 @@ class Node(Generic[P, Ret_co]):
             make_loop=self.make_loop,
             executor=self.executor,
         )
+
+    def named(self, name: str, /) -> Self:
+        """Return a copy of this node with another name, `with_policy(name=name)`.
+
+        A graph that calls one node several times gives each call a name of its own, which tells them apart in every
+        table, span and drawing.
+
+        Args:
+            name: the name of the copy.
+
+        Returns:
+            The copy; it shares the limits of this node.
+
+        Raises:
+            OptionsError: the name is none.
+        """
+        return cast("Self", self.with_policy(name=name))
 
     @overload
     def __rshift__(
@@ -441,6 +460,21 @@ class Node(Generic[P, Ret_co]):
                 "to do"
             )
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle the node by module and name, as a function, and a method by its instance and name."""
+        if self.bound_to is not None and self.template is None:
+            for cls in type(self.bound_to).__mro__:
+                for attribute, one in vars(cls).items():
+                    if is_node(one) and (one.origin, one.policy, one.name) == (self.origin, self.policy, self.name):
+                        return getattr, (self.bound_to, attribute)
+        return global_name(self, self.fn) or refuse_pickle(f"node {self.name!r}", self.fn)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # as a function
+
     def __repr__(self) -> str:
         return f"<Node {printable(self.name)}>"
 
@@ -448,6 +482,29 @@ class Node(Generic[P, Ret_co]):
 def is_node(value: object) -> TypeGuard[Node[..., Any]]:
     """Whether a value is a node; for type checkers, one with unknown parameters."""
     return isinstance(value, Node)
+
+
+def global_name(value: object, fn: Callable[..., Any]) -> str | None:
+    """Return the name that a node or graph has in the module of its function; None if it has none there."""
+    namespace = vars(sys.modules[fn.__module__]) if fn.__module__ in sys.modules else {}
+    first, *others = str(getattr(fn, "__qualname__", "")).split(".")
+    found: Any = namespace.get(first)
+    for name in others:
+        found = getattr(found, name, None)
+    if found is value:
+        return ".".join((first, *others))
+    return next((name for name, other in namespace.items() if other is value), None)
+
+
+def refuse_pickle(what: str, fn: Callable[..., Any]) -> NoReturn:
+    """Raise the error for a node or graph that has no name of its own in a module."""
+    from pickle import PicklingError  # here, because few programs need it
+
+    qualname = getattr(fn, "__qualname__", type(fn).__qualname__)
+    raise PicklingError(
+        f"{what} does not pickle: nodes and graphs do so by module and name, and module {fn.__module__!r} has no name "
+        f"for it (its function is {qualname!r}); define it at the top level of that module, under a name of its own"
+    )
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

@@ -7,7 +7,7 @@ from shutil import get_terminal_size
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
-from .text import pad, printable, shorten, width
+from .text import MAX_NAME_COLUMNS, pad, printable, shorten, width
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -119,8 +119,6 @@ def by_graph(graphs: Sequence[str]) -> list[int]:
     )
 
 
-# A name with more columns is shortened in the middle, even if there is room for it.
-_MAX_CELL_COLUMNS: Final = 40
 # Columns of numbers are left out before a name gets less than this.
 _LEAST_NAME_COLUMNS: Final = 20
 _LEAST_COLUMNS: Final = 40
@@ -153,11 +151,11 @@ def _fitted(table: Table, room: int | None) -> Table:
             break
         kept.remove(last)
         left_out.insert(0, last)
-    sizes = dict.fromkeys(range(len(cells)), _MAX_CELL_COLUMNS)
+    sizes = dict.fromkeys(range(len(cells)), MAX_NAME_COLUMNS)
     spare = 0 if room is None else room - indent - _wide([least[at] for at in kept])
     for at in kept:
         if room is not None and not table.columns[at].is_number:
-            more = max(min(spare, min(natural[at], _MAX_CELL_COLUMNS) - least[at]), 4 - least[at])
+            more = max(min(spare, min(natural[at], MAX_NAME_COLUMNS) - least[at]), 4 - least[at])
             sizes[at] = least[at] + more
             spare -= more
     rows = [

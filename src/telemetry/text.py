@@ -1,5 +1,10 @@
 """Text for terminals: made safe to show, measured in columns, and shortened."""
 
+from typing import Final
+
+# A name with more columns is shortened in the middle, even if there is room for it.
+MAX_NAME_COLUMNS: Final = 40
+
 
 def printable(text: str) -> str:
     """Return `text` on one line: runs of white space become one space, unprintable characters become escapes.

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock import DeviceError, EngineClosedError, OptionsError
+import penstock as ps
+from penstock import DeviceError, EngineClosedError, OptionsError, devices, engine
 from penstock.devices.compiling import CompileCache, Executable
 from tests.devices.compiled import called, compiled, leased, program
 
@@ -320,3 +321,39 @@ def test_a_donated_argument_is_taken() -> None:
 def test_a_capacity_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         CompileCache(0)
+
+
+def test_the_cache_keeps_as_many_programs_as_are_asked_for() -> None:
+    node = program(lambda x: x + 1)
+    with leased(CompileCache(capacity=5)) as cache:
+        for size in range(1, 6):
+            compiled(cache, node, np.ones(size, np.float32))
+        cache.resize(2)
+        assert len(cache) == 2
+        statistics = node.log.statistics()
+        assert (statistics.programs, statistics.evictions) == (2, 3)
+        assert [f"[{size}]" in shown for size, shown in zip((1, 2, 3), statistics.evicted, strict=True)] == [True] * 3
+        compiled(cache, node, np.ones(9, np.float32))
+        assert len(cache) == 2
+        cache.resize(3)
+        compiled(cache, node, np.ones(10, np.float32))
+        assert len(cache) == 3
+
+
+def test_the_cache_of_the_process_is_set(request: pytest.FixtureRequest) -> None:
+    @ps.device_node(device="cpu")
+    def halved(x: Any) -> Any:
+        return x / 2
+
+    async def main() -> None:
+        async with engine.Engine() as running:
+            for size in range(1, 5):
+                await running.run(ps.graph(halved)(np.ones(size, np.float32)))
+
+    request.addfinalizer(devices.set_program_cache)
+    devices.set_program_cache(max_programs=2)
+    asyncio.run(main())
+    statistics = halved.compile_statistics()
+    assert (statistics.programs, statistics.evictions, len(statistics.evicted)) == (2, 2, 2)
+    with pytest.raises(ps.OptionsError, match="max_programs"):
+        devices.set_program_cache(max_programs=0)

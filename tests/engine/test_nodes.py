@@ -4,6 +4,8 @@ import asyncio
 import copy
 import inspect
 import pickle
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -11,8 +13,8 @@ from typing import Self
 import pytest
 
 import penstock as ps
-from penstock import engine
-from tests.engine.tracing import add, collect, double, refusal
+from penstock import engine, telemetry
+from tests.engine.tracing import add, body, collect, define, double, refusal
 
 
 class Meter:
@@ -395,3 +397,289 @@ def test_a_node_looks_like_its_function() -> None:
     assert repr(add) == "<Node add>"
     assert add.with_policy(name="plus").name == "plus"
     assert add(1, y=2) == 3
+
+
+@ps.node
+async def upper(text: str, sign: str = "!", *, times: int = 1) -> str:
+    return text.upper() + sign * times
+
+
+@ps.node
+async def letters(text: str) -> AsyncIterator[str]:
+    for letter in text:
+        yield letter
+
+
+@ps.node
+async def joined(parts: AsyncIterator[str]) -> str:
+    return "".join([part async for part in parts])
+
+
+@ps.node
+class Shout:
+    async def __call__(self, text: str, times: int = 2) -> str:
+        return text + "!" * times
+
+
+async def test_a_graph_of_one_node_has_its_name_parameters_and_defaults() -> None:
+    graph = ps.graph(upper)
+    assert graph.name == "upper"
+    assert inspect.signature(graph.fn) == inspect.signature(upper)
+    assert [step.label for step in engine.plan(graph).steps] == ["upper"]
+    assert await engine.run(graph("a")) == await graph("a") == "A!"
+    assert await engine.run(graph(text="a", sign="?", times=2)) == "A??"
+    async with engine.stream(graph(text) for text in "ab") as results:
+        assert [result async for result in results] == ["A!", "B!"]
+    async with engine.deploy(graph) as service:
+        assert await service("a", times=3) == "A!!!"
+    with pytest.raises(TypeError, match=r"graph 'upper' is called wrongly: missing a required argument: 'text'"):
+        graph()  # type: ignore[call-arg]
+
+
+async def test_each_kind_of_node_alone_is_a_graph() -> None:
+    client = Client("x/")
+    assert await engine.run(ps.graph(add)(1, 2, z=3)) == 6  # a plain `def`
+    assert await engine.run(ps.graph(client.fetch)("a", suffix="b")) == "x/ab"
+    assert await engine.run(ps.graph(Shout())("a", times=1)) == "a!"
+    assert ps.graph(Shout()).name == "Shout"
+    assert await engine.run(ps.graph(ps.RateLimit(per_second=1000))(3)) == 3
+    assert await engine.run(ps.graph(upper.named("loud").with_policy(timeout_seconds=5))("a")) == "A!"
+    async with engine.stream(ps.graph(letters)("abc")) as values:
+        assert [value async for value in values] == ["a", "b", "c"]
+
+
+async def test_a_node_that_reads_a_stream_is_a_graph_that_reads_one() -> None:
+    async def source() -> AsyncIterator[str]:
+        for letter in "abc":
+            yield letter
+
+    assert await engine.run(ps.graph(joined)(source())) == "abc"
+    assert await engine.run((joined >> upper)(source())) == "ABC!"
+
+
+async def test_a_graph_of_one_node_is_a_step_of_another_graph() -> None:
+    inner = ps.graph(upper)
+
+    @ps.graph
+    async def outer(text: str) -> list[str]:
+        return await ps.map_each(inner, [await inner(text), text])
+
+    assert await engine.run(outer("a")) == ["A!!", "A!"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (collect, r"tracing.py:\d+: parameter \*values: object of graph 'collect': .*take a list"),
+        (ps.node(max), r"the parameters of 'max' are not known.*@ps.graph"),
+        (Shout, r"make an instance of the class first, ps.graph\(Shout\(...\)\)"),
+        (ps.graph(upper), "that is a graph already"),
+        (len, "write `async def`"),
+    ],
+    ids=["variadic", "builtin", "class", "graph", "function"],
+)
+def test_what_is_no_graph_of_one_node_says_why(wrong: object, message: str) -> None:
+    with pytest.raises(ps.GraphTraceError, match=message):
+        ps.graph(wrong)  # type: ignore[call-overload]
+
+
+async def test_a_copy_with_another_name_shares_the_limits_and_is_told_apart() -> None:
+    meter = Meter()
+    client = Client("", meter)
+    news, mail = client.fetch.named("news"), client.fetch.named("mail")
+
+    @ps.graph
+    async def graph(path: str) -> object:
+        return collect(await news(path), await mail(path), await client.fetch.named("inside")(path))
+
+    async with engine.deploy(graph) as service:
+        await service.map(graph(str(number)) for number in range(10))
+        names = [actor.node for actor in service.statistics().actors]
+    assert meter.most == 2
+    assert [step.label for step in engine.plan(graph).steps] == ["news", "mail", "inside", "collect"]
+    assert {"news", "mail", "inside"} <= set(names), names
+    for wrong in ("", 3):
+        with pytest.raises(ps.OptionsError, match="name"):
+            client.fetch.named(wrong)  # type: ignore[arg-type]
+
+
+async def test_a_step_of_one_line() -> None:
+    seen: list[str] = []
+
+    async def later(text: str) -> str:
+        await asyncio.sleep(0)
+        return text.upper()
+
+    @ps.graph
+    async def graph(a: str, b: int) -> tuple[str, str, int, int]:
+        seen.append("traced")
+        text = ps.apply(lambda a, b: f"Judge {a} against {b}", a, b)
+        return text, await ps.apply(later, text), ps.apply(len, text), ps.apply(lambda n: n + 1, ps.apply(abs, -3))
+
+    expected = ("Judge x against 3", "JUDGE X AGAINST 3", 17, 4)
+    assert await engine.run(graph("x", 3)) == expected
+    assert await engine.run(graph("x", 3)) == expected
+    assert seen == ["traced"]
+    assert await graph("x", 3) == expected  # as plain Python
+    labels = [step.label for step in engine.plan(graph).steps]
+    assert labels[:3] == ['lambda a, b: f"Judge {a} against {b}"', "later", "len"]
+    for drawing in (str(graph), graph.to_mermaid(), graph.to_dot(), graph._repr_svg_()):
+        assert "Judge" in drawing
+    async with engine.deploy(graph) as service:
+        assert await service("x", b=3) == expected
+    assert ps.apply(lambda a: a + 1, 3) == 4
+
+
+def test_the_name_of_a_step_of_one_line_is_shortened_in_the_middle() -> None:
+    @ps.graph
+    async def graph(text: str) -> str:
+        return ps.apply(lambda text: text.replace("a long word", "another long word").strip(), text)
+
+    [step] = engine.plan(graph).steps
+    assert step.label == 'lambda text: text.re…ng word").strip()'[:21] + step.label[21:]
+    assert len(step.label) == 40
+    assert step.label.endswith('").strip()')
+    unknown = define("@ps.graph\nasync def g(x):\n    return ps.apply(lambda x: x + 1, x)")
+    assert [step.label for step in engine.plan(unknown).steps] == ["lambda"]
+
+
+def test_a_step_of_one_line_is_one_node_from_trace_to_trace() -> None:
+    step, offset = 1, 10
+
+    @ps.graph
+    async def graph(x: int) -> tuple[int, int, int]:
+        return ps.apply(lambda x: x + 1, x), ps.apply(lambda x: x + offset, x), ps.apply(lambda x: x - step, x)
+
+    def nodes() -> list[ps.Node[..., object]]:
+        return [one.callee for one in graph._present_trace().steps]  # type: ignore[misc]
+
+    before = nodes()
+    offset = 20
+    after = nodes()
+    assert len({*map(id, before)}) == 3
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert after[1] is not before[1]  # it adds another number
+    assert after[1].origin is before[1].origin
+    assert (nodes(), graph._present_trace()) == (after, graph._present_trace())
+    assert asyncio.run(engine.run(graph(1))) == (2, 21, 0)
+
+
+async def test_a_step_of_one_line_in_a_loop_keeps_the_values_of_its_round() -> None:
+    @ps.graph
+    async def graph(x: int) -> list[str]:
+        return [ps.apply(lambda x: f"{name}{x}{end}", x) for name in "ab" for end in (name, "!")]  # noqa: B023
+
+    assert await engine.run(graph(1)) == await graph(1) == ["a1a", "a1!", "b1b", "b1!"]
+
+
+async def test_steps_of_one_line_of_two_graphs_of_a_factory_keep_their_values() -> None:
+    def build(by: int) -> ps.Graph[[int], int]:
+        @ps.graph
+        async def scaled(x: int) -> int:
+            return ps.apply(lambda x: x * by, x)
+
+        return scaled
+
+    graphs = [build(by) for by in (2, 3, 2)]
+    assert [await engine.run(graph(5)) for graph in graphs] == [10, 15, 10]
+
+
+def test_a_step_of_one_line_may_do_what_a_graph_may_not() -> None:
+    @ps.graph
+    async def graph(x: object, y: list[int]) -> object:
+        kind = ps.apply(lambda x: "text" if isinstance(x, str) and x is not None else "other", x)
+        return kind, ps.apply(lambda y: [one for one in y if one], y)
+
+    assert asyncio.run(engine.run(graph("a", [0, 1]))) == ("text", [1])
+
+
+def test_a_step_of_one_line_says_what_is_wrong() -> None:
+    outer = refusal(lambda: body("v = add(x)", "return ps.apply(lambda y: y + v, y)"))
+    assert "<Ref add> in its closure" in outer
+    assert "pass it as an argument" in outer
+    assert "missing a required argument" in refusal(lambda: body("return ps.apply(lambda a, b: a, x)"))
+    assert "call it as it is" in refusal(lambda: body("return ps.apply(double, x)"))
+    assert "never awaited" in refusal(lambda: body("ps.apply(double.fn, x)", "return 1"))
+    for wrong in (3, add, Shout(), ps.graph(add)):
+        with pytest.raises(TypeError, match=r"ps.apply takes a function first, got"):
+            ps.apply(wrong, 3)  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError) as caught:
+        asyncio.run(engine.run(divided(1)))
+    assert "in node 'lambda x: 1 / (x - 1)' of graph 'divided'" in caught.value.__notes__[0]
+
+
+@ps.graph
+async def divided(x: int) -> float:
+    return ps.apply(lambda x: 1 / (x - 1), x)
+
+
+quicker = upper.named("quicker")
+loud_upper = upper >> Shout()
+alone = ps.graph(upper)
+
+
+@pytest.mark.parametrize(
+    "made", [upper, quicker, Client.fetch, divided, alone, loud_upper, letters, add], ids=lambda made: made.name
+)
+def test_nodes_and_graphs_pickle_by_module_and_name(made: object) -> None:
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps([made], protocol))[0] is made
+    assert copy.copy(made) is made
+    assert copy.deepcopy([made])[0] is made
+    assert len(pickle.dumps(made)) < 100
+
+
+async def test_a_call_pickles_with_its_arguments() -> None:
+    call = pickle.loads(pickle.dumps(alone("a", times=3)))
+    assert (call.graph, call.arguments) == (alone, ("a", "!", 3))
+    assert await engine.run(call) == "A!!!"
+    async with engine.deploy(alone) as service:
+        assert await service.run(call) == "A!!!"
+    continued = telemetry.continued(alone("b"), {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"})
+    again = pickle.loads(pickle.dumps(continued))
+    assert again._trace_headers == continued._trace_headers
+
+
+async def test_methods_and_chains_without_a_name_are_made_again() -> None:
+    client = Client("x/")
+    for bound in (client.fetch, client.quick):
+        again = pickle.loads(pickle.dumps(bound))
+        assert (again.name, again.origin) == (bound.name, bound.origin)
+        assert await again("a") == "x/a"
+    chain = pickle.loads(pickle.dumps(upper >> quicker))
+    assert await engine.run(chain("a", times=2)) == "A!!!"
+    assert await engine.run(pickle.loads(pickle.dumps(ps.graph(quicker)("a")))) == "A!"
+
+
+def test_another_process_runs_a_call_that_was_pickled() -> None:
+    program = (
+        "import asyncio, pickle; from penstock import engine; "
+        f"print(asyncio.run(engine.run(pickle.loads({pickle.dumps(divided(3))!r}))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "0.5\n"
+
+
+def test_what_does_not_pickle_is_named() -> None:
+    @ps.node
+    def inner(x: int) -> int:
+        return x
+
+    @ps.graph
+    async def of_inner(x: int) -> int:
+        return inner(x)
+
+    for wrong, named in (
+        (inner, "node 'inner'"),
+        (of_inner, "graph 'of_inner'"),
+        (of_inner(1), "graph 'of_inner'"),
+        (ps.graph(inner)(1), "node 'inner'"),
+        (inner >> add, "node 'inner'"),
+        (upper.named("other"), "node 'other'"),
+        (client_of_nobody.fetch.named("other"), "node 'other'"),
+    ):
+        with pytest.raises(pickle.PicklingError, match=f"{named} does not pickle: .*at the top level of that module"):
+            pickle.dumps({"deep": [wrong]})
+
+
+client_of_nobody = Client("y/")

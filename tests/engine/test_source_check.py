@@ -1042,8 +1042,38 @@ def test_a_long_expression_is_cut(module: Callable[[str], SimpleNamespace]) -> N
     ((_, _, text),) = problems_of(found.g)
     assert text == (
         f"`return q.{'x' * 50} is (`: `is` would look at the symbolic value `q.{'x' * 35}...`, not at an item; "
-        "use ps.cond or ps.switch"
+        "use ps.cond or ps.switch; an operation of one line is a step with ps.apply(lambda q: ..., q)"
     )
+
+
+STEPS = {
+    "return q if q.score > config.limit else k": "ps.apply(lambda q: q.score > config.limit, q)",
+    "return await fetch(q) if q else k": "ps.apply(lambda q: bool(q), q)",
+    "return q is None": "ps.apply(lambda q: q is None, q)",
+    "return isinstance(q, str)": "ps.apply(lambda q: isinstance(q, str), q)",
+    "return q in [q, k]": "ps.apply(lambda q, k: q in [q, k], q, k)",
+    "return {x: 1 for x in q if k}": "ps.apply(lambda q, k: {x: 1 for x in q if k}, q, k)",
+    "return sum(x for x in q)": "ps.apply(lambda q: [item for item in q], q)",
+    "return [await fetch(x) for x in q]": "ps.apply(lambda value: ..., value)",
+    "return await fetch(q) is None": "ps.apply(lambda value: ..., value)",
+    "return not q": "ps.apply(lambda q: bool(q), q)",
+}
+
+
+@pytest.mark.parametrize("statement", STEPS)
+def test_an_operation_is_written_out_as_a_step(statement: str, module: Callable[[str], SimpleNamespace]) -> None:
+    found = module(f"config, fetch = SimpleNamespace(limit=3), FakeNode()\nasync def g(q, k):\n    {statement}\n")
+    assert any(STEPS[statement] in text for _, _, text in problems_of(found.g)), problems_of(found.g)
+
+
+@pytest.mark.parametrize(
+    "statement", ["return ps.apply(lambda x: x if x is not None and isinstance(x, str) else [y for y in x], q)"]
+)
+def test_a_step_of_one_line_may_look_at_its_values(statement: str, module: Callable[[str], SimpleNamespace]) -> None:
+    found = module(f"import penstock as ps\nasync def g(q):\n    {statement}\n")
+    assert problems_of(found.g) == []
+    found = module(f"import penstock as ps\nasync def g(q):\n    return {statement[7:]} is None\n")
+    assert len(problems_of(found.g)) == 1
 
 
 def test_a_notebook_cell(request: pytest.FixtureRequest) -> None:

@@ -316,3 +316,67 @@ async def test_a_body_of_control_flow_looks_at_its_own_globals() -> None:
     assert await engine.run(graph(["a"])) == ["real a"]
     names["fetch"] = ps.node(fake)
     assert await engine.run(graph(["a"])) == ["fake a"]
+
+
+async def test_statistics_of_a_graph_say_why_it_was_traced_again() -> None:
+    limit = 3
+    settings = types.SimpleNamespace(by=1)
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return add(x, limit, z=settings.by)
+
+    assert graph.statistics() == engine.GraphStatistics(0, (), 0.0, 0.0, 0)
+    for _ in range(3):
+        await engine.run(graph(1))
+    first = graph.statistics()
+    assert (first.traces, first.reasons, first.hits) == (1, (), 2)
+    assert first.trace_seconds > 0
+    assert first.plan_seconds > 0
+    limit = 4
+    await engine.run(graph(1))
+    settings.by = 2
+    await engine.run(graph(1))
+    with testing.replace(add, lambda x, y=1, *, z=0: 0):
+        await engine.run(graph(1))
+    assert await engine.run(graph(1), enable_caching=False) == 7
+    found = graph.statistics()
+    assert found.reasons == (
+        "`limit` was 3 and is 4",
+        "`by` was 1 and is 2",
+        "testing.replace has replaced or restored a node",
+        "enable_caching=False",
+    )
+    assert (found.traces, found.hits) == (5, 2)
+    assert found.trace_seconds > first.trace_seconds
+    assert found.plan_seconds > first.plan_seconds
+    async with engine.deploy(graph) as service:
+        before = graph.statistics()
+        await asyncio.gather(*(service(1) for _ in range(5)))
+        assert graph.statistics() == before  # a deployment has its plan
+        limit = 5
+    async with engine.stream(graph(1) for _ in range(5)) as results:
+        assert [result async for result in results] == [8] * 5
+    assert graph.statistics().traces == before.traces + 1
+
+
+def test_what_a_name_has_become_is_told() -> None:
+    graph = define("@ps.graph\nasync def g(x):\n    return helper(x, later)", helper=collect, later=None)
+    other = ps.node(lambda x, y: y)
+    names = graph.fn.__globals__
+    engine.plan(graph)
+    for helper, later in ((other, None), (other, "a" * 100), (other, ps)):
+        names.update(helper=helper, later=later)
+        engine.plan(graph)
+    del names["later"]
+    with pytest.raises(ps.GraphTraceError):
+        engine.plan(graph)
+    names["later"] = 3
+    engine.plan(graph)
+    assert graph.statistics().reasons == (
+        "`helper` is another object of type Node",
+        f"`later` was None and is '{'a' * 19}…{'a' * 18}'",
+        f"`later` was '{'a' * 19}…{'a' * 18}' and is of type module",
+        "`later` was of type module and is 3",
+    )
+    assert graph.statistics().traces == 5

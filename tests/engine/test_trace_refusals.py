@@ -125,6 +125,42 @@ def test_a_value_that_is_not_known_refuses(expression: str, what: str, remedies:
     assert_names_line_and_remedy(message, 4, what, remedies)
 
 
+# What cannot be written as an expression has no such remedy, and a call that is awaited needs none.
+NO_EXPRESSION = ("operator.setitem", "operator.delitem", "setattr", "delattr", "await v")
+
+
+@pytest.mark.parametrize("expression", [one[0] for one in OPERATIONS if not one[0].startswith(NO_EXPRESSION)])
+def test_a_refused_operation_is_written_out_as_a_step(expression: str) -> None:
+    message = refusal(lambda: body("v = await double(x)", f"return {expression}", **MODULES))
+    [(parameters, operation)] = re.findall(r"ps\.apply\(lambda ([\w, ]+): (.*), \1\)", message)
+    compile(operation, "<remedy>", "eval")
+    assert "value" in parameters
+    if (found := re.fullmatch(r"(v|1) (\S+) (v|1)", expression)) and found[2] in ARITHMETIC:
+        assert operation == (f"value {found[2]} other" if found[1] == "v" else f"other {found[2]} value")
+
+
+@pytest.mark.parametrize(
+    ("expression", "remedy"),
+    [
+        ("f'{v}'", 'ps.apply(lambda value: f"{value}", value)'),
+        ("v.strip()", "ps.apply(lambda value: value.strip(), value)"),
+        ("v.name.replace('a', 'b')", "ps.apply(lambda value: value.replace(...), value)"),
+        ("len(v)", "ps.apply(lambda value: len(value), value)"),
+        ("1 if v else 2", "ps.apply(lambda value: not value, value)"),
+        ("' '.join([v, v])", 'ps.apply(lambda a, b: " ".join([a, b]), a, b)'),
+        ("json.loads(v)", "ps.apply(lambda value: ..., value)"),
+        ("[x for x in v]", "ps.apply(lambda value: [item for item in value], value)"),
+        ("v > 3", "ps.apply(lambda value, other: value > other, value, other)"),
+        ("3 / v", "ps.apply(lambda value, other: other / value, value, other)"),
+        ("y[v]", "ps.apply(lambda value, key: value[key], value, key)"),
+        ("double.with_policy(name=repr(v))(repr(v))", 'ps.apply(lambda value: f"{value!r}", value)'),
+        ("ps.apply(v.strip)", "ps.apply(lambda value: value.method(), value)"),
+    ],
+)
+def test_the_step_that_an_error_suggests(expression: str, remedy: str) -> None:
+    assert remedy in refusal(lambda: body("v = await double(x)", f"return {expression}", json=json))
+
+
 @pytest.mark.parametrize(("statement", "what"), STATEMENTS, ids=[one[0] for one in STATEMENTS])
 def test_a_value_that_is_not_known_refuses_statements(statement: str, what: str) -> None:
     message = refusal(lambda: body("v = add(x)", statement, "return v"))
@@ -315,10 +351,11 @@ def test_what_is_no_async_def_is_no_graph() -> None:
     async def stream(x: int) -> Any:
         yield x
 
-    for made, remedy in ((plain, "async def"), (stream, "yield"), (double, "already")):
+    of_one_node = ps.graph(double)
+    for made, remedy in ((plain, "async def"), (stream, "yield"), (of_one_node, "already")):
         with pytest.raises(ps.GraphTraceError, match=remedy) as caught:
             ps.graph(made)  # type: ignore[arg-type]
-        if made is not double:
+        if made is not of_one_node:
             assert str(caught.value).startswith(f"{__file__}:{made.__code__.co_firstlineno}: ")  # type: ignore[attr-defined]
 
 

@@ -69,11 +69,22 @@ def test_verbs_that_take_a_graph_say_what_to_pass_instead_of_another_thing(verb:
     name = f"engine.{verb.__name__}"
     for wrong, remedy in (
         (waited(1), rf"without calling it, {name}\(waited\)"),
-        (wait, r"an `async def` with @ps.graph and `await wait\(...\)`"),
+        (wait, rf"ps.graph\(node\) makes a graph of one node, {name}\(ps.graph\(wait\)\)"),
+        (ps.RateLimit(per_second=1), rf"{name}\(ps.graph\(RateLimit\)\)"),
+        (ps.RateLimit, rf"{name}\(ps.graph\(RateLimit\(...\)\)\)"),
         (waited.fn, "make one with @ps.graph"),
     ):
         with pytest.raises(TypeError, match=f"{name} takes a graph, got .*: .*{remedy}"):
             verb(wrong)
+
+
+async def test_run_says_how_a_node_is_run() -> None:
+    remedy = r"ps.graph\(node\) makes a graph of .*, engine.run\(ps.graph\(wait\)\(...\)\)"
+    for wrong in (wait, wait(1)):
+        with pytest.raises(TypeError, match=f"engine.run takes a call of a graph, got .*: .*{remedy}"):
+            await engine.run(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"engine.run\(ps.graph\(RateLimit\)\(...\)\)"):
+        await engine.run(ps.RateLimit(per_second=1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("decorator", [ps.node, ps.node(concurrency=2), ps.device_node, ps.node(batch=ps.Batch(2))])

@@ -223,6 +223,18 @@ async def first(url: str, *, weight: float = 1.0) -> Hit:
 
 
 @ps.graph
+async def judge(answer: str, other: Hit) -> str:
+    assert_type(ps.apply(len, answer), int)
+    assert_type(ps.apply(lambda: 3), int)
+    assert_type(await ps.apply(as_hits, answer), list[Hit])
+    return ps.apply(lambda a, b: f"Judge {a} against {b.url}", answer, other)
+
+
+async def as_hits(text: str) -> list[Hit]:
+    return [Hit(text, 0)]
+
+
+@ps.graph
 async def warm_up() -> int:
     return 3
 
@@ -234,6 +246,8 @@ async def nodes() -> None:
     named = fetch.with_policy(name="slow", timeout_seconds=None, retry=None, fallback=lambda error: b"")
     assert_type(await named("a"), bytes)
     assert_type(best.with_policy(fallback=lambda error: Hit("", 0))([]), Hit)
+    assert_type(await fetch.named("news")("a"), bytes)
+    assert_type(await client.get.named("other")("a", retries=2), bytes)
     assert_type(await client.get("a", retries=2), bytes)
     assert_type(client.parse(b""), str)
     assert_type(Client.parse(client, b""), str)
@@ -254,6 +268,25 @@ def chains() -> None:
     assert_type((index >> is_good)(Hit("", 0), weight=2.0), ps.Call[bool])
     assert_type((counter >> double)(Hit("", 0)), ps.Call[int])
     assert_type((index >> first_of)(Hit("", 0)), ps.Call[str])
+
+
+def graphs_of_one_node() -> None:
+    assert_type(ps.graph(fetch)("a"), ps.Call[bytes])
+    assert_type(ps.graph(best)([]), ps.Call[Hit])
+    assert_type(ps.graph(tokenize)(b"", limit=3), ps.Call[list[bytes]])
+    assert_type(ps.graph(embed)("a"), ps.Call[float])
+    assert_type(ps.graph(letters)("a"), ps.Call[AsyncIterator[str]])
+    assert_type(ps.graph(client.get)("a", retries=2), ps.Call[bytes])
+    assert_type(ps.graph(index)(Hit("", 0), weight=2.0), ps.Call[Hit])
+    assert_type(ps.graph(triple)(3), ps.Call[str])
+    assert_type(ps.graph(decode)("a"), ps.Call[AsyncIterator[int]])
+    assert_type(engine.deploy(ps.graph(embed)), engine.Service[[str], float])
+
+
+@ps.node
+async def letters(text: str) -> AsyncIterator[str]:
+    for letter in text:
+        yield letter
 
 
 @ps.node

@@ -45,7 +45,7 @@ def test_the_page_on_device_nodes_type_checks(checker: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "graph",
-    [correct.search, correct.first, correct.warm_up, correct.control, correct.own_loops],
+    [correct.search, correct.first, correct.warm_up, correct.control, correct.own_loops, correct.judge],
     ids=lambda graph: graph.name,
 )
 def test_what_type_checks_can_be_planned(graph: ps.Graph[..., object]) -> None:

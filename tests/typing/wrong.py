@@ -50,6 +50,22 @@ async def arguments(hit: Hit) -> None:
     await fetch.with_policy(name="x")(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
+async def graphs_of_one_node(hit: Hit) -> None:
+    ps.graph(fetch)(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ps.graph(index)("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    fetch.named(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await fetch.named("a")(hit)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ps.graph(Index)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def applied(hit: Hit) -> None:
+    ps.apply(len, 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ps.apply(len)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    score = ps.apply(lambda found: found.score, hit)
+    text: str = score  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    print(text)
+
+
 async def results() -> None:
     text: str = await fetch("a")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     hits: list[Hit] = best([])  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
@@ -69,7 +85,7 @@ async def wrong_result(url: str) -> str:
     return await fetch(url)  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
 
 
-@ps.graph  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+@ps.graph  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUntypedFunctionDecorator]
 def no_async(url: str) -> str:
     return url
 

@@ -107,17 +107,18 @@ class Ref:
 
     def __getitem__(self, key: Any) -> "Ref":
         if any(isinstance(part, Ref | PendingRef) for part in _parts_of_key(key)):
-            refuse(self, "indexing it with a value that is not known yet", "index inside a node")
+            refuse(self, "indexing it with a value that is not known yet", in_a_step("value[key]", "value", "key"))
         return self._penstock_inside(f"{self._penstock_label}[{key!r}]", ("item", key))
 
     def __len__(self) -> int:
-        return len(self._penstock_members("taking its len()", "do it inside a node"))
+        return len(self._penstock_members("taking its len()", in_a_step("len(value)")))
 
     def __iter__(self) -> "Iterator[Ref]":
         count = len(
             self._penstock_members(
                 "iterating over it",
-                "use ps.map_each(node, items), or annotate it as tuple[A, B] if it is unpacked",
+                "use ps.map_each(node, items), or annotate it as tuple[A, B] if it is unpacked, or "
+                + in_a_step("[item for item in value]"),
             )
         )
         return iter([self[index] for index in range(count)])
@@ -127,16 +128,23 @@ class Ref:
 
     def __rshift__(self, following: Any) -> Any:
         if not self._penstock_tracer.is_stream(self):
-            refuse(self, "arithmetic on it", _NODE)
+            refuse(self, "arithmetic on it", in_a_step("value >> other", "value", "other"))
         if not hasattr(type(cast("object", following)), "__rrshift__"):
             refuse(self, f">> {following!r}", "a stream goes on in a node, a graph or a stage of penstock.data")
         return NotImplemented  # what follows knows how it reads a stream
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: a method of a value is not a node."""
+        how, name = self._penstock_path[-1] if self._penstock_path else ("item", None)
+        called = f"value.{name}" if how == "attribute" else "value"
+        remedy = in_a_step(f"{called}({'...' if args or kwargs else ''})")
+        refuse(self, "calling it", f"a method of a value is not a node: {remedy}")
 
     def __repr__(self) -> str:
         return self._penstock_tracer.shown(f"<Ref {printable(self._penstock_label)}>")
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
-        refuse(self, f"assigning to its attribute .{name}", "values are not changed in a graph; " + _NODE)
+        refuse(self, f"assigning to its attribute .{name}", _CHANGE)
 
     def _penstock_inside(self, label: str, access: Access) -> "Ref":
         outer = self._penstock_annotation
@@ -229,63 +237,79 @@ def _forbid(what: str, remedy: str) -> Callable[..., NoReturn]:
     return refuse_it
 
 
-_COND = "compute it in a node, and branch with ps.cond or ps.switch"
-_NODE = "do it inside a node"
+def in_a_step(expression: str, *names: str) -> str:
+    """Return the remedy for an operation that needs values: the operation, written as a step of a graph.
+
+    Args:
+        expression: the operation.
+        *names: the values in it; by default the one named `value`.
+    """
+    parameters = ", ".join(names or ("value",))
+    return f"do it inside a node, or in a step of one line: ps.apply(lambda {parameters}: {expression}, {parameters})"
+
+
+def _compared(expression: str) -> str:
+    return f"{in_a_step(expression, 'value', 'other')}; and branch on that with ps.cond or ps.switch"
+
+
 _CONTEXT = "use it as a context manager inside a node"
+_CHANGE = "values are not changed in a graph; do it inside a node"
+_TEXT = ("formatting it as text (`str`, f-string, `print`)", in_a_step('f"{value}"'))
 _FORBIDDEN: dict[str, tuple[str, str]] = {
-    "__bool__": ("using its truth value (`if`, `while`, `and`, `not`)", "use ps.cond, ps.switch or ps.while_loop"),
-    "__contains__": ("testing `in` on it", _COND),
-    "__str__": ("formatting it as text (`str`, f-string, `print`)", _NODE),
-    "__format__": ("formatting it as text (`str`, f-string, `print`)", _NODE),
-    "__hash__": ("using it in a set or as a dict key", "key by something that is known, or do it inside a node"),
-    "__call__": ("calling it", "call it inside a node; a method of a value is not a node"),
-    "__index__": ("using it as an index or size", _NODE),
-    "__setitem__": ("assigning to an item of it", "values are not changed in a graph; " + _NODE),
-    "__delitem__": ("deleting an item of it", "values are not changed in a graph; " + _NODE),
-    "__delattr__": ("deleting an attribute of it", "values are not changed in a graph; " + _NODE),
+    "__bool__": (
+        "using its truth value (`if`, `while`, `and`, `not`)",
+        "use ps.cond, ps.switch or ps.while_loop; a condition of one line is ps.apply(lambda value: not value, value)",
+    ),
+    "__contains__": ("testing `in` on it", _compared("other in value")),
+    "__str__": _TEXT,
+    "__format__": _TEXT,
+    "__hash__": (
+        "using it in a set or as a dict key", f"key by something that is known, or {in_a_step('{value: 1}')}"
+    ),
+    "__index__": ("using it as an index or size", in_a_step("items[value]", "items", "value")),
+    "__setitem__": ("assigning to an item of it", _CHANGE),
+    "__delitem__": ("deleting an item of it", _CHANGE),
+    "__delattr__": ("deleting an attribute of it", _CHANGE),
     "__enter__": ("`with` on it", _CONTEXT),
     "__exit__": ("`with` on it", _CONTEXT),
     "__aenter__": ("`async with` on it", _CONTEXT),
     "__aexit__": ("`async with` on it", _CONTEXT),
-    "__aiter__": ("`async for` over it", _NODE),
-    "__next__": ("taking next() of it", _NODE),
-    "__anext__": ("taking anext() of it", _NODE),
-    "__fspath__": ("using it as a path", _NODE),
-    "__copy__": ("copying it", _NODE),
-    "__deepcopy__": ("copying it", _NODE),
-    "__reduce_ex__": ("pickling it", _NODE),
-    "__array__": ("making an array of it", _NODE),
+    "__aiter__": ("`async for` over it", "do it inside a node"),
+    "__next__": ("taking next() of it", in_a_step("next(value)")),
+    "__anext__": ("taking anext() of it", "do it inside a node"),
+    "__fspath__": ("using it as a path", in_a_step("os.fspath(value)")),
+    "__copy__": ("copying it", in_a_step("copy.copy(value)")),
+    "__deepcopy__": ("copying it", in_a_step("copy.deepcopy(value)")),
+    "__reduce_ex__": ("pickling it", in_a_step("pickle.dumps(value)")),
+    "__array__": ("making an array of it", in_a_step("numpy.asarray(value)")),
+    "__reversed__": ("iterating over it backwards", in_a_step("[*reversed(value)]")),
+    "__divmod__": ("arithmetic on it", in_a_step("divmod(value, other)", "value", "other")),
+    "__rdivmod__": ("arithmetic on it", in_a_step("divmod(other, value)", "value", "other")),
 }  # fmt: skip
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    _FORBIDDEN[f"__{_name}__"] = ("comparing it", _COND)
-for _name in [
-    "add",
-    "sub",
-    "mul",
-    "matmul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "divmod",
-    "pow",
-    "lshift",
-    "rshift",
-    "and",
-    "xor",
-    "or",
-]:
-    _FORBIDDEN[f"__{_name}__"] = _FORBIDDEN[f"__r{_name}__"] = ("arithmetic on it", _NODE)
-for _name in ("neg", "pos", "abs", "invert", "round", "floor", "ceil", "trunc"):
-    _FORBIDDEN[f"__{_name}__"] = ("arithmetic on it", _NODE)
+for _name, _sign in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
+    _FORBIDDEN[f"__{_name}__"] = ("comparing it", _compared(f"value {_sign} other"))
+for _name, _sign in {
+    "add": "+", "sub": "-", "mul": "*", "matmul": "@", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+    "lshift": "<<", "rshift": ">>", "and": "&", "xor": "^", "or": "|",
+}.items():  # fmt: skip
+    _FORBIDDEN[f"__{_name}__"] = ("arithmetic on it", in_a_step(f"value {_sign} other", "value", "other"))
+    _FORBIDDEN[f"__r{_name}__"] = ("arithmetic on it", in_a_step(f"other {_sign} value", "value", "other"))
+for _name, _sign in {"neg": "-", "pos": "+", "invert": "~"}.items():
+    _FORBIDDEN[f"__{_name}__"] = ("arithmetic on it", in_a_step(f"{_sign}value"))
+for _name, _function in {
+    "abs": "abs", "round": "round", "floor": "math.floor", "ceil": "math.ceil", "trunc": "math.trunc",
+}.items():  # fmt: skip
+    _FORBIDDEN[f"__{_name}__"] = ("arithmetic on it", in_a_step(f"{_function}(value)"))
 for _name in ("int", "float", "complex", "bytes"):
-    _FORBIDDEN[f"__{_name}__"] = (f"converting it with {_name}()", _NODE)
-_FORBIDDEN["__reversed__"] = ("iterating over it backwards", _NODE)
-del _FORBIDDEN["__rshift__"]  # a stream has it: see `Ref.__rshift__`
-setattr(PendingRef, "__rshift__", _forbid("arithmetic on it", _NODE))  # noqa: B010 - checkers would expect a method
+    _FORBIDDEN[f"__{_name}__"] = (f"converting it with {_name}()", in_a_step(f"{_name}(value)"))
 for _name, (_what, _remedy) in _FORBIDDEN.items():
-    setattr(Ref, _name, _forbid(_what, _remedy))
+    if _name != "__rshift__":  # a stream has it: see `Ref.__rshift__`
+        setattr(Ref, _name, _forbid(_what, _remedy))
     setattr(PendingRef, _name, _forbid(_what, _remedy))
-for _name, _what in (("len", "taking its len()"), ("iter", "iterating over it"), ("getitem", "taking an item of it")):
+for _name, _what in (
+    ("len", "taking its len()"), ("iter", "iterating over it"), ("getitem", "taking an item of it"),
+    ("call", "calling it"),
+):  # fmt: skip
     setattr(PendingRef, f"__{_name}__", _forbid(_what, ""))
 
 

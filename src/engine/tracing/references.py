@@ -16,6 +16,7 @@ from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Final, NamedTuple, cast
 
+from ...telemetry.text import MAX_NAME_COLUMNS, printable, shorten
 from .template import SCALARS, exact
 
 _MISSING: Final = object()
@@ -59,6 +60,7 @@ class _Chain(NamedTuple):
     expected: object
 
     def changed(self) -> bool:
+        """Whether it refers to another object now."""
         value = self.root()
         try:
             for name in self.names:
@@ -75,7 +77,7 @@ class References:
         tracked: the nodes, graphs and resources among these objects, each once, in order of first use.
     """
 
-    __slots__ = ("_cells", "_chains", "_lookups", "tracked")
+    __slots__ = ("_cells", "_chains", "_lookups", "_names", "tracked")
 
     def __init__(
         self,
@@ -83,11 +85,13 @@ class References:
         lookups: Iterable[_Lookup] = (),
         cells: Iterable[tuple[CellType, object]] = (),
         chains: Iterable[_Chain] = (),
+        names: Mapping[int, str] | None = None,
     ) -> None:
         self.tracked = tuple({id(one): one for one in tracked}.values())
         self._lookups = tuple({(id(one.namespace), one.name): one for one in lookups}.values())
         self._cells = tuple({id(cell): (cell, value) for cell, value in cells}.values())
         self._chains = tuple(chains)
+        self._names = names or {}  # of the cells, by their ids
 
     def __or__(self, other: "References") -> "References":
         """Return the references of both, e.g. of a graph and of another one that it inlines."""
@@ -96,6 +100,7 @@ class References:
             (*self._lookups, *other._lookups),
             (*self._cells, *other._cells),
             (*self._chains, *other._chains),
+            {**self._names, **other._names},
         )
 
     def changed(self) -> bool:
@@ -112,6 +117,19 @@ class References:
         except ValueError:  # the cell was emptied
             return True
         return any(chain.changed() for chain in self._chains) if self._chains else False
+
+    def what_changed(self) -> str:
+        """Return the first name that now refers to something else, and what it meant and means; for a person."""
+        for namespace, name, expected in self._lookups:
+            if not _is_same(value := namespace.get(name, _MISSING), expected):
+                return f"`{name}` {_change(expected, value)}"
+        for cell, expected in self._cells:
+            if not _is_same(value := _cell_contents(cell), expected):
+                return f"`{self._names[id(cell)]}` {_change(expected, value)}"
+        for chain in self._chains:
+            if chain.changed():
+                return f"`{'.'.join(chain.names) or 'a variable without a value'}` changed"
+        return "a name that its function uses changed and was changed back"
 
 
 def resolve_references(fn: Callable[..., object], *, is_tracked: Callable[[object], bool]) -> References:
@@ -135,6 +153,7 @@ class _Resolver:
         self.lookups: list[_Lookup] = []
         self.cells: list[tuple[CellType, object]] = []
         self.chains: list[_Chain] = []
+        self.names: dict[int, str] = {}
         self.waiting: list[object] = []
 
     def resolve(self, fn: object) -> References:
@@ -151,7 +170,7 @@ class _Resolver:
             if isinstance(function, FunctionType) and function not in seen:
                 seen.add(function)
                 self.read(function, receiver)
-        return References(self.tracked, self.lookups, self.cells, self.chains)
+        return References(self.tracked, self.lookups, self.cells, self.chains, self.names)
 
     def read(self, function: FunctionType, receiver: object) -> None:
         code = function.__code__
@@ -164,6 +183,7 @@ class _Resolver:
                 root = _Lookup(namespace, name, value)
                 self.add(partial(namespace.get, name, _MISSING), [root], value, attributes, function)
             elif scope == "closure":
+                self.names[id(cells[name])] = name
                 self.add_closure(cells[name], attributes, function)
             else:
                 self.add(lambda: receiver, [], receiver, attributes, function)
@@ -266,6 +286,23 @@ def _lookups(owner: object, name: str) -> list[_Lookup]:
         if found[-1].expected is not _MISSING:
             break
     return found
+
+
+def _change(before: object, after: object) -> str:
+    """Return what became of a value, in words: numbers and strings are shown, of other objects only the type."""
+    if after is _MISSING:
+        return "has no value any more"
+    if before is _MISSING:
+        return f"has a value now, {_shown(after)}"
+    if _shown(before) == _shown(after):
+        return f"is another object {_shown(after)}"
+    return f"was {_shown(before)} and is {_shown(after)}"
+
+
+def _shown(value: object) -> str:
+    if type(value) in SCALARS:
+        return shorten(printable(repr(value)), MAX_NAME_COLUMNS)
+    return f"of type {type(value).__name__}"
 
 
 def _is_plain(value: object) -> bool:

@@ -266,8 +266,15 @@ def located_errors(fn: Callable[..., Any]) -> Generator[None, None, None]:
         raise GraphTraceError(
             f"{location}: tracing graph {name_of(fn)!r} raised {type(error).__name__}: {error}; its body runs once, "
             "with a Ref for each value that is not known yet: put what needs the value itself, or may fail, into a "
-            "node (`@ps.node`)"
+            f"node (`@ps.node`), or into a step of one line: {_one_line(error)}"
         ) from error
+
+
+def _one_line(error: Exception) -> str:
+    """Return what failed as a step of one line; in general words where the error does not say what it was."""
+    if isinstance(error, TypeError) and "expected str instance, Ref found" in str(error):
+        return 'ps.apply(lambda a, b: " ".join([a, b]), a, b)'
+    return "ps.apply(lambda value: ..., value)"
 
 
 def name_of(fn: Callable[..., Any]) -> str:
@@ -691,7 +698,8 @@ class Tracer:
             if text in value:
                 raise GraphTraceError(
                     f"{location}: text made from {text} by repr() is passed to {reader!r}: it is the text of a "
-                    "value that is not known while the graph is traced; format it inside a node"
+                    "value that is not known while the graph is traced; format it inside a node, or in a step of one "
+                    'line: ps.apply(lambda value: f"{value!r}", value)'
                 )
 
     def _new_parameter(self, name: str) -> int:

@@ -41,6 +41,8 @@ Environment = dict[str, Value]
 
 _ADDERS: Final = ("add", "append", "appendleft", "insert", "setdefault")
 _EXTENDERS: Final = ("extend", "extendleft", "update")
+_MAX_OPERATION: Final = 50  # a longer one is no line any more
+_NOT_IN_A_LAMBDA: Final = (ast.Await, ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Starred)
 _COPIES: Final = (list, tuple, set, frozenset, sorted, reversed, iter)
 
 
@@ -199,10 +201,10 @@ class ExpressionInterpreter(ast.NodeVisitor):
                 continue
             if isinstance(operator, ast.Is | ast.IsNot):
                 wrong = f"`is` would look at the symbolic value {named(operands[index + blind])}, not at an item"
-                self.report(node, wrong, rule.COND)
+                self.report(node, wrong, self.or_applied(rule.COND, node))
             elif isinstance(operator, ast.In | ast.NotIn):
                 wrong = f"`in` would look at the symbolic value {named(operands[index + blind])}, not at an item"
-                self.report(node, wrong, f"compare inside a node and {rule.COND}")
+                self.report(node, wrong, self.or_applied(f"compare inside a node and {rule.COND}", node))
             else:
                 result = REF
         return result
@@ -244,13 +246,13 @@ class ExpressionInterpreter(ast.NodeVisitor):
             self.report(node, f"{foreign} would act while tracing, not on each item", remedy)
         if arguments and arguments[0].unseen and rule.looks_at_identity(callee, len(arguments)):
             wrong = f"{named(node.func)} would look at the symbolic value {named(node.args[0])}, not at an item"
-            self.report(node, wrong, rule.COND)
+            self.report(node, wrong, self.or_applied(rule.COND, node))
 
     def _method(self, function: ast.Attribute, base: Value, arguments: list[Value]) -> Value | None:
-        """Return the result of a method of a built-in container, or of `with_policy` of a node; None if unknown."""
+        """Return the result of a method of a built-in container, or a copy of a node; None if unknown."""
         name = function.attr
         if base.kind in (Kind.NODE, Kind.GRAPH):
-            return base if name == "with_policy" else None
+            return base if name in ("with_policy", "named") else None
         own = isinstance(function.value, ast.Name) and function.value.id in self.variables and base.target is MISSING
         if arguments and (own or isinstance(base.target, list | dict | set | deque)):
             if name in _ADDERS:
@@ -336,6 +338,11 @@ class ExpressionInterpreter(ast.NodeVisitor):
         """Return the abstract value of an expression whose truth is tested, and report it if it is symbolic."""
         value = self.value(node)
         if value.kind is Kind.REF:
+            if remedy is rule.COND:
+                is_operation = isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.BinOp)
+                remedy = self.or_applied(
+                    remedy, node, ast.unparse(node) if is_operation else f"bool({ast.unparse(node)})"
+                )
             self.report(node, f"{construct} on the symbolic value {named(node)}", remedy)
         return value
 
@@ -343,9 +350,33 @@ class ExpressionInterpreter(ast.NodeVisitor):
         """Return the abstract value of the items of an iterable, and report it if it is symbolic."""
         value = self.value(iterable)
         if value.kind is Kind.REF:
-            remedy = "write a node that takes the AsyncIterator" if "async" in construct else rule.MAP_EACH
+            remedy = "write a node that takes the AsyncIterator"
+            if "async" not in construct:
+                is_whole = isinstance(node, ast.expr) and not isinstance(node, ast.GeneratorExp)
+                text = ast.unparse(node) if is_whole else f"[item for item in {ast.unparse(iterable)}]"
+                remedy = self.or_applied(rule.MAP_EACH, node if isinstance(node, ast.expr) else iterable, text)
             self.report(node, f"{construct} over the symbolic value {named(iterable)}", remedy)
         return self.rules.element(value)
+
+    def or_applied(self, remedy: str, node: ast.expr, operation: str = "") -> str:
+        """Return a remedy with another one: the operation as a step of one line, written out where a lambda can do it.
+
+        Args:
+            remedy: the remedy.
+            node: the expression whose variables the operation needs.
+            operation: the source of the operation; that of the expression by default.
+        """
+        parts = list(ast.walk(node))
+        own = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+        names = [part.id for part in parts if isinstance(part, ast.Name) and part.id not in own]
+        taken = ", ".join(dict.fromkeys(name for name in names if self.variables.get(name, PLAIN).symbolic))
+        calls = [self.callees.get(part, PLAIN).kind for part in parts if isinstance(part, ast.Call)]
+        operation = operation or ast.unparse(node)
+        if Kind.NODE in calls or Kind.GRAPH in calls or any(isinstance(part, _NOT_IN_A_LAMBDA) for part in parts):
+            taken = ""
+        if not taken or len(operation) > _MAX_OPERATION:
+            taken, operation = taken or "value", "..."
+        return f"{remedy}; an operation of one line is a step with ps.apply(lambda {taken}: {operation}, {taken})"
 
     def report(self, node: ast.AST, wrong: str, remedy: str) -> None:
         self.rules.report(self.location, node, wrong, remedy)

@@ -85,7 +85,7 @@ class SourceRules:
             target = cast("staticmethod[..., object]", target).__func__
         if self.is_graph(target):
             return GRAPH
-        if is_control_flow(target):
+        if is_control_flow(target) or _is_ours(target, ("apply",)):
             return Value(Kind.NODE, target=target)
         if self.is_node(target) and not inspect.isclass(target):
             return NODE
@@ -148,8 +148,12 @@ class SourceRules:
 
 def is_control_flow(target: object) -> bool:
     """Whether it is `penstock.cond`, `switch`, `while_loop` or `map_each`, from any module of the package."""
+    return _is_ours(target, _CONTROL_FLOW)
+
+
+def _is_ours(target: object, names: tuple[str, ...]) -> bool:
     package = str(getattr(target, "__module__", "")).partition(".")[0]
-    return package == _PACKAGE and isinstance(target, FunctionType) and target.__name__ in _CONTROL_FLOW
+    return package == _PACKAGE and isinstance(target, FunctionType) and target.__name__ in names
 
 
 def foreign_name(value: Value) -> str | None:
