@@ -84,22 +84,23 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
 
 @asynccontextmanager
 async def loops(quick: bool) -> AsyncIterator[Contenders]:
-    """The example, and the same loop in one thread: make a batch, augment it, step, read the loss of the last step."""
+    """The example, and the same loop in one thread: read digits, make a batch, step, read the loss of the last step."""
     epochs = 3 if quick else 10
     digits, _ = train_digits.read_digits()
-    batches = len(digits.labels) // train_digits.BATCH_SIZE
-    plain: Any = jax.jit(train_step, donate_argnums=DONATED)
-    augment: Callable[[train_digits.Batch], train_digits.Digits] = train_digits.augment.fn
+    batches = len(digits) // train_digits.BATCH_SIZE
+    plain: Any = jax.jit(train_digits.augmented_step, donate_argnums=DONATED)
 
     async def by_hand() -> float:
         state, random, last = State(), np.random.default_rng(train_digits.SEED), None
         began = time.perf_counter()
-        for epoch in range(epochs):
-            order = random.permutation(len(digits.labels))
+        for _ in range(epochs):
+            order = random.permutation(len(digits))
             for number in range(batches):
                 chosen = order[number * train_digits.BATCH_SIZE :][: train_digits.BATCH_SIZE]
-                batch = train_digits.Batch(epoch * batches + number, train_digits.take(digits, chosen))
-                given = plain(state.parameters, state.optimizer, *augment(batch))
+                read = [digits[index] for index in chosen]
+                images, labels = np.stack([one.images for one in read]), np.stack([one.labels for one in read])
+                keys = random.integers(2**32, size=(len(chosen), 2), dtype=np.uint32)
+                given = plain(state.parameters, state.optimizer, images, labels, keys)
                 state.replace(*given)
                 if last is not None:
                     float(last)
