@@ -60,7 +60,8 @@ class Digits:
 class Batch(NamedTuple):
     """Digits to learn from, and for each a raw key of JAX, uint32 [digits, 2], which says how it is moved."""
 
-    digits: Digits
+    images: Images
+    labels: Labels
     keys: npt.NDArray[np.uint32]
 
 
@@ -77,7 +78,8 @@ def read_digits() -> tuple[Digits, Digits]:
 @ps.node
 def read(digits: Digits, record: data.Record[None]) -> data.Record[Batch]:
     """Return the digit of a record with its key, which depends on the epoch and on the digit alone."""
-    return record.with_value(Batch(digits[record.index], record.key))
+    digit = digits[record.index]
+    return record.with_value(Batch(digit.images, digit.labels, record.key))
 
 
 # --- The model ---
@@ -122,7 +124,7 @@ def moved(image: Array, key: Array) -> jax.Array:
 
 
 def train_step(
-    parameters: Parameters, optimizer_state: Any, images: Array, labels: Array
+    parameters: Parameters, optimizer_state: Any, images: Array, labels: Array, keys: Array
 ) -> tuple[Parameters, Any, jax.Array]:
     """Learn from one batch.
 
@@ -131,13 +133,14 @@ def train_step(
         optimizer_state: That of the optimizer.
         images: float32 [batch, 8, 8].
         labels: int32 [batch].
+        keys: uint32 [batch, 2]; they say how images are moved before.
 
     Returns:
         Parameters, optimizer state, and the mean loss of the batch, from before the step.
     """
 
     def mean_loss(parameters: Parameters) -> jax.Array:
-        scores = classify(parameters, images)
+        scores = classify(parameters, jax.vmap(moved)(images, keys))
         losses: jax.Array = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
         return losses.mean()
 
@@ -145,13 +148,6 @@ def train_step(
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, parameters)
     updated: Any = optax.apply_updates(parameters, updates)
     return updated, optimizer_state, loss
-
-
-def augmented_step(
-    parameters: Parameters, optimizer_state: Any, images: Array, labels: Array, keys: Array
-) -> tuple[Parameters, Any, jax.Array]:
-    """Learn from one batch of images that are moved first; see `train_step` and `Batch`."""
-    return train_step(parameters, optimizer_state, jax.vmap(moved)(images, keys), labels)
 
 
 def count_right(parameters: Parameters, images: Array, labels: Array) -> jax.Array:
@@ -169,7 +165,7 @@ class Trainer:
     async def __aenter__(self) -> Self:
         self._device = devices.actor("auto")
         # Not ready: the next step is under way before the loss of this one has been read.
-        self._step = self._device.bind(augmented_step, donate_argnums=(0, 1), ready=False)
+        self._step = self._device.bind(train_step, donate_argnums=(0, 1), ready=False)
         self._parameters: Parameters = await self._device.run(create_parameters)
         self._state: Any = await self._device.run(optimizer.init, self._parameters)
         return self
@@ -181,10 +177,7 @@ class Trainer:
         """Return the loss of a batch to learn from, or how many digits are classified as what they show."""
         if isinstance(given, Digits):
             return await self._device.run(count_right, self._parameters, given.images, given.labels)
-        images, labels = given.digits.images, given.digits.labels
-        self._parameters, self._state, loss = await self._step(
-            self._parameters, self._state, images, labels, given.keys
-        )
+        self._parameters, self._state, loss = await self._step(self._parameters, self._state, *given)
         return loss
 
 

@@ -41,6 +41,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
     random = np.random.default_rng(0)
     images = random.random((train_digits.BATCH_SIZE, train_digits.SIDE, train_digits.SIDE), np.float32)
     labels = random.integers(0, train_digits.CLASSES, train_digits.BATCH_SIZE, np.int32)
+    batch = images, labels, random.integers(2**32, size=(len(labels), 2), dtype=np.uint32)
     plain: Any = jax.jit(train_step, donate_argnums=DONATED)
     actor = devices.actor(DEVICE)
 
@@ -50,7 +51,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         async def sample() -> float:
             began = time.perf_counter()
             for _ in range(steps):
-                state.replace(*plain(state.parameters, state.optimizer, images, labels))
+                state.replace(*plain(state.parameters, state.optimizer, *batch))
                 if ready:
                     state.wait()
             state.wait()
@@ -64,7 +65,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         async def sample() -> float:
             began = time.perf_counter()
             for _ in range(steps):
-                state.replace(*await step(state.parameters, state.optimizer, images, labels))
+                state.replace(*await step(state.parameters, state.optimizer, *batch))
             state.wait()
             return 1e6 * (time.perf_counter() - began) / steps
 
@@ -88,7 +89,7 @@ async def loops(quick: bool) -> AsyncIterator[Contenders]:
     epochs = 3 if quick else 10
     digits, _ = train_digits.read_digits()
     batches = len(digits) // train_digits.BATCH_SIZE
-    plain: Any = jax.jit(train_digits.augmented_step, donate_argnums=DONATED)
+    plain: Any = jax.jit(train_step, donate_argnums=DONATED)
 
     async def by_hand() -> float:
         state, random, last = State(), np.random.default_rng(train_digits.SEED), None

@@ -63,7 +63,7 @@ async def batches(digits: Digits, epochs: int) -> list[Batch]:
 
 async def test_each_epoch_has_another_order_and_batches_of_one_size() -> None:
     count = 2 * BATCH_SIZE + 5
-    labels = [batch.digits.labels for batch in await batches(numbered(count), epochs=2)]
+    labels = [batch.labels for batch in await batches(numbered(count), epochs=2)]
     assert [len(each) for each in labels] == [BATCH_SIZE] * 4
     first, second = np.split(np.concatenate(labels), [count])
     assert sorted(first) == list(range(count))
@@ -84,7 +84,7 @@ async def test_a_digit_is_augmented_the_same_every_time_and_differently_in_each_
     digits = numbered(BATCH_SIZE)
     (first, second), (again, _) = [await batches(digits, epochs=2) for _ in range(2)]
     by_label = [
-        np.asarray(jax.vmap(moved)(batch.digits.images, batch.keys))[batch.digits.labels.argsort()]
+        np.asarray(jax.vmap(moved)(batch.images, batch.keys))[batch.labels.argsort()]
         for batch in (first, again, second)
     ]
     np.testing.assert_array_equal(by_label[0], by_label[1])
