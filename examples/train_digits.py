@@ -3,18 +3,19 @@
     python examples/train_digits.py                reaches over 95% on digits that it has never seen
     python examples/train_digits.py --epochs 5
 
-An async generator makes batches, worker processes augment them some steps ahead, and a stateful node trains: it owns
-parameters and the optimizer's state, which stay on the device. Two graphs share that node: `learn` trains, `judge` asks
-it.
+`penstock.data` makes batches ahead of time, in another order in each epoch. A stateful node trains: it owns parameters
+and the optimizer's state, which stay on the device. Two graphs share that node: `learn` trains, `judge` asks it.
 """
 
 # The types of JAX, optax and scikit-learn leave parameters of some functions open, or are missing.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 import argparse
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
@@ -28,13 +29,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from sklearn.datasets import load_digits
 
 import penstock as ps
-from penstock import devices, engine
+from penstock import data, devices, engine
 from penstock.devices import Array
 
 SIDE, CLASSES = 8, 10
 HIDDEN = 128
 BATCH_SIZE = 64
-PREFETCH = 4  # batches that are ready before they are needed
 HELD_OUT = 0.2
 SEED = 0
 
@@ -42,66 +42,44 @@ Images = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int32]
 
 
-class Digits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Digits:
     """Images, float32 [digits, 8, 8] from 0 to 1, and what they show, int32 [digits]."""
 
     images: Images
     labels: Labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, which: Any) -> "Digits":
+        """Return some of the digits, or one, without the first axis."""
+        return Digits(self.images[which], self.labels[which])
+
+
+class Batch(NamedTuple):
+    """Digits to learn from, and for each a raw key of JAX, uint32 [digits, 2], which says how it is moved."""
+
+    images: Images
+    labels: Labels
+    keys: npt.NDArray[np.uint32]
 
 
 def read_digits() -> tuple[Digits, Digits]:
     """Return the digits to train with, and those to hold out: the same ones every time."""
     bunch: Any = load_digits()
     digits = Digits(bunch.images.astype(np.float32) / 16, bunch.target.astype(np.int32))
-    order = np.random.default_rng(SEED).permutation(len(digits.labels))
+    order = np.random.default_rng(SEED).permutation(len(digits))
     held_out, rest = np.split(order, [int(len(order) * HELD_OUT)])
-    return take(digits, rest), take(digits, held_out)
+    return digits[rest], digits[held_out]
 
 
-def take(digits: Digits, numbers: npt.NDArray[np.int64]) -> Digits:
-    """Return a copy of some of the digits."""
-    return Digits(digits.images[numbers], digits.labels[numbers])
-
-
-# --- What feeds the training ---
-
-
-class Batch(NamedTuple):
-    """Some digits to learn from, and how many batches came before."""
-
-    number: int
-    digits: Digits
-
-
+# One step, instead of `data.read` and one behind it: each is called for every digit, and they are in memory.
 @ps.node
-async def batches(digits: Digits, epochs: int) -> AsyncIterator[Batch]:
-    """Yield all digits in batches of one size, for each epoch in a new order; those that fill none are left out."""
-    random = np.random.default_rng(SEED)
-    number = 0
-    for _ in range(epochs):
-        order = random.permutation(len(digits.labels))
-        for start in range(0, len(order) - BATCH_SIZE + 1, BATCH_SIZE):
-            yield Batch(number, take(digits, order[start : start + BATCH_SIZE]))
-            number += 1
-
-
-# In processes, and not in threads: it computes in Python for 1.5 ms, and a step takes a third of that. A thread that
-# computes in Python keeps the interpreter from the thread that enqueues the steps, and from the event loop.
-@ps.node(runs_on="process", concurrency=2)
-def augment(batch: Batch) -> Digits:
-    """Move digits; which ones and where to depends on the number of the batch, and not on which process is first."""
-    random = np.random.default_rng((SEED, batch.number))
-    images, labels = batch.digits
-    return Digits(np.stack([moved(image, random) for image in images]), labels)
-
-
-def moved(image: Images, random: np.random.Generator) -> Images:
-    """Return an image, every second one moved by up to one pixel each way: the same digit, and yet another one."""
-    if random.random() < 0.5:  # a pixel is much of eight: moved all the time, fewer are right in the end
-        return image
-    down, right = random.integers(0, 3, 2)
-    cut: Images = np.pad(image, 1)[down : down + SIDE, right : right + SIDE]
-    return cut
+def read(digits: Digits, record: data.Record[None]) -> data.Record[Batch]:
+    """Return the digit of a record with its key, which depends on the epoch and on the digit alone."""
+    digit = digits[record.index]
+    return record.with_value(Batch(digit.images, digit.labels, record.key))
 
 
 # --- The model ---
@@ -137,8 +115,16 @@ def classify(parameters: Parameters, images: Array) -> jax.Array:
     return values @ last.kernel + last.bias
 
 
+def moved(image: Array, key: Array) -> jax.Array:
+    """Return an image, every second one moved by up to one pixel each way: the same digit, and yet another one."""
+    whether, where = jax.random.split(jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32"))
+    # A pixel is much of eight: with all images moved, fewer are right in the end.
+    start = jnp.where(jax.random.bernoulli(whether), jax.random.randint(where, (2,), 0, 3), 1)
+    return jax.lax.dynamic_slice(jnp.pad(image, 1), start, (SIDE, SIDE))
+
+
 def train_step(
-    parameters: Parameters, optimizer_state: Any, images: Array, labels: Array
+    parameters: Parameters, optimizer_state: Any, images: Array, labels: Array, keys: Array
 ) -> tuple[Parameters, Any, jax.Array]:
     """Learn from one batch.
 
@@ -147,13 +133,14 @@ def train_step(
         optimizer_state: That of the optimizer.
         images: float32 [batch, 8, 8].
         labels: int32 [batch].
+        keys: uint32 [batch, 2]; they say how images are moved before.
 
     Returns:
         Parameters, optimizer state, and the mean loss of the batch, from before the step.
     """
 
     def mean_loss(parameters: Parameters) -> jax.Array:
-        scores = classify(parameters, images)
+        scores = classify(parameters, jax.vmap(moved)(images, keys))
         losses: jax.Array = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
         return losses.mean()
 
@@ -186,11 +173,11 @@ class Trainer:
     async def __aexit__(self, *exc_info: object) -> None:
         del self._parameters, self._state
 
-    async def __call__(self, digits: Digits, judging: bool = False) -> jax.Array:
+    async def __call__(self, given: Batch | Digits) -> jax.Array:
         """Return the loss of a batch to learn from, or how many digits are classified as what they show."""
-        if judging:
-            return await self._device.run(count_right, self._parameters, *digits)
-        self._parameters, self._state, loss = await self._step(self._parameters, self._state, *digits)
+        if isinstance(given, Digits):
+            return await self._device.run(count_right, self._parameters, given.images, given.labels)
+        self._parameters, self._state, loss = await self._step(self._parameters, self._state, *given)
         return loss
 
 
@@ -204,16 +191,22 @@ trainer = Trainer()
 
 
 @ps.graph
+async def feed(digits: Digits, epochs: int) -> AsyncIterator[Batch]:
+    """Give all digits in batches of one size, in another order in each epoch; the last ones, too few, are left out."""
+    records = ps.map_each(lambda record: read(digits, record), data.order(digits, shuffle_seed=SEED, epochs=epochs))
+    return records >> data.batched(BATCH_SIZE, drop_remainder=True)
+
+
+@ps.graph
 async def learn(digits: Digits, epochs: int) -> AsyncIterator[float]:
     """Learn from all digits in each epoch; gives the loss of each batch."""
-    feed = ps.map_each(augment, batches(digits, epochs), concurrency=PREFETCH)
-    return ps.map_each(read_number, ps.map_each(trainer, feed, concurrency=PREFETCH))
+    return ps.map_each(trainer, await feed(digits, epochs)) >> read_number
 
 
 @ps.graph
 async def judge(digits: Digits) -> float:
     """Return how many digits are classified as what they show."""
-    return read_number(await trainer(digits, judging=True))
+    return read_number(await trainer(digits))
 
 
 async def train(digits: Digits, held_out: Digits, epochs: int, report: Callable[[int, float], None]) -> float:
@@ -228,7 +221,7 @@ async def train(digits: Digits, held_out: Digits, epochs: int, report: Callable[
             async for loss in losses:
                 number += 1
                 report(number, loss)
-        return await service.run(judge(held_out)) / len(held_out.labels)
+        return await service.run(judge(held_out)) / len(held_out)
 
 
 def main() -> int:
@@ -243,7 +236,7 @@ def main() -> int:
     began = perf_counter()
     columns = BarColumn(20), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}")
     with Progress(*columns, console=console) as bar:
-        steps = options.epochs * (len(digits.labels) // BATCH_SIZE)
+        steps = options.epochs * len(digits) // BATCH_SIZE
         task = bar.add_task("", total=steps, loss=float("nan"))
 
         def show(number: int, loss: float) -> None:
@@ -254,7 +247,7 @@ def main() -> int:
         share = asyncio.run(train(digits, held_out, options.epochs, show))
     seconds = perf_counter() - began
     console.print(
-        f"{share:.1%} of {len(held_out.labels)} digits that were held out are right, after {seconds:.1f} s of training",
+        f"{share:.1%} of {len(held_out)} digits that were held out are right, after {seconds:.1f} s of training",
         soft_wrap=True,
     )
     return 0

@@ -41,6 +41,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
     random = np.random.default_rng(0)
     images = random.random((train_digits.BATCH_SIZE, train_digits.SIDE, train_digits.SIDE), np.float32)
     labels = random.integers(0, train_digits.CLASSES, train_digits.BATCH_SIZE, np.int32)
+    batch = images, labels, random.integers(2**32, size=(len(labels), 2), dtype=np.uint32)
     plain: Any = jax.jit(train_step, donate_argnums=DONATED)
     actor = devices.actor(DEVICE)
 
@@ -50,7 +51,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         async def sample() -> float:
             began = time.perf_counter()
             for _ in range(steps):
-                state.replace(*plain(state.parameters, state.optimizer, images, labels))
+                state.replace(*plain(state.parameters, state.optimizer, *batch))
                 if ready:
                     state.wait()
             state.wait()
@@ -64,7 +65,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         async def sample() -> float:
             began = time.perf_counter()
             for _ in range(steps):
-                state.replace(*await step(state.parameters, state.optimizer, images, labels))
+                state.replace(*await step(state.parameters, state.optimizer, *batch))
             state.wait()
             return 1e6 * (time.perf_counter() - began) / steps
 
@@ -84,22 +85,23 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
 
 @asynccontextmanager
 async def loops(quick: bool) -> AsyncIterator[Contenders]:
-    """The example, and the same loop in one thread: make a batch, augment it, step, read the loss of the last step."""
+    """The example, and the same loop in one thread: read digits, make a batch, step, read the loss of the last step."""
     epochs = 3 if quick else 10
     digits, _ = train_digits.read_digits()
-    batches = len(digits.labels) // train_digits.BATCH_SIZE
+    batches = len(digits) // train_digits.BATCH_SIZE
     plain: Any = jax.jit(train_step, donate_argnums=DONATED)
-    augment: Callable[[train_digits.Batch], train_digits.Digits] = train_digits.augment.fn
 
     async def by_hand() -> float:
         state, random, last = State(), np.random.default_rng(train_digits.SEED), None
         began = time.perf_counter()
-        for epoch in range(epochs):
-            order = random.permutation(len(digits.labels))
+        for _ in range(epochs):
+            order = random.permutation(len(digits))
             for number in range(batches):
                 chosen = order[number * train_digits.BATCH_SIZE :][: train_digits.BATCH_SIZE]
-                batch = train_digits.Batch(epoch * batches + number, train_digits.take(digits, chosen))
-                given = plain(state.parameters, state.optimizer, *augment(batch))
+                read = [digits[index] for index in chosen]
+                images, labels = np.stack([one.images for one in read]), np.stack([one.labels for one in read])
+                keys = random.integers(2**32, size=(len(chosen), 2), dtype=np.uint32)
+                given = plain(state.parameters, state.optimizer, images, labels, keys)
                 state.replace(*given)
                 if last is not None:
                     float(last)

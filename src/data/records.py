@@ -1,9 +1,11 @@
 """Order: which record comes when, in every epoch and on every process; and records, which carry their randomness."""
 
+import asyncio
 import hashlib
 import os
 import sys
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
@@ -14,6 +16,7 @@ from .._errors import DataError, OptionsError
 from ..actors.accepted import SWITCH, Accepted, check, is_whole, optional, whole
 from ..actors.policy import Policy
 from ..actors.stream_buffer import close_stream
+from ..actors.threads import ThreadPool
 from ..devices.machine import read_slurm
 from ..engine.node import Node
 from ..engine.tracing.ref import Ref
@@ -143,6 +146,15 @@ class Order(AsyncIterator[Record[None]]):
         step: how many records of this epoch came before it, in this shard.
     """
 
+    def __new__(
+        cls, source: Any, shuffle_seed: int | None, epochs: int | None, shard: Shard, drop_remainder: bool, pad: bool
+    ) -> Any:
+        """Return an order, or what numbers the values of an argument of the graph that has no index."""
+        if _has_no_index(source):
+            _refuse_order(source, shuffle_seed, epochs, drop_remainder, pad)
+            return Numbered(source, epochs, shard)
+        return super().__new__(cls)
+
     def __init__(
         self, source: Any, shuffle_seed: int | None, epochs: int | None, shard: Shard, drop_remainder: bool, pad: bool
     ) -> None:
@@ -192,46 +204,143 @@ class Order(AsyncIterator[Record[None]]):
         self._block = list(zip(positions.tolist(), indexes.tolist(), seeds.tolist(), strict=True))[::-1]
 
 
-class Numbered(AsyncIterator[Record[T]]):
-    """The records of what has no index, such as a queue or a socket, in the order in which they come.
+class Numbered(AsyncIterator[Record[Any]]):
+    """The records of what has no index, such as a queue or a file, in the order in which they come.
 
     Args:
-        values: they.
-        shard: see `order`.
+        values: an iterator, plain or async, or a function that gives one for each epoch.
+        epochs, shard: see `order`.
 
     Attributes:
-        position: how many came so far, those of other shards included.
+        epoch: the epoch of the next record.
+        position: how many of this epoch came so far, those of other shards included.
     """
 
-    def __init__(self, values: AsyncIterable[T], shard: Shard) -> None:
+    def __init__(self, values: Any, epochs: int | None, shard: Shard) -> None:
+        check("epochs", epochs, optional(whole(1)), "data.order(")
         check("shard", shard, _SHARD, "data.order(")
-        self._values = aiter(values)
+        if isinstance(values, _Held):
+            values = values.take()
+        self._begin: Callable[[], Any] | None = None if _is_iterator(values) else values
+        self._values: AsyncIterator[Any] | None = None if self._begin else _async_iterator(values)
+        self._epochs = epochs
         self._shard, self._shards = _shard_of(shard)
+        self.epoch = 0
         self.position = 0
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Record[T]:
+    async def __anext__(self) -> Record[Any]:
         """Return the next record."""
-        while True:
-            value = await anext(self._values)
-            position = self.position
-            self.position += 1
-            if position % self._shards == self._shard:
-                [seed] = _seeds(np.array([position], np.uint64), "0 0").tolist()
-                return Record(0, position, position, seed, value)
+        while self.epoch != self._epochs:
+            if self._values is None:
+                assert self._begin is not None
+                self._values = _async_iterator(self._begin())
+            async for value in self._values:
+                epoch, position = self.epoch, self.position
+                self.position += 1
+                if position % self._shards == self._shard:
+                    [seed] = _seeds(np.array([position], np.uint64), f"0 {epoch}").tolist()
+                    return Record(epoch, position, position, seed, value)
+            if not self.position:  # to begin it again would go on for ever
+                break
+            await close_stream(self._values)
+            self.epoch, self.position, self._values = self.epoch + 1, 0, None
+        raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """Stop reading."""
         await close_stream(self._values)
 
 
+class _Iterated(AsyncIterator[T]):
+    """The values of a plain iterator, which runs in a thread: the event loop does not wait for its file or socket."""
+
+    def __init__(self, values: Iterator[T]) -> None:
+        self._values: Iterator[T] = values
+        self._thread = ThreadPool(1, name="penstock-order")
+        self._asked: asyncio.Future[Any] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        if self._asked is None:
+            self._asked = self._thread.submit(copy_context(), None, next, self._values, _END)
+        asked = self._asked
+        await asyncio.wait([asked])  # a read that is cancelled leaves the value to the next one
+        if asked.exception() is None and asked.result() is _END:
+            await self._thread.aclose()
+            raise StopAsyncIteration
+        self._asked = None
+        value: T = asked.result()
+        return value
+
+    async def aclose(self) -> None:
+        """Wait until the thread has ended, and close a generator."""
+        await self._thread.aclose()
+        if self._asked is not None and not self._asked.cancelled():
+            self._asked.exception()  # nobody wants it any more
+        values: object = self._values
+        if isinstance(values, Generator):
+            values.close()
+
+    def __del__(self) -> None:
+        self._thread.abandon()
+
+
+_END = object()
+
+
+def _async_iterator(values: Any) -> AsyncIterator[Any]:
+    if isinstance(values, AsyncIterable):
+        return aiter(cast("AsyncIterable[Any]", values))  # type: ignore[redundant-cast]
+    return _Iterated(iter(values))
+
+
+def _is_iterator(source: object) -> bool:
+    return isinstance(source, AsyncIterable | Iterator)
+
+
+def _has_no_index(source: object) -> bool:
+    return _is_iterator(source) or (callable(source) and not hasattr(source, "__getitem__"))
+
+
+def _refuse_order(source: object, shuffle_seed: object, epochs: object, drop_remainder: object, pad: object) -> None:
+    """Refuse what only a source with an index can do."""
+    if shuffle_seed is not None or drop_remainder or pad:
+        raise OptionsError(
+            "data.order: a source without an index has an unknown length, and its own order; use "
+            "`>> data.shuffled(buffer, seed)` to shuffle what comes"
+        )
+    if epochs != 1 and _is_iterator(source):
+        raise OptionsError(
+            f"data.order(epochs={epochs}): an iterator cannot begin again; pass a function that gives a new one for "
+            "each epoch, such as a generator function"
+        )
+
+
 class _Held:
-    """Holds a source that is written in a graph: a list would be copied for each call."""
+    """Holds a source that is written in a graph: a list would be copied for each call, and an iterator is read once."""
 
     def __init__(self, value: object) -> None:
         self.value = value
+        self._is_taken = False
+
+    def take(self) -> Any:
+        """Return a source without an index, for one stream.
+
+        Raises:
+            DataError: it is an iterator that another stream has.
+        """
+        if self._is_taken and _is_iterator(self.value):
+            raise DataError(
+                "data.order: the iterator that is written in this graph was read by another call; make it an argument "
+                "of the graph, or pass a function that gives a new one"
+            )
+        self._is_taken = True
+        return self.value
 
 
 _ORDER: Node[..., Any] = Node(Order, Policy(), name="order")
@@ -240,9 +349,17 @@ _NUMBERED: Node[..., Any] = Node(Numbered, Policy(), name="order")
 
 @overload
 def order(
-    source: AsyncIterable[T],
+    source: AsyncIterable[T] | Iterator[T],
     /,
     *,
+    shard: Shard = ...,
+) -> AsyncIterator[Record[T]]: ...
+@overload
+def order(
+    source: Callable[[], AsyncIterable[T] | Iterable[T]],
+    /,
+    *,
+    epochs: int | None = ...,
     shard: Shard = ...,
 ) -> AsyncIterator[Record[T]]: ...
 @overload
@@ -271,8 +388,9 @@ def order(
     In a graph each argument may be one of its values. Outside of one the stream can be passed to a graph.
 
     Args:
-        source: anything with `__len__` and `__getitem__`. What has no index, an async iterator, gives its values in
-            the order in which they come; it takes no other argument than `shard`.
+        source: anything with `__len__` and `__getitem__`. What has no index gives its values in the order in which they
+            come, and is not shuffled: an iterator, plain (it runs in a thread) or async, or a function that gives a new
+            one for each epoch.
         shuffle_seed: a whole number: the records of each epoch come in a random order of its own, the same one on every
             machine, in no memory. None: in the order of the source.
         epochs: how often each record comes; None for no end.
@@ -283,7 +401,7 @@ def order(
         pad: give the first records of an epoch again to the shards that have one less.
 
     Returns:
-        A stream of records without values.
+        A stream of records: without values, or, of what has no index, with them.
 
     Raises:
         OptionsError: an argument does not accept its value.
@@ -292,13 +410,9 @@ def order(
     """
     tracer = active()
     is_ref = isinstance(source, Ref)
-    if tracer is not None and tracer.is_stream(source) if is_ref else isinstance(source, AsyncIterable):
-        if shuffle_seed is not None or epochs != 1 or drop_remainder or pad:
-            raise OptionsError(
-                "data.order: a source without an index has one epoch, of unknown length, in its own order; use "
-                "`>> data.shuffled(buffer, seed)` to shuffle what comes"
-            )
-        return cast("AsyncIterator[Record[Any]]", _NUMBERED(source, shard))
+    if tracer is not None and tracer.is_stream(source) if is_ref else _has_no_index(source):
+        _refuse_order(source, shuffle_seed, epochs, drop_remainder, pad)
+        return cast("AsyncIterator[Record[Any]]", _NUMBERED(source if is_ref else _Held(source), epochs, shard))
     if not is_ref:
         _length_of(source)
         source = _Held(source)
@@ -330,8 +444,8 @@ def _check(shuffle_seed: object, epochs: object, shard: object, drop_remainder: 
 def _length_of(source: Any) -> int:
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(
-            f"data.order takes what has __len__ and __getitem__, such as a list or a dataset, or an async iterator; "
-            f"got {type(source).__name__}. Of a generator or a file, make an `async def` with `yield`"
+            f"data.order takes what has __len__ and __getitem__, such as a list or a dataset, or an iterator; "
+            f"got {type(source).__name__}. Of what can only be iterated, pass iter(...), or a function that gives it"
         )
     return len(source)
 

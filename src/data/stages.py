@@ -693,8 +693,8 @@ def mix(
 ) -> AsyncIterator[T]:
     """Make one stream of several, each of which gives its share: `data.mix([(code, 0.7), (text, 0.3)], seed=1)`.
 
-    Which one is next is drawn with the seed, so it is the same every time. To begin a source anew when it is exhausted,
-    give it no end: `data.order(source, epochs=None)`.
+    Which one is next is drawn with the seed, so it is the same every time. A stream is read once; a source that shall
+    begin again when it is exhausted has no end: `data.order(source, epochs=None)`.
 
     Args:
         weighted: streams, each with a number that is proportional to its share.

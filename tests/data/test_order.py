@@ -1,12 +1,15 @@
 """The order of records: what each epoch and shard gives, and that it is the same everywhere."""
 
 import asyncio
+import itertools
 import os
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -236,6 +239,96 @@ async def test_what_has_no_index_takes_part_without_shuffling() -> None:
         assert await collected(batches) == [["a", "b"], ["c", "d"], ["e"]]
 
 
+def numbers(count: int) -> Iterator[int]:
+    yield from range(count)
+
+
+@ps.graph
+async def of_argument(values: Any, epochs: int | None) -> AsyncIterator[Any]:
+    return data.order(values, epochs=epochs) >> data.batched(3)
+
+
+async def test_a_plain_iterator_is_numbered_and_runs_in_a_thread() -> None:
+    seen: list[str] = []
+
+    def values() -> Iterator[int]:
+        for number in range(4):
+            seen.append(threading.current_thread().name)
+            yield number
+
+    records = await collected(data.order(values(), shard=(1, 2)))
+    assert [(record.position, record.value) for record in records] == [(1, 1), (3, 3)]
+    assert set(seen) == {"penstock-order-1"}
+    for _ in range(2):
+        async with engine.stream(of_argument(numbers(4), 1)) as batches:
+            assert [list(batch) for batch in await collected(batches)] == [[0, 1, 2], [3]]
+    with pytest.raises(ps.OptionsError, match=r"data\.shuffled"):
+        data.order(numbers(4), shuffle_seed=1)  # type: ignore[call-overload]
+    with pytest.raises(ps.OptionsError, match="a function that gives a new one"):
+        data.order(numbers(4), epochs=2)  # type: ignore[call-overload]
+    with pytest.raises(ps.OptionsError, match="a function that gives a new one"):
+        async with engine.stream(of_argument(numbers(4), 2)) as batches:
+            await collected(batches)
+    with pytest.raises(ps.OptionsError, match="shard"):
+        await collected(data.order(numbers(4), shard=(2, 2)))
+
+
+async def test_a_function_gives_an_iterator_for_each_epoch() -> None:
+    records = await collected(data.order(lambda: numbers(3), epochs=2))
+    assert [(record.epoch, record.position, record.value) for record in records] == [
+        (0, 0, 0), (0, 1, 1), (0, 2, 2), (1, 0, 0), (1, 1, 1), (1, 2, 2),
+    ]  # fmt: skip
+    assert len({record.seed for record in records}) == 6
+    async with engine.stream(of_argument(partial(numbers, 2), None)) as batches:
+        assert [list(await anext(batches)) for _ in range(2)] == [[0, 1, 0], [1, 0, 1]]
+    assert await collected(data.order(partial(numbers, 0), epochs=None)) == []
+
+
+async def test_what_a_plain_iterator_raises_ends_the_stream() -> None:
+    def broken() -> Iterator[int]:
+        yield 0
+        raise ValueError("at record 1")
+
+    async with engine.stream(of_argument(broken(), 1)) as batches:
+        with pytest.raises(ValueError, match="at record 1"):
+            await collected(batches)
+
+
+async def test_a_generator_is_closed_with_its_stream_and_a_cancelled_read_loses_nothing() -> None:
+    may_go_on, closed = threading.Event(), threading.Event()
+
+    def values() -> Iterator[int]:
+        try:
+            may_go_on.wait()
+            yield from itertools.count()
+        finally:
+            closed.set()
+
+    records = data.order(values())
+    reading = asyncio.ensure_future(anext(records))
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading])
+    may_go_on.set()
+    assert [(await anext(records)).value for _ in range(2)] == [0, 1]
+    await records.aclose()  # type: ignore[attr-defined]
+    assert closed.is_set()
+
+
+async def test_an_iterator_that_is_written_in_a_graph_is_not_read_twice() -> None:
+    held = numbers(3)
+
+    @ps.graph
+    async def once() -> AsyncIterator[data.Record[int]]:
+        return data.order(held)
+
+    async with engine.stream(once()) as records:
+        assert len(await collected(records)) == 3
+    with pytest.raises(ps.DataError, match="make it an argument of the graph"):
+        async with engine.stream(once()) as records:
+            await collected(records)
+
+
 def test_wrong_arguments_are_refused_where_they_are_written() -> None:
     wrong: list[dict[str, Any]] = [
         {"shuffle_seed": -1}, {"shuffle_seed": True}, {"epochs": 0}, {"shard": (2, 2)}, {"shard": (0, 0)},
@@ -244,8 +337,8 @@ def test_wrong_arguments_are_refused_where_they_are_written() -> None:
     for arguments in wrong:
         with pytest.raises(ps.OptionsError, match=next(iter(arguments))):
             data.order([1], **arguments)
-    with pytest.raises(TypeError, match="async def"):
-        data.order(iter([1]))  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"pass iter\(...\)"):
+        data.order({1})  # type: ignore[call-overload]
 
 
 async def test_a_source_that_shrinks_is_an_error_that_says_so() -> None:
@@ -328,6 +421,7 @@ def test_processes_of_distributed_jax_have_a_shard_each_and_start_no_backend() -
 
 GLOBAL_ARRAYS = """
 import sys
+import threading
 from collections.abc import AsyncIterator
 import jax, numpy as np
 import penstock as ps

@@ -1,7 +1,7 @@
 """Several streams: a split of one, and one made of several; their bad days, and readers that wait for each other."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
 
 import pytest
@@ -295,6 +295,25 @@ async def test_a_mix_draws_shares_and_is_the_same_every_time() -> None:
             data.mix([], **arguments)
     with pytest.raises(ps.OptionsError, match="weight=0"):
         data.mix([(count(1), 0)], seed=1)
+
+
+async def test_a_source_of_a_mix_begins_again_if_it_has_no_end() -> None:
+    def letters() -> Iterator[str]:
+        yield from "ab"
+
+    @ps.graph
+    async def restarted() -> AsyncIterator[Any]:
+        again = data.order([10, 20, 30], shuffle_seed=1, epochs=None) >> data.read([10, 20, 30], runs_on="loop")
+        streams = [(again, 0.5), (data.order(letters, epochs=None), 0.3), (data.order(range(20)), 0.2)]
+        return data.mix(streams, seed=1, until="first")
+
+    records = await collected(restarted())
+    numbers = [record for record in records if isinstance(record.value, int)]
+    assert max(record.epoch for record in numbers) > 2
+    for epoch in range(3):
+        assert sorted(record.value for record in numbers if record.epoch == epoch) == [10, 20, 30]
+    assert "".join(record.value for record in records if isinstance(record.value, str)).startswith("ababab")
+    assert [record.index for record in records if record.value is None] == [*range(20)]
 
 
 def test_wrong_arguments_are_refused_where_they_are_written() -> None:
