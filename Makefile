@@ -22,10 +22,11 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo test test-newest run-newest test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-embedding docs clean
+.PHONY: help demo train-lm test test-newest run-newest test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-embedding docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
+	@echo "make train-lm     train a language model on the standard library for four minutes (ARGS=\"--seconds … --save …\")"
 	@echo "make test         all tests, on every core"
 	@echo "make test-newest  tests of devices, streams and the runtime on the newest Python and the newest JAX, in .venv-newest"
 	@echo "make test-long    all of them, those too slow for test, with $(EFFORT) times the random examples and interleavings"
@@ -87,6 +88,10 @@ $(VENV)/.docs: $(VENV)/.dev
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/semantic_search.py $(ARGS)
+
+# Four minutes; another folder, a longer run, --save and --complete with ARGS="...".
+train-lm: $(VENV)/.demo
+	$(BIN)/python examples/language_model.py --devices 4 --profile $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
