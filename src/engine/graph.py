@@ -4,7 +4,7 @@ import functools
 import inspect
 import types
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -21,7 +21,7 @@ from .options import ExecutionOptions
 from .planning import make_plan, merge_equal_calls
 from .program import Pass, Plan
 from .stateful import is_stateful, node_of
-from .tracing.annotations import hints_of, is_stream_parameter, signature_of
+from .tracing.annotations import annotation_text, hints_of, is_stream_parameter, signature_of
 from .tracing.ref import PendingRef, Ref, Unawaited, call_location, definition_location, is_users, refuse_leak
 from .tracing.references import References, resolve_references
 from .tracing.source_check import check_source
@@ -456,18 +456,20 @@ def _chained(*parts: Any) -> Graph[..., Any]:
     run_chain.__module__ = first.__module__
     _refuse_variadic(first, run_chain.__name__, signature)
     run_chain.__signature__ = signature  # type: ignore[attr-defined]
-    run_chain.__annotations__ = _annotations_of(first, last)
+    run_chain.__annotations__ = _annotations_of(first, last, signature.parameters)
     made: Graph[..., Any] = Graph(run_chain)
     made._parts = parts
     return made
 
 
-def _annotations_of(first: Callable[..., Any], last: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of the parameters of one function, and of the result of another."""
-    hints = hints_of(first) or getattr(first, "__annotations__", {})
-    result = hints_of(last).get("return")
-    parameters = {name: hint for name, hint in hints.items() if name != "return"}
-    return parameters if result is None else {**parameters, "return": result}
+def _annotations_of(first: Callable[..., Any], last: Callable[..., Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the annotations of these parameters of one function, and of the result of another, where they are known.
+
+    Those that cannot be resolved are texts, which still tell a stream.
+    """
+    hints, result = hints_of(first), hints_of(last).get("return")
+    found = {name: hints.get(name) or annotation_text(first, name) for name in names}
+    return {name: hint for name, hint in {**found, "return": result}.items() if hint is not None}
 
 
 Node._make_chain = chain

@@ -457,6 +457,20 @@ async def test_a_node_that_reads_a_stream_is_a_graph_that_reads_one() -> None:
     assert await engine.run((joined >> upper)(source())) == "ABC!"
 
 
+async def test_annotations_that_cannot_be_resolved_still_tell_a_stream() -> None:
+    source = """
+        @ps.node
+        async def joined(parts: "AsyncIterator[Unknown]") -> "Unknown":
+            return "".join([part async for part in parts])
+    """
+
+    async def letters() -> AsyncIterator[str]:
+        for letter in "abc":
+            yield letter
+
+    assert await engine.run(ps.graph(define(source, name="joined"))(letters())) == "abc"
+
+
 async def test_a_graph_of_one_node_is_a_step_of_another_graph() -> None:
     inner = ps.graph(upper)
 

@@ -17,13 +17,15 @@ if sys.version_info >= (3, 14):
         """Return the signature of a function, also where the names in its annotations do not exist at run time."""
         return inspect.signature(fn, annotation_format=Format.FORWARDREF)
 
-    def _annotation_text(fn: Callable[..., Any], name: str) -> object:
+    def annotation_text(fn: Callable[..., Any], name: str) -> object:
+        """Return the annotation of a parameter as it is written, if it may not be resolved; None without one."""
         return get_annotations(fn, format=Format.STRING).get(name)
 
 else:
     signature_of = inspect.signature
 
-    def _annotation_text(fn: Callable[..., Any], name: str) -> object:
+    def annotation_text(fn: Callable[..., Any], name: str) -> object:
+        """Return the annotation of a parameter as it is written, if it may not be resolved; None without one."""
         return getattr(fn, "__annotations__", {}).get(name)
 
 
@@ -63,7 +65,7 @@ def is_stream_parameter(fn: Callable[..., Any], name: str) -> bool:
     hints = hints_of(fn)
     if name in hints:
         return (typing.get_origin(hints[name]) or hints[name]) in _STREAMS
-    text = _annotation_text(fn, name)
+    text = annotation_text(fn, name)
     return isinstance(text, str) and _STREAM_TEXT.match(text) is not None
 
 
