@@ -89,9 +89,9 @@ $(VENV)/.docs: $(VENV)/.dev
 demo: $(VENV)/.demo
 	$(BIN)/python examples/semantic_search.py $(ARGS)
 
-# Four minutes; another folder, a longer run, --save and --complete with ARGS="...".
+# Four minutes; a mesh (--devices 4), a longer run, --save and --complete with ARGS="...".
 train-lm: $(VENV)/.demo
-	$(BIN)/python examples/language_model.py --devices 4 --profile $(ARGS)
+	$(BIN)/python examples/language_model.py --profile $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
