@@ -451,14 +451,18 @@ class Mailbox(Inbox[W]):
                 # A loop that catches the error and calls this again must not keep other tasks from running.
                 await asyncio.sleep(0)
                 raise InboxClosed("the scope of this actor ends, and no more work will come") from None
-            if _hand_out(work):
+            if work.is_wanted(asyncio.get_running_loop().time()):
+                work.taken = True
                 return work
 
     def take_nowait(self, max_items: int) -> list[W]:
         """Take up to `max_items` works without waiting; return an empty list if there are none."""
         taken: list[W] = []
         while not self._suspended and (works := self._channel.get_many_nowait(max_items - len(taken))):
-            taken += [work for work in works if _hand_out(work)]
+            now = asyncio.get_running_loop().time()
+            taken += [work for work in works if work.is_wanted(now)]
+        for work in taken:
+            work.taken = True
         return taken
 
     def put_nowait(self, work: W) -> bool:
@@ -535,11 +539,3 @@ def bytes_of(value: object) -> int:
     if isinstance(size, int):
         return size
     return len(value) if isinstance(value, bytes | bytearray | str) else 0
-
-
-def _hand_out(work: AnyRequest[Any]) -> bool:
-    """Mark work as handed out and return True; return False if its caller has left or its deadline has passed."""
-    if work.cancelled or (work.deadline is not None and asyncio.get_running_loop().time() >= work.deadline):
-        return False
-    work.taken = True
-    return True

@@ -70,9 +70,7 @@ def _placed(device: Any, specs: Any, batch: Any) -> Any:
             leaves[index] = jax.make_array_from_process_local_data(sharding, leaf)
         else:
             leaves[index] = jax.device_put(leaf, sharding)
-    for leaf in leaves:
-        if isinstance(leaf, jax.Array):
-            leaf.block_until_ready()
+    jax.block_until_ready(leaves)
     return jax.tree.unflatten(tree, leaves)
 
 

@@ -14,7 +14,7 @@ from ..actors.threads import LoopMailbox
 from ..telemetry import metrics, names, spans
 from ..telemetry.metrics import Reading, series
 from .arguments import Arguments, Stacked
-from .compiling import CACHE, JittedFunction
+from .compiling import CACHE, Executable, JittedFunction
 from .dispatch import THREADS, BatchJob, Job, SingleJob, is_out_of_memory
 from .parameters import PlacedParameters
 from .shardings import Placement
@@ -467,12 +467,12 @@ class EngineDevice:
         if not self.running:
             self._idle.notify_all()
 
-    def compile(self, jitted: JittedFunction, args: tuple[Any, ...]) -> "asyncio.Future[None]":
-        """Have a function compiled for such arguments; the future is settled when it is, or with the error.
+    def compile(self, jitted: JittedFunction, args: tuple[Any, ...]) -> "asyncio.Future[Executable]":
+        """Have a function compiled for such arguments; the future gets the program, or the error.
 
         It is not compiled if the future is cancelled before its turn has come.
         """
-        done: asyncio.Future[None] = self.loop.create_future()
+        done: asyncio.Future[Executable] = self.loop.create_future()
         mailbox, wait = self.mailbox, spans.waiting()
         trace = None if wait is None else wait.context
         CACHE.compile(
@@ -579,13 +579,13 @@ class EngineDevice:
             self._timer = self.loop.call_at(due_at, self._look, due_at)
 
 
-def _tell(done: "asyncio.Future[None]", found: object) -> None:
+def _tell(done: "asyncio.Future[Executable]", found: Executable | BaseException) -> None:
     if done.done():
         return
     if isinstance(found, BaseException):
         done.set_exception(found)
     else:
-        done.set_result(None)
+        done.set_result(found)
 
 
 # The batches of one node on one device: begun, and run again in parts if they fail.

@@ -18,7 +18,6 @@ from ..telemetry.rendered import Rendered
 from ..telemetry.tables import Column, Table, count, milliseconds, rate, scaled
 from .arguments import on_host
 from .benchmarking import quartiles
-from .compiling import CACHE, Executable
 from .device_batch import DeviceBatch
 from .device_pool import DevicePool
 from .dispatch import is_out_of_memory
@@ -32,7 +31,7 @@ from .untyped_jax import jax
 if TYPE_CHECKING:
     from ..engine.pools import Pools
     from .arguments import Arguments
-    from .compiling import JittedFunction
+    from .compiling import Executable, JittedFunction
 
 Approach: TypeAlias = Literal["all in memory", "over a mesh", "in chunks", "as a stream"]
 
@@ -354,26 +353,12 @@ class _Trial:
             items_per_second=size / middle,
         )  # fmt: skip
 
-    async def _compiled(self, size: int) -> Executable:
+    async def _compiled(self, size: int) -> "Executable":
         """Return the program for so many items, compiled off the loop from shapes alone."""
         args = list(self._arguments.of_batch(self._arguments.stack([self._item], self._least), self._item.shared))
         for position in (*self._arguments.stacked, *range(len(self._arguments.names), len(args))):
             args[position] = jax.tree.map(functools.partial(_shape_of, size), args[position])
-        loop = self._device.loop
-        done: asyncio.Future[Executable] = loop.create_future()
-
-        def tell(found: Executable | BaseException) -> None:
-            if not done.done():
-                if isinstance(found, BaseException):
-                    done.set_exception(found)
-                else:
-                    done.set_result(found)
-
-        CACHE.compile(
-            self._jitted, tuple(args), lambda found: loop.call_soon_threadsafe(tell, found),
-            is_wanted=lambda: not done.cancelled(),
-        )  # fmt: skip
-        return await done
+        return await self._device.compile(self._jitted, tuple(args))
 
     async def _timed(self, args: tuple[Any, ...], size: int) -> list[float]:
         """Return how long runs took, without the first, which may set up what later ones find."""

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 from weakref import WeakSet
 
 from .._errors import PlanError
@@ -23,10 +23,7 @@ from .options import ExecutionOptions
 from .program import Plan, PlannedStep, Wired
 from .scope import Runtime, Scope
 from .values import OwnScope, StreamingCall, ValuesStream
-from .wiring import warm_up_node
-
-if TYPE_CHECKING:
-    from .node import Executor
+from .wiring import executor_of, inbox_capacity, warm_up_node
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,8 @@ async def memory_of_call(
     steps = list(_steps(plan))
     before = {
         program.program: program.calls
-        for executor in _executors(steps)
+        for _, step in steps
+        if (executor := executor_of(step)) is not None
         for program in await asyncio.to_thread(executor.programs)
     }
     watch = _Watch()
@@ -157,8 +155,8 @@ async def memory_of_call(
         if not is_node(step.head.callee):
             continue
         programs: list[ProgramMemory] = []
-        if step.head.callee._runs_in is not None:
-            found = await asyncio.to_thread(step.head.callee._runs_in.programs)
+        if (executor := executor_of(step)) is not None:
+            found = await asyncio.to_thread(executor.programs)
             programs = [one for one in found if one.calls != before.get(one.program)]
         nodes.append(watch.node(graph, step.label, step.head.callee, programs, is_in_body=graph != plan.name))
     return MemoryReport(call.graph.name, tuple(nodes), watch.most_bytes, watch.most_device_bytes)
@@ -174,14 +172,14 @@ async def memory_of_plan(runtime: Runtime, plan: Plan, options: ExecutionOptions
         for one in _wired(scope, wired):
             known = dict(zip(one.program.plan.trace.resources.values(), one.program.blank, strict=False))
             for unit in one.program.units:
-                node = None if unit.step is None else unit.step.head.callee
-                if unit.step is None or not is_node(node) or node._runs_in is None:
+                executor = executor_of(unit.step)
+                if unit.step is None or executor is None:
                     continue
                 try:
-                    await warm_up_node(one.program, unit, node._runs_in, runtime.pools, options.device_strategy, known)
+                    await warm_up_node(one.program, unit, executor, runtime.pools, options.device_strategy, known)
                 except PlanError:  # it has no samples
                     unknown.append(unit.step.label)
-                programs = await asyncio.to_thread(node._runs_in.programs)
+                programs = await asyncio.to_thread(executor.programs)
                 nodes.append(NodeMemory(one.program.name, unit.step.label, tuple(programs)))
     finally:
         await scope.close()
@@ -204,12 +202,6 @@ def _steps(plan: Plan) -> Iterator[tuple[str, PlannedStep]]:
     for step in plan.steps:
         for body in step.bodies:
             yield from _steps(body)
-
-
-def _executors(steps: "Iterable[tuple[str, PlannedStep]]") -> "Iterator[Executor]":
-    for _, step in steps:
-        if is_node(step.head.callee) and step.head.callee._runs_in is not None:
-            yield step.head.callee._runs_in
 
 
 class _WatchedScope(OwnScope):
@@ -280,9 +272,7 @@ class _Watch:
         seen, policy = self._seen.get((graph, label), _Seen()), node.policy
         if is_in_body and not node.gives_stream:
             return NodeMemory(graph, label, tuple(programs), seen.item_bytes, seen.result_bytes)
-        places = policy.capacity or (
-            DEFAULT_CAPACITY if node.gives_stream else max(DEFAULT_CAPACITY, policy.concurrency or 0)
-        )
+        places = (policy.capacity or DEFAULT_CAPACITY) if node.gives_stream else inbox_capacity(policy)
         size = seen.result_bytes if node.gives_stream else seen.item_bytes
         held = None if size is None else size * places
         if held is not None and policy.max_bytes is not None:

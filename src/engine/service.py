@@ -291,9 +291,7 @@ class Service(Generic[P, R]):
             PlanError: the graph is not part of the deployment, or its calls give streams.
             OptionsError: an option is unknown or does not apply.
         """
-        merged = self._options  # nearly always there is nothing to merge
-        if options or scoped.get():
-            merged = resolve("service.run", options, self._inherited())
+        merged = self._merged("service.run", options)
         call = as_call(call, "service.run")
         result: T = await self._run(call.graph, call.arguments, call._trace_headers, merged)
         return result
@@ -338,9 +336,7 @@ class Service(Generic[P, R]):
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             self._deployment.graphs.values(call.graph)
-            merged = self._options  # as it is nearly always
-            if options or scoped.get():
-                merged = resolve("service.stream(call)", options, self._inherited())
+            merged = self._merged("service.stream(call)", options)
             return ValuesStream(partial(self._streaming_call, call, merged), shows_progress=shows_progress)
         merged = resolve("service.stream", options, self._inherited())
         return CallsStream(self._runtime, calls, merged, self._pipeline, shows_progress=shows_progress)
@@ -499,6 +495,10 @@ class Service(Generic[P, R]):
 
     def _streaming_call(self, call: Call[Any], options: ExecutionOptions) -> StreamingCall:
         return StreamingCall(DeploymentScope(self._deployment), call, options)
+
+    def _merged(self, verb: str, options: Mapping[str, Any]) -> ExecutionOptions:
+        """Return the options of one call: those of the deployment, if there are no others, as is nearly always so."""
+        return resolve(verb, options, self._inherited()) if options or scoped.get() else self._options
 
     def _inherited(self) -> dict[str, Any]:
         options = self._options

@@ -217,7 +217,7 @@ class StreamingCall:
         self._was_left = False
         self._begun = False
         self._opened = asyncio.Event()  # there is a reader, or there will never be one
-        self._settled = asyncio.Event()
+        self._settled: asyncio.Event | None = None  # of a call with a task from the beginning, which waits for it
         self._over = asyncio.Event()
         # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
         where.runtime.stream_opened(self)
@@ -360,12 +360,12 @@ class StreamingCall:
         """Report the outcome, and give back the place: the last handler of the call has ended."""
         self._frame.report()
         self._where.settled(frame)
-        self._settled.set()
-        if self._task is None:
-            if self.progress is None:
-                self._finish()
-            else:
-                self._start_task(self._end())
+        if self._settled is not None:
+            self._settled.set()
+        elif self.progress is None:
+            self._finish()
+        else:
+            self._start_task(self._end())
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         self._task = start_task(self.loop, work, context=self._frame.context.copy(), name="penstock-stream")
@@ -377,6 +377,7 @@ class StreamingCall:
         self._begun = True
         try:
             if self._error is None:
+                self._settled = asyncio.Event()
                 self._launch(*await self._where.admit(self._call, self._options.priority, self._frame.ends_at))
                 await until(self._settled.is_set, self._settled.wait)
             else:

@@ -272,10 +272,7 @@ class Wiring:
         return Limiter(UNLIMITED if self._max_workers is None else min(limit, self._max_workers))
 
     def _inbox(self, policy: Policy = _PLAIN, unit: Unit | None = None) -> "Channel[Frame]":
-        # A node with more places has as many in its inbox: items that began together end together, and then their
-        # successors are in its inbox.
-        default = max(DEFAULT_CAPACITY, policy.concurrency or 0)
-        capacity = None if self._max_workers is None else policy.capacity or default
+        capacity = None if self._max_workers is None else inbox_capacity(policy)
         if policy.max_bytes is None or capacity is None or unit is None:
             return inbox_class(capacity)
         return inbox_class(capacity, max_bytes=policy.max_bytes, size_of=_size_of(unit))
@@ -413,9 +410,8 @@ async def _warm_up(program: "Program", pools: "Pools", device_strategy: str, kno
     for unit in program.units:
         if unit.step is None:
             continue
-        callee = unit.step.head.callee
-        if is_node(callee) and callee._runs_in is not None:
-            await warm_up_node(program, unit, callee._runs_in, pools, device_strategy, known)
+        if (executor := executor_of(unit.step)) is not None:
+            await warm_up_node(program, unit, executor, pools, device_strategy, known)
         for body in unit.step.bodies:
             await _warm_up(body._program("parallel"), pools, device_strategy, _inside(body, known))
 
@@ -489,7 +485,7 @@ def _is_handed_on(program: Program, unit: Unit, node: Node[..., Any]) -> bool:
     policy = node.policy
     if policy.retry is not None or policy.fallback is not None or policy.timeout_seconds is not None:
         return False  # only with the result is it known whether an attempt succeeded, and in time
-    readers = [_executor_of(program.units[index].step) for index in unit.consumers]
+    readers = [executor_of(program.units[index].step) for index in unit.consumers]
     is_result = unit.step.source in {read.source for read in reads(program.plan.result)}
     kind = type(node.executor)
     return (
@@ -518,6 +514,14 @@ def _owned(program: Program, unit: Unit, node: Node[..., Any]) -> frozenset[str]
     return frozenset(owned)
 
 
-def _executor_of(step: PlannedStep | None) -> Executor | None:
+def inbox_capacity(policy: Policy) -> int:
+    """Return how many items the inbox of a node holds in a pipeline."""
+    # A node with more places has as many in its inbox: items that began together end together, and then their
+    # successors are in its inbox.
+    return policy.capacity or max(DEFAULT_CAPACITY, policy.concurrency or 0)
+
+
+def executor_of(step: PlannedStep | None) -> Executor | None:
+    """Return what runs the node of a step elsewhere; None if the engine runs it, or it is no node."""
     callee = None if step is None else step.head.callee
     return callee._runs_in if is_node(callee) else None
