@@ -52,6 +52,7 @@ from .actors.current import ItemInfo, current
 from .actors.loop_host import Actor, StreamActor
 from .actors.own_loops import Inbox, StreamWork, Work
 from .actors.policy import Retry
+from .engine.checkpoint import Checkpoint
 from .engine.control import cond, fold, map_each, switch, while_loop
 from .engine.decorator import apply, node
 from .engine.graph import Call, Graph, graph
@@ -62,7 +63,7 @@ from .engine.resource import Resource, resource
 from .engine.tracing.ref import Ref
 
 __all__ = [
-    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Call", "ChannelClosed", "CheckpointError", "DataError",
+    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Call", "ChannelClosed", "Checkpoint", "CheckpointError", "DataError",
     "DeadlineExceeded",
     "DeploymentFailed", "DeviceError", "DeviceNode", "EngineClosedError", "EngineLoopError", "ExecutionOptions",
     "Graph", "GraphTraceError", "Inbox", "InboxClosed", "ItemInfo", "IterationLimitError", "MissingExtraError",

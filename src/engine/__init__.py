@@ -10,6 +10,7 @@ from ..actors.supervision import RestartMode, Strategy
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorState, ActorStatistics, ChannelStatistics, ProgramMemory
 from .admission import AdmissionStatistics
+from .checkpoint import Checkpoint
 from .control import Outcome
 from .engine import Engine, EngineStatistics
 from .engine import default_engine as _default_engine
@@ -42,11 +43,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-async def run(call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -> R:
+async def run(
+    call: Call[R] | Graph[[], R], /, *, checkpoint: Checkpoint | None = None, **options: Unpack[CallOptions]
+) -> R:
     """Run one call of a graph and return its result.
 
     Args:
         call: the call, `search(url)`; a graph without parameters may be passed itself.
+        checkpoint: where the state of its `ps.fold` is saved, from which the next run goes on.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy` and others; see
             `ExecutionOptions`.
 
@@ -60,11 +64,18 @@ async def run(call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -
         PlanError: the graph returns a stream of values: read it with `engine.stream(call)`.
         OptionsError: an option is unknown or does not apply.
     """
-    return await _default_engine().run(call, **options)
+    return await _default_engine().run(call, checkpoint=checkpoint, **options)
 
 
 @overload
-def stream(call: Call[AsyncIterator[R]], /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[R]: ...
+def stream(
+    call: Call[AsyncIterator[R]],
+    /,
+    *,
+    progress: bool = False,
+    checkpoint: Checkpoint | None = None,
+    **options: Unpack[CallOptions],
+) -> Stream[R]: ...
 @overload
 def stream(
     calls: Iterable[Call[R]] | AsyncIterable[Call[R]],
@@ -73,7 +84,14 @@ def stream(
     progress: bool = False,
     **options: Unpack[CallOptions],
 ) -> Stream[R]: ...
-def stream(calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[Any]:
+def stream(
+    calls: Any,
+    /,
+    *,
+    progress: bool = False,
+    checkpoint: Checkpoint | None = None,
+    **options: Unpack[CallOptions],
+) -> Stream[Any]:
     """Run many calls as a pipeline and yield their results in input order; or yield the values of one streaming call.
 
     Args:
@@ -83,6 +101,7 @@ def stream(calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptio
             an async iterable is iterated in a task of its own.
         progress: whether a bar on standard error shows the rate, the errors, the node that limits and, if `calls` has
             a length as a list has, the time that is left. Nothing is shown if standard error is no terminal.
+        checkpoint: of a single call: where it is saved as it goes, and goes on from.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy`; for many calls
             also `max_in_flight`, `ordered`, `on_error`, `trace_items`.
 
@@ -91,12 +110,13 @@ def stream(calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptio
 
     Raises:
         TypeError: the argument is neither a call nor an iterable of calls.
-        PlanError: the single call is one of a graph that returns one value: use `engine.run`.
+        PlanError: the single call is one of a graph that returns one value: use `engine.run`. Or something in the
+            graph cannot be saved with `checkpoint=`.
         OptionsError: an option is unknown or does not apply.
         EngineLoopError: no event loop is running.
         MissingExtraError: there is progress to show, and rich is not installed.
     """
-    return _default_engine().stream(calls, progress=progress, **options)
+    return _default_engine().stream(calls, progress=progress, checkpoint=checkpoint, **options)
 
 
 def deploy(

@@ -229,6 +229,7 @@ def node(
     shutdown_seconds: float | None = None,
     model: str | None = None,
     ordered: bool = False,
+    stateless: bool = False,
 ) -> _Decorator: ...
 @overload
 def node(
@@ -245,6 +246,7 @@ def node(
     pure: bool = False,
     effectful: bool = False,
     model: str | None = None,
+    stateless: bool = False,
 ) -> _BatchDecorator: ...
 def node(
     fn: Any = None,
@@ -266,6 +268,7 @@ def node(
     shutdown_seconds: float | None = None,
     model: str | None = None,
     ordered: bool = False,
+    stateless: bool = False,
     **unknown: Any,
 ) -> Any:
     """Make a node of a function, an async function, or a class whose instances are called.
@@ -302,6 +305,8 @@ def node(
         ordered: of a class: its instance takes the items of `engine.stream(calls)`, or of a `map_each`, in input order,
             also behind nodes where items overtake each other. An item that ends before it has come there gives up its
             turn.
+        stateless: states that it keeps nothing between two items or values that has to be saved with `checkpoint=`; of
+            a node with `batch=`, that results up to rounding will do.
         **unknown: any other option is refused.
 
     Returns:
@@ -317,7 +322,7 @@ def node(
     policy = Policy(
         concurrency, capacity, max_bytes, runs_on, timeout_seconds, retry, fallback,
         pure=pure, effectful=effectful, restart=restart, restart_on=restart_on,
-        shutdown_seconds=shutdown_seconds, model=model, ordered=ordered,
+        shutdown_seconds=shutdown_seconds, model=model, ordered=ordered, stateless=stateless,
     )  # fmt: skip
 
     def decorate(target: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
-from .._errors import DeadlineExceeded, DeploymentFailed
+from .._errors import DeadlineExceeded, DeploymentFailed, OptionsError
 from .._public import LateModule
 from ..actors.accepted import check, optional, whole
 from ..actors.supervision import Strategy, SupervisorFlags
@@ -15,13 +15,14 @@ from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
 from .call import RunningCall
+from .checkpoint import Checkpoint, Saving
 from .graph import Call, Graph, as_call, as_graph, one_value, values
 from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
 from .program import Plan, Wired
 from .scope import Runtime, Scope, running_loop
 from .streaming import CallsStream, Stream
-from .values import OwnScope, StreamingCall, ValuesStream
+from .values import OwnScope, SavedStream, StreamingCall, ValuesStream
 
 if TYPE_CHECKING:
     from .. import engine
@@ -107,15 +108,30 @@ class Engine:
         """End what is still open, then the threads and worker processes; wait until their handlers have returned."""
         await uninterrupted(self._runtime.close())
 
-    async def run(self, call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -> R:
+    async def run(
+        self,
+        call: Call[R] | Graph[[], R],
+        /,
+        *,
+        checkpoint: Checkpoint | None = None,
+        **options: Unpack[CallOptions],
+    ) -> R:
         """Run one call and return its result; see `penstock.engine.run`."""
         self._runtime.check_loop()
-        result: R = await _run_call(self._runtime, as_call(call, "engine.run"), resolve("run", options, self._options))
+        one, merged = as_call(call, "engine.run"), resolve("run", options, self._options)
+        saving = None if checkpoint is None else Saving(checkpoint, one, one_value(one.graph, merged, "engine.run"))
+        result: R = await _run_call(self._runtime, one, merged, saving)
         return result
 
     @overload
     def stream(
-        self, call: Call[AsyncIterator[R]], /, *, progress: bool = False, **options: Unpack[CallOptions]
+        self,
+        call: Call[AsyncIterator[R]],
+        /,
+        *,
+        progress: bool = False,
+        checkpoint: Checkpoint | None = None,
+        **options: Unpack[CallOptions],
     ) -> Stream[R]: ...
     @overload
     def stream(
@@ -126,20 +142,39 @@ class Engine:
         progress: bool = False,
         **options: Unpack[CallOptions],
     ) -> Stream[R]: ...
-    def stream(self, calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[Any]:
+    def stream(
+        self,
+        calls: Any,
+        /,
+        *,
+        progress: bool = False,
+        checkpoint: Checkpoint | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Stream[Any]:
         """Run many calls as a pipeline, or one call that gives a stream; see `penstock.engine.stream`."""
         shows_progress = is_shown(progress)
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             values(call.graph)
             merged = resolve("stream(call)", options, self._options)
+            if checkpoint is not None:
+                saving = Saving(checkpoint, call, call.graph._planned(is_cached=merged.enable_caching))
+                start = partial(self._streaming_call, call, merged, saving)
+                return SavedStream(start, shows_progress=shows_progress)
             return ValuesStream(partial(self._streaming_call, call, merged), shows_progress=shows_progress)
+        if checkpoint is not None:
+            raise OptionsError(
+                "checkpoint= is for one call of a graph that returns a stream; make the source a stream of that graph, "
+                "engine.stream(train(data.order(source)), checkpoint=...)"
+            )
         merged = resolve("stream", options, self._options)
         return CallsStream(self._runtime, calls, merged, shows_progress=shows_progress)
 
-    def _streaming_call(self, call: Call[Any], options: ExecutionOptions) -> StreamingCall:
+    def _streaming_call(
+        self, call: Call[Any], options: ExecutionOptions, saving: Saving | None = None
+    ) -> StreamingCall:
         self._runtime.check_loop()
-        return StreamingCall(OwnScope(self._runtime, options), call, options)
+        return StreamingCall(OwnScope(self._runtime, options, saving), call, options)
 
     def deploy(
         self,
@@ -219,10 +254,14 @@ def default_engine() -> Engine:
 # Running one call.
 
 
-async def _run_call(runtime: Runtime, call: Call[Any], options: ExecutionOptions) -> Any:
+async def _run_call(
+    runtime: Runtime, call: Call[Any], options: ExecutionOptions, saving: Saving | None = None
+) -> Any:
     """Run one call from start to end; when this returns or raises, none of its tasks and threads is left."""
     plan = one_value(call.graph, options, "engine.run")
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
+    if saving is not None:
+        return await _run_in_own_scope(runtime, call, options, plan, scheduler, saving=saving)
     wired = runtime.shared_wiring(plan, scheduler, options)
     if wired is not None and wired.program.resources:
         return await _run_with_resources(runtime, call, options, wired)
@@ -245,15 +284,21 @@ async def _run_in_own_scope(
     plan: Plan,
     scheduler: ChosenScheduler,
     on_prepared: Callable[[Scope], None] | None = None,
+    saving: Saving | None = None,
 ) -> Any:
     run = _Run(runtime, call, options)
-    scope = Scope(runtime, options, scheduler, is_one_call=True, threads=run.threads)
+    scope = Scope(runtime, options, scheduler, is_one_call=True, threads=run.threads, saving=saving)
     try:
         wired = await run.started(scope.prepare(plan))
         if on_prepared is not None:
             on_prepared(scope)
         scope.on_failed = run.fail_with
-        return await run.run_to_end(wired)
+        if saving is None:
+            return await run.run_to_end(wired)
+        saving.on_failure = run.fail
+        result = await run.run_to_end(wired)
+        saving.is_done = True
+        return result
     finally:
         await scope.close()
 
