@@ -169,7 +169,6 @@ class Saving:
         self._ends_at_once = cut.ended
         for name, one in self._held.items():
             self.restore(name, one)
-        logs.info("checkpoint.restored", path=str(self._folder.path), record=cut.record)
 
     async def _open_folder(self) -> None:
         from ..saving.cuts import CutFolder

@@ -603,7 +603,7 @@ class SavedStream(ValuesStream[T_co]):
             Exception: the error of the call; the stream is closed then.
         """
         self._reader = asyncio.current_task()
-        buffer = self._buffer
+        buffer = self._buffer or await self._open()
         if isinstance(buffer, MarkedBuffer) and buffer.mark is not None and not buffer.held and not self._closed:
             await buffer.pass_mark()
         return await super().__anext__()
