@@ -77,6 +77,10 @@ class Stream(ABC, Generic[T_co]):
             CheckpointError: the cut could not be written.
             EngineClosedError: the stream has ended before.
         """
+        await self._checkpoint(is_reader=True)
+
+    async def _checkpoint(self, *, is_reader: bool) -> None:
+        """Make a cut now; `is_reader` says whether the reader waits for it."""
         raise OptionsError(
             "this stream is not saved: engine.stream(call, checkpoint=ps.Checkpoint(folder)) makes one that is"
         )
