@@ -366,8 +366,8 @@ class Saving:
             elif buffer.ended or buffer.abandoned:
                 if buffer.error is None:
                     await self._save_end(list(buffer.held))
-                _settle(self._asked, None if buffer.error is None else _over())
-                self._asked = []
+                else:
+                    _settle(self._asked, _over())
             else:
                 buffer.drain()
                 await StreamBuffer.wait(buffer)
@@ -376,6 +376,7 @@ class Saving:
     async def _save_end(self, unread: list[Any]) -> None:
         if self._writing is not None:
             await asyncio.wait([self._writing])
+        self._answers, self._asked = [*self._answers, *self._asked], []
         end = Mark(self.record)
         for name, one in self._held.items():
             if name != _READER:
@@ -391,12 +392,13 @@ class Saving:
             Exception: the end could not be saved.
         """
         try:
-            if self.is_done and not (self._ends_at_once and not self._restored[_STREAM]["unread"]):
+            has_unread = bool(self._restored.get(_STREAM, {}).get("unread"))
+            if self.is_done and (has_unread or not self._ends_at_once):
                 await self._save_end([])
             elif self._writing is not None:
                 await asyncio.wait([self._writing])
         finally:
-            _settle([*self._asked, *self._answers], None if self.is_done else _over())
+            _settle([*self._asked, *self._answers], _over())
             await self._threads.aclose()
             if self._folder is not None:
                 self._folder.close()

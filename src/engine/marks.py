@@ -28,7 +28,7 @@ class Stop:
     Attributes:
         name: the label of the step, or the parameter that the source is.
         is_source: whether the marks begin here.
-        keeps_iterator: whether the iterator that the step makes has `state` and `restore`.
+        keeps_iterator: whether what the step makes for the call, an iterator or a fold, has `state` and `restore`.
         nodes: the nodes of classes that have state here, also those in bodies, by the names of their states.
         mixed: of a source before a mix: the name of the mix, and which of its sources this is.
         settings: the settings that decide what comes out, for the fingerprint.
@@ -180,6 +180,12 @@ class _Surveyor:
             stop.settings = _settings(callee)
             if _iterator_class(step, "state"):
                 stop.keeps_iterator = True
+            elif _iterator_class(step, "__anext__"):
+                raise self._refused(
+                    step,
+                    "it gives values in the order in which they arrive, which is another one after a restart; say "
+                    "data.merged('turns'), or data.mix",
+                )
             elif callee.template is None and self._inputs(step) and not callee.policy.stateless:
                 raise self._refused(
                     step,
@@ -190,6 +196,7 @@ class _Surveyor:
             self._check_node(step.head, callee, step.label, stop, needs_order=False)
         else:
             control = _control(step)
+            stop.keeps_iterator = control.kind == "fold"
             overlap = control.kind == "map_each" and control.limit > 1
             for body in step.bodies:
                 stop.settings.setdefault("bodies", []).append(self._body(body, step.label, stop, overlap=overlap))
