@@ -105,9 +105,10 @@ class Iterate(Generic[T]):
         """Keep the call open until it is left; the only task that the thread begins with."""
         is_left = asyncio.Event()
         try:
-            async with Engine() as engine, engine.stream(
-                self._call, checkpoint=self._checkpoint, **self._options
-            ) as stream:
+            async with (
+                Engine() as engine,
+                engine.stream(self._call, checkpoint=self._checkpoint, **self._options) as stream,
+            ):
                 self._opened.set_result((asyncio.get_running_loop(), stream, is_left))
                 await is_left.wait()
         except BaseException as error:

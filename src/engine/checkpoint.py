@@ -17,7 +17,7 @@ from ..actors.tasks import start_task, uninterrupted
 from ..actors.threads import ThreadPool
 from ..telemetry import logs
 from .graph import Call
-from .marks import Stop, Way, has_state, way_of
+from .marks import Stop, has_state, way_of
 from .program import Plan
 
 if TYPE_CHECKING:
@@ -328,7 +328,7 @@ class Saving:
                 self.on_failure(error)
                 if ended:
                     raise
-        except Exception as error:  # noqa: BLE001 - such as NotStorable: it is the error of the call
+        except Exception as error:  # such as NotStorable: it is the error of the call
             _settle(answers, error)
             self.on_failure(error)
             if ended:
@@ -497,8 +497,9 @@ def _is_small(state: Any) -> bool:
             value = list(value.values())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType, reportUnknownVariableType]
         if isinstance(value, list | tuple):
             waiting += value[:_FEW]  # pyright: ignore[reportUnknownArgumentType]
-        elif not (value is None or isinstance(value, bool | int | float | str)):
-            if type(value).__module__ != "numpy" or value.nbytes > _FEW_BYTES:
+        elif value is not None and not isinstance(value, bool | int | float | str):
+            is_small_array = type(value).__module__ == "numpy" and value.nbytes <= _FEW_BYTES
+            if not is_small_array:
                 return False
         if seen + len(waiting) >= _FEW:
             return False

@@ -254,9 +254,7 @@ def default_engine() -> Engine:
 # Running one call.
 
 
-async def _run_call(
-    runtime: Runtime, call: Call[Any], options: ExecutionOptions, saving: Saving | None = None
-) -> Any:
+async def _run_call(runtime: Runtime, call: Call[Any], options: ExecutionOptions, saving: Saving | None = None) -> Any:
     """Run one call from start to end; when this returns or raises, none of its tasks and threads is left."""
     plan = one_value(call.graph, options, "engine.run")
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler

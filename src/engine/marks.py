@@ -210,7 +210,9 @@ class _Surveyor:
                 names.append(label)
                 if not is_node(one.callee):
                     names += [
-                        self._body(inner, f"{path}/{label}", stop, overlap=overlap or _control(step).limit > 1, is_nested=True)
+                        self._body(
+                            inner, f"{path}/{label}", stop, overlap=overlap or _control(step).limit > 1, is_nested=True
+                        )
                         for inner in step.bodies
                     ]
                     continue
@@ -286,8 +288,8 @@ class _Surveyor:
                 raise self._refused_at(
                     one,
                     node.name,
-                    "batch= makes batches of what is there, whose results differ in rounding from run to run, and there "
-                    "is state behind it; say stateless=True if results up to rounding will do, or make batches with "
+                    "batch= makes batches of what is there, whose results differ in rounding from run to run, "
+                    "and there is state behind it; say stateless=True if results up to rounding will do, or make batches with "
                     "data.batched",
                 )
 

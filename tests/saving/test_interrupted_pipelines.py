@@ -98,21 +98,28 @@ STAGES: dict[str, tuple[Callable[[int, int], Any], str, str]] = {
     "rebatched": (lambda size, width: data.rebatched(size), "batch", "batch"),
     "unbatched": (lambda size, width: data.unbatched(), "batch", "number"),
     "packed": (lambda size, width: lambda stream: stream >> data.packed(size * 2, look_ahead=2), "batch", "tuple"),
-    "trainer": (lambda size, width: lambda stream, one=Trainer(): ps.map_each(one, stream, concurrency=width),
-                "any", "number"),
-    "in order": (lambda size, width: lambda stream, one=InOrder(): slowly_in_order(one, stream, width), "any", "number"),
-    "running": (lambda size, width: lambda stream, one=Running(): stream >> one, "any", "number"),
+    "trainer": (lambda size, width: trained(Trainer(), width), "any", "number"),
+    "in order": (lambda size, width: slowly_in_order(InOrder(), width), "any", "number"),
+    "running": (lambda size, width: read_by(Running()), "any", "number"),
     "split": (lambda size, width: lambda stream: joined(stream, width), "number", "number"),
     "turns": (lambda size, width: lambda stream: (stream >> data.split(2, ahead=width)) >> data.merged("turns"),
               "any", "same"),
 }  # fmt: skip
 
 
-def slowly_in_order(one: InOrder, stream: Any, width: int) -> Any:
+def trained(trainer: Trainer, width: int) -> Callable[[Any], Any]:
+    return lambda stream: ps.map_each(trainer, stream, concurrency=width)
+
+
+def slowly_in_order(one: InOrder, width: int) -> Callable[[Any], Any]:
     async def body(value: Any) -> Any:
         return await one(await slow(value))
 
-    return ps.map_each(body, stream, concurrency=width)
+    return lambda stream: ps.map_each(body, stream, concurrency=width)
+
+
+def read_by(running: Running) -> Callable[[Any], Any]:
+    return lambda stream: stream >> running
 
 
 def joined(stream: Any, width: int) -> Any:
@@ -147,7 +154,9 @@ def graph_of(names: list[str], sizes: list[int], width: int, shuffles_first: boo
     return pipeline
 
 
-async def run_from(graph: Any, folder: Path, every: int, limit: int | None, results: dict[int, str], asks: bool) -> bool:
+async def run_from(
+    graph: Any, folder: Path, every: int, limit: int | None, results: dict[int, str], asks: bool
+) -> bool:
     """Goes on from the newest cut, for at most so many values; returns whether the end has come."""
     records = data.order(SOURCE, shuffle_seed=4, epochs=2)
     async with engine.stream(graph(records), checkpoint=ps.Checkpoint(folder, every=every)) as stream:
