@@ -122,11 +122,11 @@ def stored(held: Sequence[Any]) -> Any:
 
 def unstored(state: Any) -> list[Any]:
     """Return the values of which `stored` has made a state."""
-    if isinstance(state, list):
-        return cast("list[Any]", state)
-    rows = zip(*(state[name].tolist() for name in _COLUMNS), strict=True)
-    values = state["values"] or [None] * len(state["epoch"])
-    return [Record(*row, value) for row, value in zip(rows, values, strict=True)]
+    if not isinstance(state, dict):
+        values: list[Any] = state
+        return values
+    columns: list[list[Any]] = [state[name].tolist() for name in _COLUMNS]
+    return [Record(*row) for row in zip(*columns, state["values"] or [None] * len(columns[0]), strict=True)]
 
 
 _COLUMNS = ("epoch", "position", "index", "seed")

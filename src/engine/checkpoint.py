@@ -8,7 +8,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from .._errors import CheckpointError, EngineClosedError, OptionsError, PlanError, add_note
 from ..actors.accepted import Accepted, check_fields, one_of, optional, whole
@@ -67,7 +67,7 @@ class Checkpoint:
 
 
 _CHECKPOINT: Final = {
-    "folder": Accepted("a path", lambda value: isinstance(value, str | os.PathLike) and bool(os.fspath(value))),
+    "folder": Accepted("a path", lambda value: isinstance(value, str | os.PathLike) and value != ""),
     "every": whole(1),
     "keep": whole(1),
     "reader": optional(Accepted("an object with state() and restore(state)", has_state)),
@@ -230,10 +230,10 @@ class Saving:
         """Compare what a source knows of itself, such as its length and its seed, with that of the newest cut."""
         tell: Callable[[], dict[str, Any]] | None = getattr(source, "fingerprint", None)
         present = self._fingerprint["sources"][name] = {} if tell is None else tell()
-        stored = {} if self._cut is None else self._cut.fingerprint.get("sources", {})
-        if name not in stored:
+        known: dict[str, Any] = {} if self._cut is None else self._cut.fingerprint.get("sources", {})
+        if name not in known:
             return
-        stored = dict(stored[name])
+        stored: dict[str, Any] = dict(known[name])
         before, now = stored.get("epochs"), present.get("epochs")
         if before != now and (now is None or (before is not None and now > before)):
             self._ends_at_once = False
@@ -370,7 +370,7 @@ class Saving:
                     _settle(self._asked, _over())
             else:
                 buffer.drain()
-                await StreamBuffer.wait(buffer)
+                await StreamBuffer[Any].wait(buffer)
         await asked
 
     async def _save_end(self, unread: list[Any]) -> None:
@@ -494,9 +494,9 @@ def _is_small(state: Any) -> bool:
         value = waiting.pop()
         seen += 1
         if isinstance(value, dict):
-            value = list(value.values())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType, reportUnknownVariableType]
+            value = list(value.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         if isinstance(value, list | tuple):
-            waiting += value[:_FEW]  # pyright: ignore[reportUnknownArgumentType]
+            waiting += value[:_FEW]
         elif value is not None and not isinstance(value, bool | int | float | str):
             is_small_array = type(value).__module__ == "numpy" and value.nbytes <= _FEW_BYTES
             if not is_small_array:
@@ -507,14 +507,14 @@ def _is_small(state: Any) -> bool:
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[str]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        names: list[str] = list(dict.fromkeys([*before, *now]))  # pyright: ignore[reportUnknownArgumentType]
-        inner: list[str] = []
-        for name in names:
-            below = f"{path}.{name}" if path else name
-            inner += _differences(before.get(name, _MISSING), now.get(name, _MISSING), below)  # pyright: ignore[reportUnknownMemberType]
-        return inner
-    return [] if before == now else [f"{path} was {_shown(before)}, and is {_shown(now)}"]
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        left: object = before
+        return [] if left == now else [f"{path} was {_shown(left)}, and is {_shown(now)}"]
+    old, new = cast("dict[str, Any]", before), cast("dict[str, Any]", now)  # type: ignore[redundant-cast]
+    found: list[str] = []
+    for name in dict.fromkeys([*old, *new]):
+        found += _differences(old.get(name, _MISSING), new.get(name, _MISSING), f"{path}.{name}" if path else name)
+    return found
 
 
 _MISSING: Final = object()

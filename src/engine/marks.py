@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -288,9 +288,9 @@ class _Surveyor:
                 raise self._refused_at(
                     one,
                     node.name,
-                    "batch= makes batches of what is there, whose results differ in rounding from run to run, "
-                    "and there is state behind it; say stateless=True if results up to rounding will do, or make batches with "
-                    "data.batched",
+                    "batch= makes batches of what is there, whose results differ in rounding from run to run, and "
+                    "there is state behind it; say stateless=True if results up to rounding will do, or make batches "
+                    "with data.batched",
                 )
 
     def _refused(self, step: PlannedStep, why: str) -> PlanError:
@@ -338,8 +338,8 @@ def _iterator_class(step: PlannedStep, attribute: str) -> Any:
 
 def _settings(node: Node[..., Any]) -> dict[str, Any]:
     """Return the settings of a stage: those that are numbers or text."""
-    keywords: Iterable[tuple[str, Any]] = node.fn.keywords.items() if isinstance(node.fn, functools.partial) else ()
-    return {name: value for name, value in keywords if _is_plain(value)}
+    keywords: Mapping[str, Any] = getattr(node.fn, "keywords", {})  # of a partial
+    return {name: value for name, value in keywords.items() if _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:

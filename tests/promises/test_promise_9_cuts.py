@@ -1,4 +1,7 @@
-"""A training that is killed at random moments gives, in all, what it gives without; `make train-kills` does more."""
+"""Promise 9: a training that is killed at random moments gives, in all, the bits of one that was left alone.
+
+`make train-kills` does it with the language model; `tests/saving/test_interrupted_pipelines.py` with random pipelines.
+"""
 
 from pathlib import Path
 
