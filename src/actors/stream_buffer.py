@@ -247,16 +247,17 @@ class MarkedBuffer(StreamBuffer[T]):
 
     def put_nowait(self, value: T) -> bool:
         """Put a value; behind the mark, if there is one."""
-        if self.mark is None:
-            if not self.is_draining or self.ended or self.abandoned:
-                return super().put_nowait(value)
-            self.held.append(value)
-            self._wake_reader()
-            return True
-        if len(self.held) >= self.capacity or self._end is not None or self.ended or self.abandoned:
+        is_full = len(self.held) >= self.capacity and not self.is_draining
+        if is_full or self._end is not None or self.ended or self.abandoned:
             return False
-        self._behind.append(value)
-        self.capacity -= 1  # so that all who ask whether there is room see it
+        if self.mark is not None:
+            self._behind.append(value)
+            self.capacity -= 1  # so that all who ask whether there is room see it
+            return True
+        self.held.append(value)
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
         return True
 
     def end(self, error: BaseException | None = None) -> None:

@@ -108,6 +108,7 @@ class Saving:
         self._check_argument(call, plan)
         self._plan = plan
         self._folder: CutFolder | None = None
+        self._encode: Callable[..., Any] = _ignored  # that of `saving`, once the call is opened
         self._threads = ThreadPool(1, name="penstock-saving")
         self._restored: dict[str, Any] = {}
         self._fingerprint: dict[str, Any] = {**self._way.fingerprint(), "sources": {}}
@@ -146,7 +147,10 @@ class Saving:
             CheckpointError: the folder is not writable, another run has it, all cuts in it are damaged, or they are of
                 another graph.
         """
+        from ..saving.encoding import encode
+
         self._plan = plan
+        self._encode = encode
         for stop in self._way.stops.values():
             for name, node in stop.nodes.items():
                 self._held[name] = instances.instance_of(node).value
@@ -264,16 +268,17 @@ class Saving:
 
     async def take(self, states: dict[str, Any], stop: Stop) -> None:
         """Add the states of a step; they are copied before this returns."""
-        names = [*stop.nodes, *([stop.name] if stop.name in self._held else [])]
-        for name in names:
+        for name in stop.nodes:
             await self._take(states, name, self._held[name].state())
+        if stop.keeps_iterator and stop.mixed is None:
+            await self._take(states, stop.name, self._held[stop.name].state())
 
     async def _take(self, states: dict[str, Any], name: str, state: Any) -> None:
-        from ..saving.encoding import encode
-
+        if _is_small(state):
+            states[name] = self._encode(state, name, copy=True)
+            return
         began = perf_counter()
-        copied = partial(encode, state, name, copy=True)
-        states[name] = copied() if _is_small(state) else await self._in_thread(copied)
+        states[name] = await self._in_thread(partial(self._encode, state, name, copy=True))
         self.copy_seconds += perf_counter() - began
 
     async def _take_reader(self, states: dict[str, Any], unread: list[Any]) -> None:
@@ -408,9 +413,9 @@ class Saving:
         """Return a state of the newest cut, its arrays placed as those of the template; None if there is none."""
         if name not in self._restored:
             return None
-        from ..saving.encoding import decode, encode
+        from ..saving.encoding import decode
 
-        return decode(encode(self._restored[name], name), template)
+        return decode(self._encode(self._restored[name], name), template)
 
     async def _in_thread(self, fn: Callable[[], Any]) -> Any:
         return await self._threads.submit(copy_context(), None, fn)
@@ -489,28 +494,28 @@ _FEW_BYTES: Final = 16_384
 
 def _is_small(state: Any) -> bool:
     """Whether a state is made of a few numbers, texts and small arrays."""
-    waiting, seen = [state], 0
-    while waiting:
-        value = waiting.pop()
-        seen += 1
-        if isinstance(value, dict):
-            value = list(value.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        if isinstance(value, list | tuple):
-            waiting += value[:_FEW]
-        elif value is not None and not isinstance(value, bool | int | float | str):
-            is_small_array = type(value).__module__ == "numpy" and value.nbytes <= _FEW_BYTES
-            if not is_small_array:
+    waiting: list[Any] = [state]
+    for value in waiting:  # it grows meanwhile
+        kind: type[Any] = type(value)
+        if kind in _ATOMS:
+            continue
+        if kind is dict or kind is list or kind is tuple:
+            if len(value) + len(waiting) > _FEW:
                 return False
-        if seen + len(waiting) >= _FEW:
+            waiting += value.values() if kind is dict else value
+        elif kind.__module__ != "numpy" or value.nbytes > _FEW_BYTES:
             return False
     return True
+
+
+_ATOMS: Final = frozenset({type(None), bool, int, float, str})
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[str]:
     if not (isinstance(before, dict) and isinstance(now, dict)):
         left: object = before
         return [] if left == now else [f"{path} was {_shown(left)}, and is {_shown(now)}"]
-    old, new = cast("dict[str, Any]", before), cast("dict[str, Any]", now)  # type: ignore[redundant-cast]
+    old, new = cast("dict[str, Any]", before), cast("dict[str, Any]", now)
     found: list[str] = []
     for name in dict.fromkeys([*old, *new]):
         found += _differences(old.get(name, _MISSING), new.get(name, _MISSING), f"{path}.{name}" if path else name)

@@ -113,7 +113,7 @@ class _Surveyor:
     def _follow(self, number: int) -> None:
         """Note the step that gives a value, and those before it."""
         if number not in self._steps:
-            self._stops[number] = Stop(self._parameters[number], is_source=True, keeps_iterator=True)
+            self._stops[number] = Stop(self._argument(number), is_source=True, keeps_iterator=True)
             return
         step = self._steps[number]
         self._stops[number] = stop = self._stop(step)
@@ -125,6 +125,11 @@ class _Surveyor:
                 self._note_mixed(step.label, place, one)
         else:
             self._follow(inputs[0] if len(inputs) == 1 else self._joined(step, inputs))
+
+    def _argument(self, number: int) -> str:
+        """Return the name of a parameter, which no step has."""
+        name = self._parameters[number]
+        return f"{name} (argument)" if any(step.label == name for step in self._plan.steps) else name
 
     def _inputs(self, step: PlannedStep) -> list[int]:
         return list(dict.fromkeys(read.source for read in step.head.reads() if read.source in self._streams))
@@ -276,7 +281,7 @@ class _Surveyor:
                     "data.order: only data.read and ps.map_each without state may stand in between; put it behind",
                 )
             [number] = inputs
-        self._stops[number] = Stop(self._parameters[number], mixed=(mix, place))
+        self._stops[number] = Stop(self._argument(number), mixed=(mix, place))
 
     def _check_batches(self, step: PlannedStep, stop: Stop) -> None:
         """Refuse batches of what happens to be there before state; the way is followed from its end."""

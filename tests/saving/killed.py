@@ -197,12 +197,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         whole, _ = killed_training(options.training, Path(folder) / "whole", 0, 1, 0)
         print(f"{len(whole)} results without a kill", flush=True)
-        got, killed = killed_training(
-            options.training, Path(folder) / "killed", options.kills, options.seed, options.seconds
-        )
-    same = sum(whole.get(place) == value for place, value in got.items())
-    print(f"{killed} kills (--seed {options.seed}); {same} of {len(whole)} results are the same bits")
-    return int(got != whole)
+        kills, seed = 0, options.seed
+        while kills < options.kills:  # a training may end before it has been killed so often
+            here = Path(folder) / str(seed)
+            got, killed = killed_training(options.training, here, options.kills - kills, seed, options.seconds)
+            same = sum(whole.get(place) == value for place, value in got.items())
+            print(f"{killed} kills (seed {seed}): {same} of {len(whole)} results are the same bits", flush=True)
+            if got != whole:
+                return 1
+            kills, seed = kills + killed, seed + 1
+    return 0
 
 
 if __name__ == "__main__":
