@@ -6,6 +6,7 @@ The map of the house, in the order in which its floors may import each other:
     _public      the public names of a package, and which of them are imported late; imports no other part
     telemetry    spans and logs through the API of OpenTelemetry, profiles, tables; imports only _public
     actors       one actor: channel, limiter, frame, group of workers, policy, supervision, threads, processes
+    saving       values as bytes, folders of cuts on the disk
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
     data         feeds: records in a known order, stages that shape them, on streams as values
@@ -20,6 +21,7 @@ from ._errors import (
     ActorRestarted,
     ActorStopped,
     ChannelClosed,
+    CheckpointError,
     DataError,
     DeadlineExceeded,
     DeploymentFailed,
@@ -33,6 +35,7 @@ from ._errors import (
     NodeCancelledError,
     NodeError,
     NodeTimeoutError,
+    NotStorable,
     OptionsError,
     Overloaded,
     PenstockError,
@@ -59,10 +62,11 @@ from .engine.resource import Resource, resource
 from .engine.tracing.ref import Ref
 
 __all__ = [
-    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Call", "ChannelClosed", "DataError", "DeadlineExceeded",
+    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Call", "ChannelClosed", "CheckpointError", "DataError",
+    "DeadlineExceeded",
     "DeploymentFailed", "DeviceError", "DeviceNode", "EngineClosedError", "EngineLoopError", "ExecutionOptions",
     "Graph", "GraphTraceError", "Inbox", "InboxClosed", "ItemInfo", "IterationLimitError", "MissingExtraError",
-    "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "OptionsError", "Overloaded", "PenstockError",
+    "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError", "Overloaded", "PenstockError",
     "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "StreamActor",
     "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "apply", "cond", "current", "data",
     "device_node", "devices", "engine", "execution_options", "fold", "graph", "map_each", "node", "resource",

@@ -133,6 +133,22 @@ class MissingExtraError(PenstockError, ImportError):
     """A feature needs a package that only an extra of Penstock installs; the message names the extra."""
 
 
+class NotStorable(PenstockError, TypeError):
+    """A value cannot be stored so that an equal one comes back; the message names its path, its type and the remedy."""
+
+
+class CheckpointError(PenstockError):
+    """What is stored cannot be written, read, or gone on from; the message names the file and the remedy.
+
+    Attributes:
+        errno: the number of the error of the operating system behind it, such as `errno.ENOSPC`; None if there is none.
+    """
+
+    def __init__(self, message: str, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
 class DeviceError(PenstockError):
     """A device does not exist, or computes wrong values; the message lists the devices, or says what to install."""
 
