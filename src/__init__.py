@@ -63,14 +63,13 @@ from .engine.tracing.ref import Ref
 
 __all__ = [
     "Actor", "ActorRestarted", "ActorStopped", "Batch", "Call", "ChannelClosed", "CheckpointError", "DataError",
-    "DeadlineExceeded",
-    "DeploymentFailed", "DeviceError", "DeviceNode", "EngineClosedError", "EngineLoopError", "ExecutionOptions",
-    "Graph", "GraphTraceError", "Inbox", "InboxClosed", "ItemInfo", "IterationLimitError", "MissingExtraError",
-    "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError", "Overloaded", "PenstockError",
-    "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "StreamActor",
-    "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "apply", "cond", "current", "data",
-    "device_node", "devices", "engine", "execution_options", "fold", "graph", "map_each", "node", "resource",
-    "set_execution_options", "switch", "telemetry", "testing", "while_loop",
+    "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "EngineClosedError", "EngineLoopError",
+    "ExecutionOptions", "Graph", "GraphTraceError", "Inbox", "InboxClosed", "ItemInfo", "IterationLimitError",
+    "MissingExtraError", "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError",
+    "Overloaded", "PenstockError", "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError",
+    "Retry", "StreamActor", "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "apply",
+    "cond", "current", "data", "device_node", "devices", "engine", "execution_options", "fold", "graph", "map_each",
+    "node", "resource", "set_execution_options", "switch", "telemetry", "testing", "while_loop",
 ]  # fmt: skip
 
 # Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a
