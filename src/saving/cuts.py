@@ -271,7 +271,9 @@ def _read_cut(path: Path, template: Mapping[str, Any]) -> Cut:
                 with (path / stored["arrays"]).open("rb") as file:
                     arrays, _ = read_arrays(file)
             try:
-                states[name] = decode(Encoded(stored["value"], arrays), template.get(name))
+                # None is a template, too: of a state that has no arrays yet.
+                fresh = () if template.get(name, ...) is None else template.get(name)
+                states[name] = decode(Encoded(stored["value"], arrays), fresh)
             except CheckpointError as error:
                 raise CheckpointError(f"the state of {name!r} in {path}: {error}") from error
     except OSError as error:

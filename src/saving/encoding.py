@@ -114,8 +114,9 @@ def decode(encoded: Encoded, template: object = None) -> Any:
 
     Args:
         encoded: the encoded value.
-        template: a value of the same structure. Where it has an array of JAX, one of JAX comes back, with that
-            sharding; everything else that was an array of JAX comes back as one of NumPy.
+        template: a value of the same structure. Where it has an array of JAX, one of JAX comes back, with the same
+            sharding; other arrays of JAX come back on the default device. Without a template, and where JAX is not
+            loaded, arrays of JAX come back as those of NumPy.
 
     Raises:
         CheckpointError: a class does not exist any more, or has other fields or another `__version__`.
@@ -267,11 +268,8 @@ class _Encoder:
     def value(self, value: Any, path: _Path) -> Any:
         cls = cast("Any", type(value))
         if cls is str:
-            return (
-                value
-                if value.isascii() or _is_text(value)
-                else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
-            )
+            is_text = value.isascii() or _is_text(value)
+            return value if is_text else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
         if cls is int:
             return value if -_LONG_NUMBER < value < _LONG_NUMBER else {"$int": hex(value)}
         if cls is bool or value is None:
@@ -461,7 +459,10 @@ class _Decoder:
 
     def _array(self, content: Any) -> Any:
         name, dtype, shape = content
-        return _array_of(self._arrays[name], dtype, shape)
+        template = self._on_devices.get(name)
+        if template is None or template.dtype != _dtype_of(dtype):
+            return _array_of(self._arrays[name], dtype, shape)
+        return self._jax([*content, template.weak_type])  # it came from a value that was decoded without a template
 
     def _scalar(self, content: Any) -> Any:
         data, dtype = content
