@@ -431,31 +431,13 @@ class _Decoder:
         if len(structure) == 1:
             ((tag, content),) = structure.items()
             if tag.startswith("$"):
-                return self._tagged(tag, content)
+                if tag not in _READERS:
+                    raise CheckpointError(f"{tag!r} is no value that this version knows: use the one that wrote it")
+                return _READERS[tag](self, content)
         return {key: self.value(one) for key, one in structure.items()}
-
-    def _tagged(self, tag: str, content: Any) -> Any:
-        if tag in _COLLECTIONS:
-            return _COLLECTIONS[tag](map(self.value, content))
-        if tag == "$written":
-            return _read_again(*content)
-        if tag in _FROM_TEXT:
-            return _FROM_TEXT[tag](content)
-        if tag not in _READERS:
-            raise CheckpointError(f"{tag!r} is no value that this version of Penstock knows: use the one that wrote it")
-        return _READERS[tag](self, content)
-
-    def _dict(self, pairs: Any) -> dict[Any, Any]:
-        return {self.value(key): self.value(one) for key, one in pairs}
-
-    def _complex(self, parts: Any) -> complex:
-        return complex(*map(self.value, parts))
 
     def _bytes(self, content: Any) -> bytes:
         return base64.b64decode(content) if type(content) is str else bytes(self._arrays[content[0]])
-
-    def _bytearray(self, content: Any) -> bytearray:
-        return bytearray(self._bytes(content))
 
     def _array(self, content: Any) -> Any:
         name, dtype, shape = content
@@ -463,10 +445,6 @@ class _Decoder:
         if template is None or template.dtype != _dtype_of(dtype):
             return _array_of(self._arrays[name], dtype, shape)
         return self._jax([*content, template.weak_type])  # it came from a value that was decoded without a template
-
-    def _scalar(self, content: Any) -> Any:
-        data, dtype = content
-        return _array_of(base64.b64decode(data), dtype, ())[()]
 
     def _jax(self, content: Any) -> Any:
         name, dtype, shape, special = content
@@ -569,21 +547,23 @@ def _numpy() -> Any:
         ) from error
 
 
+# What makes a value of what is behind its tag.
 _READERS: Final[Mapping[str, Callable[[_Decoder, Any], Any]]] = {
     "$array": _Decoder._array,
-    "$bytearray": _Decoder._bytearray,
+    "$bytearray": lambda self, content: bytearray(self._bytes(content)),
     "$bytes": _Decoder._bytes,
-    "$complex": _Decoder._complex,
-    "$dict": _Decoder._dict,
+    "$complex": lambda self, parts: complex(*map(self.value, parts)),
+    "$dict": lambda self, pairs: {self.value(key): self.value(value) for key, value in pairs},
+    "$dtype": lambda _, name: _dtype_of(name),
     "$enum": _Decoder._enum,
+    "$float": lambda _, text: float(text),
+    "$frozenset": lambda self, values: frozenset(map(self.value, values)),
     "$instance": _Decoder._instance,
+    "$int": lambda _, text: int(text, 16),
     "$jax": _Decoder._jax,
-    "$scalar": _Decoder._scalar,
-}
-_COLLECTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
-_FROM_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {
-    "$str": lambda text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
-    "$int": lambda text: int(text, 16),
-    "$float": float,
-    "$dtype": _dtype_of,
+    "$scalar": lambda _, content: _array_of(base64.b64decode(content[0]), content[1], ())[()],
+    "$set": lambda self, values: set(map(self.value, values)),
+    "$str": lambda _, text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
+    "$tuple": lambda self, values: tuple(map(self.value, values)),
+    "$written": lambda _, content: _read_again(*content),
 }
