@@ -124,9 +124,13 @@ def decode(encoded: Encoded, template: object = None) -> Any:
     return _Decoder(encoded, template).value(encoded.structure)
 
 
+# Circles are refused before, and to look for them once more takes a third longer.
+_json = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
+
+
 def json_text(structure: object) -> str:
     """Return JSON as text without spaces."""
-    return json.dumps(structure, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _json.encode(structure)
 
 
 def check_format(written_as: int, what: str) -> None:
@@ -177,12 +181,11 @@ def _safetensors(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> Iter
     end = 0
     for name, array in arrays.items():
         part = _bytes_of(array)
-        is_known = (
-            not isinstance(array, bytes | bytearray) and array.dtype.isbuiltin == 1 and array.dtype.str in _SAFETENSORS
-        )
-        dtype, shape = (_SAFETENSORS[array.dtype.str], list(array.shape)) if is_known else ("U8", [len(part)])
+        dtype = getattr(array, "dtype", None)
+        known = _SAFETENSORS.get(dtype.str) if dtype is not None and dtype.isbuiltin == 1 else None
         begin, end = end, end + len(part)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        shape = list(array.shape) if known else [len(part)]
+        header[name] = {"dtype": known or "U8", "shape": shape, "data_offsets": [begin, end]}
         parts.append(part)
     text = json_text(header).encode()
     text += b" " * (-len(text) % 8)  # so that the arrays begin at a multiple of 8
@@ -207,25 +210,34 @@ class _Class(NamedTuple):
     fields: tuple[str, ...]
 
 
-@functools.lru_cache(maxsize=1024)
-def _class_of(cls: type) -> _Class | None:
-    """Return what is stored of a class; None if its instances cannot be stored, being something else."""
+def _kind_of(cls: Any) -> str | None:
     pydantic: Any = sys.modules.get("pydantic")
-    names: Any
     if issubclass(cls, enum.Enum):
-        kind, names = "enum", ()
-    elif pydantic is not None and issubclass(cls, pydantic.BaseModel) and hasattr(cls, "model_fields"):
-        kind, names = "model", cast("Any", cls).model_fields
-    elif dataclasses.is_dataclass(cls):
-        kind, names = "dataclass", (field.name for field in dataclasses.fields(cls))
+        return "enum"
+    if pydantic is not None and issubclass(cls, pydantic.BaseModel):
+        return "model"
+    if dataclasses.is_dataclass(cls):
+        return "dataclass"
+    return "named tuple" if hasattr(cls, "_fields") and issubclass(cls, tuple) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _class_of(cls: Any) -> _Class | None:
+    """Return what is stored of a class; None if its instances cannot be stored, being something else."""
+    kind = _kind_of(cls)
+    names: list[str] = []
+    if kind is None:
+        return None
+    if kind == "model":
+        names = [*cls.model_fields]
+    elif kind == "named tuple":
+        names = [*cls._fields]
+    elif kind == "dataclass":
+        names = [field.name for field in dataclasses.fields(cls)]
         try:
             object.__new__(cls)
         except TypeError:  # derived from something that holds more than its fields, such as dict
             return None
-    elif issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        kind, names = "named tuple", cls._fields
-    else:
-        return None
     return _Class(f"{cls.__module__}:{cls.__qualname__}", kind, getattr(cls, "__version__", None), tuple(names))
 
 
@@ -243,13 +255,17 @@ class _Encoder:
         self._copy = copy
 
     def value(self, value: Any, path: _Path) -> Any:
-        cls = type(value)
-        if cls is bool or value is None:
-            return value
+        cls = cast("Any", type(value))
         if cls is str:
-            return value if _is_text(value) else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
+            return (
+                value
+                if value.isascii() or _is_text(value)
+                else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
+            )
         if cls is int:
             return value if -_LONG_NUMBER < value < _LONG_NUMBER else {"$int": hex(value)}
+        if cls is bool or value is None:
+            return value
         if cls is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
         if path[0] > _MOST_LEVELS:
@@ -273,7 +289,10 @@ class _Encoder:
 
     def _dict(self, values: dict[Any, Any], path: _Path) -> dict[str, Any]:
         below, encode_one = path[0] + 1, self.value
-        if all(type(key) is str and not key.startswith("$") and _is_text(key) for key in values):
+        for key in values:
+            if type(key) is not str or key[:1] == "$" or not (key.isascii() or _is_text(key)):
+                break
+        else:
             return {key: encode_one(value, (below, path, "[{}]", key)) for key, value in values.items()}
         pairs = ((key, (below, path, "[{}]", key), value) for key, value in values.items())
         return {"$dict": [[encode_one(key, place), encode_one(value, place)] for key, place, value in pairs]}
@@ -309,10 +328,11 @@ class _Encoder:
         return {"$jax": [name, _named(numpy.dtype(array.dtype), path), list(array.shape), special]}
 
     def _instance(self, value: Any, path: _Path) -> dict[str, Any] | None:
-        known = _class_of(type(value))
+        cls = cast("Any", type(value))
+        known = _class_of(cls)
         if known is None:
             return None
-        if _found(known.place) is not type(value):
+        if _found(known.place) is not cls:
             raise NotStorable(
                 f"{_shown(path)} is a {known.place}, and no import finds that class: define it at the top level of a "
                 "module"
@@ -324,7 +344,7 @@ class _Encoder:
         extra = {
             name
             for name in held.keys() - set(known.fields)
-            if not name.startswith("__") and not isinstance(getattr(type(value), name, None), functools.cached_property)
+            if not name.startswith("__") and not isinstance(getattr(cls, name, None), functools.cached_property)
         }
         missing = [name for name in known.fields if not hasattr(value, name)]
         if extra or missing:
@@ -367,9 +387,10 @@ def _refuse(value: object, path: _Path) -> Any:
 def _is_text(text: str) -> bool:
     """Whether a text has no lone surrogates, of which JSON would make one character out of two."""
     try:
-        return text.isascii() or bool(text.encode())
+        text.encode()
     except UnicodeEncodeError:
         return False
+    return True
 
 
 def _base64(data: bytes) -> str:
@@ -394,7 +415,7 @@ class _Decoder:
             self._on_devices = encoder.on_devices
 
     def value(self, structure: Any) -> Any:
-        cls = type(structure)
+        cls = cast("Any", type(structure))
         if cls is list:
             return [self.value(one) for one in structure]
         if cls is not dict:
@@ -474,7 +495,7 @@ class _Decoder:
                 f"__version__ {version}, and has the fields {sorted(known.fields)} and the __version__ {known.version}"
             )
         if known.kind == "named tuple":
-            return tuple.__new__(cls, (fields[name] for name in known.fields))
+            return cast("Any", tuple).__new__(cls, (fields[name] for name in known.fields))
         made: Any = cls.__new__(cls) if known.kind == "model" else object.__new__(cls)
         if known.kind == "model":
             made.__setstate__({"__dict__": fields, **self.value(rest)})

@@ -20,6 +20,7 @@ import safetensors.numpy
 from structlog.testing import capture_logs
 
 import penstock as ps
+from penstock._cli import main
 from penstock.saving import cuts
 from penstock.saving.cuts import Cut, CutFolder
 from penstock.saving.encoding import encode
@@ -399,19 +400,19 @@ def test_several_processes_of_jax_are_refused(tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "cuts").exists()
 
 
-def test_the_command_lists_and_verifies(folder: CutFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def command(*options: str) -> tuple[int, str, str]:
-        ran = [sys.executable, "-m", "penstock", "checkpoints", str(folder.path), *options]
-        done = subprocess.run(ran, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout, done.stderr
+def test_the_command_lists_and_verifies(
+    folder: CutFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*options: str) -> tuple[int, str]:
+        return main(["checkpoints", str(folder.path), *options]), capsys.readouterr().out
 
-    status, shown, _ = command()
+    status, shown = command()
     assert (status, shown.split()) == (1, ["no", "checkpoints", "in", str(folder.path)])
     with monkeypatch.context() as patch:
         patch.setattr(cuts.time, "time", lambda: 1.0)
         folder.save(cut(1200))
     saved = folder.save(Cut(1300, {}, {}, ended=True))
-    status, shown, _ = command("--verify")  # while this process holds the lock
+    status, shown = command("--verify")  # while this process holds the lock
     assert status == 0
     rows = [" ".join(line.split()) for line in shown.splitlines()]
     assert rows[0] == "checkpoint record age size"
@@ -420,19 +421,14 @@ def test_the_command_lists_and_verifies(folder: CutFolder, monkeypatch: pytest.M
     assert rows[-1] == "the same in all rows: whole yes"
     flip(saved.path / "cut.json")
     assert command()[0] == 0  # the size is right
-    status, shown, _ = command("--verify")
+    status, shown = command("--verify")
     assert status == 1
     assert "cut-00000002 is damaged: the checksums differ" in shown
     os.truncate(saved.path / "cut.json", 3)
-    status, shown, _ = command("--json")
+    status, shown = command("--json")
     assert status == 1
     one, two = map(json.loads, shown.splitlines())
     assert (one["record"], one["damage"], two["record"]) == (1200, None, None)
     assert two["damage"].startswith("cut.json has 3 bytes")
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", "checkpoints", "/nowhere"], capture_output=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (
-        1,
-        b"python -m penstock: /nowhere cannot be read: No such file or directory\n",
-    )
+    assert main(["checkpoints", "/nowhere"]) == 1
+    assert capsys.readouterr().err.endswith(": /nowhere cannot be read: No such file or directory\n")
