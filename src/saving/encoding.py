@@ -201,6 +201,16 @@ def _bytes_of(array: Any) -> Any:
     return host.reshape(-1).view("u1").data if host.nbytes > 1024 else host.tobytes()  # none at all have no view
 
 
+def _fetched(array: Any) -> Any:
+    """Return an array of JAX as one of NumPy, each part copied once; `asarray` would leave a second copy in the array."""
+    numpy = _numpy()
+    host = numpy.empty(array.shape, array.dtype)
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            host[shard.index] = numpy.asarray(shard.data)
+    return host
+
+
 class _Class(NamedTuple):
     """A class whose instances can be stored: where it is found, and what its instances have."""
 
@@ -322,7 +332,7 @@ class _Encoder:
             raise NotStorable(f"{_shown(path)} is an array of JAX without values: it is traced, or was donated")
         is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
         array = jax.random.key_data(value) if is_key else value
-        name = self._apart(numpy.array(array) if self._copy else array, path)
+        name = self._apart(_fetched(array) if self._copy else array, path)
         self.on_devices[name] = value
         special = str(jax.random.key_impl(value)) if is_key else bool(value.weak_type)
         return {"$jax": [name, _named(numpy.dtype(array.dtype), path), list(array.shape), special]}
@@ -464,18 +474,17 @@ class _Decoder:
             return host
         jax: Any = importlib.import_module("jax")
         template = self._on_devices.get(name)
+        is_placed = template is not None and template.committed and template.shape == tuple(shape)
         if type(special) is str:
-            array = jax.random.wrap_key_data(host, impl=special)
-        else:
-            array = jax.numpy.asarray(host)
-            if array.dtype != host.dtype:
-                raise CheckpointError(f"{name} has the dtype {host.dtype}, which JAX has only with jax_enable_x64=True")
-            if special:  # its dtype gives way to that of what it meets; the function of this name has no such argument
-                bind = jax.lax.convert_element_type_p.bind
-                array = bind(array, new_dtype=array.dtype, weak_type=True, sharding=None)
-        if template is None or template.shape != array.shape or not template.committed:
+            key = jax.random.wrap_key_data(host, impl=special)
+            return jax.device_put(key, template.sharding) if template is not None and template.committed else key
+        array = jax.device_put(host, template.sharding) if is_placed else jax.numpy.asarray(host)
+        if array.dtype != host.dtype:
+            raise CheckpointError(f"{name} has the dtype {host.dtype}, which JAX has only with jax_enable_x64=True")
+        if not special:
             return array
-        return jax.device_put(array, template.sharding)
+        # Its dtype gives way to that of what it meets; the function of this name has no such argument.
+        return jax.lax.convert_element_type_p.bind(array, new_dtype=array.dtype, weak_type=True, sharding=None)
 
     def _enum(self, content: Any) -> Any:
         place, member = content
