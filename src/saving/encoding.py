@@ -202,7 +202,7 @@ def _bytes_of(array: Any) -> Any:
 
 
 def _fetched(array: Any) -> Any:
-    """Return an array of JAX as one of NumPy, each part copied once; `asarray` would leave a second copy in the array."""
+    """Return an array of JAX as one of NumPy, each part copied once; `asarray` would leave a copy in the array, too."""
     numpy = _numpy()
     host = numpy.empty(array.shape, array.dtype)
     for shard in array.addressable_shards:
@@ -474,11 +474,12 @@ class _Decoder:
             return host
         jax: Any = importlib.import_module("jax")
         template = self._on_devices.get(name)
-        is_placed = template is not None and template.committed and template.shape == tuple(shape)
+        sharding = template.sharding if template is not None and template.committed else None
         if type(special) is str:
             key = jax.random.wrap_key_data(host, impl=special)
-            return jax.device_put(key, template.sharding) if template is not None and template.committed else key
-        array = jax.device_put(host, template.sharding) if is_placed else jax.numpy.asarray(host)
+            return key if sharding is None else jax.device_put(key, sharding)
+        fits = sharding is not None and getattr(template, "shape", None) == host.shape
+        array = jax.device_put(host, sharding) if fits else jax.numpy.asarray(host)
         if array.dtype != host.dtype:
             raise CheckpointError(f"{name} has the dtype {host.dtype}, which JAX has only with jax_enable_x64=True")
         if not special:

@@ -86,11 +86,19 @@ def mesh(*shape):
     return jax.make_mesh(shape, ("x", "y")[: len(shape)])
 here, there = NamedSharding(mesh(8), P("x")), NamedSharding(mesh(2, 4), P("y", "x"))
 value = {"w": jax.device_put(np.arange(64.0, dtype="f4").reshape(8, 8), here), "step": jax.numpy.int32(3)}
-template = {"w": jax.device_put(np.zeros((8, 8), "f4"), there), "step": jax.numpy.int32(0)}
+value["keys"] = jax.device_put(jax.random.split(jax.random.key(0), 8), here)
+value["weak"] = jax.device_put(jax.numpy.full(8, 2.0), here)
+template = {"w": jax.device_put(np.zeros((8, 8), "f4"), there), "step": jax.numpy.int32(0),
+    "keys": jax.device_put(value["keys"], NamedSharding(there.mesh, P("y"))), "weak": value["weak"]}
 found = decode(Encoded.from_bytes(encode(value).to_bytes()), template)
 assert found["w"].sharding == there, found["w"].sharding
 assert np.array_equal(found["w"], value["w"])
 assert not found["step"].committed
+assert found["keys"].sharding == template["keys"].sharding
+assert np.array_equal(jax.random.key_data(found["keys"]), jax.random.key_data(value["keys"]))
+assert (found["weak"].weak_type, found["weak"].sharding) == (True, here)
+copied = decode(encode(value, copy=True), template)
+assert np.array_equal(copied["w"], value["w"])
 alone = decode(encode(value), {"w": None})["w"]
 assert isinstance(alone, jax.Array), alone
 print("right")
