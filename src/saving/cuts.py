@@ -117,11 +117,10 @@ class CutFolder:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = os.pread(lock, 100, 0).decode(errors="replace").strip() or "unknown"
-            here = ", this one" if holder == str(os.getpid()) else ""
+            holder = os.pread(lock, 300, 0).decode(errors="replace").strip()
+            who = "this process" if holder == _this_process() else holder or "a process that has just begun"
             raise CheckpointError(
-                f"another run writes its cuts into {self.path} (process {holder}{here}): wait until it has ended, or "
-                "take another folder",
+                f"another run writes its cuts into {self.path} ({who}): wait for its end, or take another folder",
                 error.errno,
             ) from error
         except OSError as error:
@@ -130,7 +129,7 @@ class CutFolder:
             ) from error
         try:
             os.ftruncate(lock, 0)
-            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(lock, f"{_this_process()}\n".encode(), 0)
             probe = self.path / f"probe{_PARTIAL}"
             probe.mkdir(exist_ok=True)  # the lock may be writable in a folder that is not
             probe.rmdir()
@@ -373,6 +372,10 @@ def _step(step: str, path: Path) -> None:
 
 def _failed(what: str, error: OSError) -> CheckpointError:
     return CheckpointError(f"{what}: {error.strerror or error}", error.errno)
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {os.uname().nodename}"
 
 
 def _refuse_several_processes() -> None:
