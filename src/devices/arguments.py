@@ -85,10 +85,15 @@ class Configuration:
 
 def current() -> Configuration:
     """Return the configuration of the calling thread; this takes half a microsecond."""
+    global _last  # noqa: PLW0603 - one assignment, so that threads do not disturb each other
     while True:
         state = _state()
+        last = _last
+        if last is not None and state == last.state:  # costs less than the hash of 40 options
+            return last
         known = _known.get(state)
         if known is not None:
+            _last = known
             return known
         made = Configuration(state)
         if _state() != state:  # another thread changed an option, perhaps while the options were read
@@ -135,6 +140,7 @@ def _private_parts() -> tuple[Callable[[], Hashable], list[Any], Any]:
 
 _state, _SETTINGS, _UNSET = _private_parts()
 _known: dict[Hashable, Configuration] = {}
+_last: Configuration | None = None  # which `current` returned last
 
 
 # Signatures: a program is compiled for the structure, shapes and dtypes of each argument, or for its static value.
