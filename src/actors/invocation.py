@@ -764,7 +764,7 @@ class DetachedStep:
         """Fail the frame, because the step will not run; return False if the step has ended already."""
         if self._is_over:
             return False
-        self.set_exception(NodeCancelledError(f"node {self._actor.name!r} was given up by what carries it out"))
+        self.set_exception(NodeCancelledError(f"the device of node {self._actor.name!r} has given up its call"))
         return True
 
     def set_result(self, value: Any) -> None:

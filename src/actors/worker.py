@@ -29,7 +29,7 @@ from .threads import ThreadShare
 BUDGET = 256
 _NO_FRAME: Frame = cast("Frame", None)
 _NO_GROUP: "WorkerGroup" = cast("WorkerGroup", None)
-_OWN_CANCEL = "penstock: the item is not wanted any more"
+_OWN_CANCEL = "penstock: the item has ended"
 
 
 class Worker(current.Position):

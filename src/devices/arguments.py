@@ -300,7 +300,7 @@ def _leaf(leaf: Any, configuration: Configuration, position: int, names: Names) 
         what = f"an array of {leaf.dtype}" if kind is _HOST else f"a {leaf_type.__name__}"
         raise TypeError(
             f"{_place(names, position)} is {what}, which JAX cannot compute with. If it is a choice that the function "
-            f"is compiled for, say static=({names.parameter(position)!r},); else pass arrays of numbers."
+            f"is compiled for, write static=({names.parameter(position)!r},); otherwise pass arrays of numbers."
         ) from error
     return aval.shape, aval.dtype, aval.weak_type
 
@@ -996,8 +996,8 @@ def _check_shared(name: str, shared: frozenset[str], static: tuple[str, ...], ba
     for option, others in (("static", static), ("batch=DeviceBatch(pad_axes=...)", padded)):
         for one in shared & {*others}:
             raise TypeError(
-                f"device node {name!r}: {one!r} is in shared= and in {option}: what all calls of a batch share is "
-                "neither compiled in nor padded, so name it in one of them"
+                f"device node {name!r}: {one!r} is in shared= and in {option}: an argument that all calls of a batch "
+                "share is neither compiled in nor padded, so name it in one of them"
             )
 
 
