@@ -294,7 +294,7 @@ async def _of_iterable(measure: "_Measure", feed: Any) -> Run | None:
     except asyncio.CancelledError:
         stopped.set()  # a thread cannot be cancelled: it ends after the item that it reads
         await until(reading.done, lambda: asyncio.wait([reading]))
-        reading.exception()  # nobody asks for it any more
+        reading.exception()  # retrieved, so that asyncio does not log it
         raise
 
 
@@ -318,7 +318,7 @@ class _Measure:
         first_seconds: float | None = None
         uncounted = examples = number = 0
         has_waited = False
-        # Prefetched items come without a turn of the loop; if none of so many needs one, nobody else makes them either.
+        # Prefetched items come without a turn of the loop; if so many in a row need none, no other task makes them.
         while uncounted < self._warmup_items or not has_waited:
             if uncounted >= self._warmup_items + self._items:
                 break
@@ -380,7 +380,7 @@ class _Measure:
 
     def _on_their_way(self, item: Any) -> list[Any]:
         """Return the arrays of JAX in an item that are not there yet."""
-        jax: Any = sys.modules.get("jax")  # nobody else could have made one
+        jax: Any = sys.modules.get("jax")  # without JAX there is no such array
         if jax is None:
             return []
         arrays = [leaf for leaf in jax.tree.leaves(item) if isinstance(leaf, jax.Array)]

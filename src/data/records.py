@@ -281,7 +281,7 @@ class _Iterated(AsyncIterator[T]):
         """Wait until the thread has ended, and close a generator."""
         await self._thread.aclose()
         if self._asked is not None and not self._asked.cancelled():
-            self._asked.exception()  # nobody wants it any more
+            self._asked.exception()  # retrieved, so that asyncio does not log it
         values: object = self._values
         if isinstance(values, Generator):
             values.close()

@@ -597,7 +597,7 @@ class _AsTheyCome(AsyncIterator[T]):
             await asyncio.wait(asked)
         for task in asked:
             if not task.cancelled():
-                task.exception()  # nobody wants it any more
+                task.exception()  # retrieved, so that asyncio does not log it
         for stream in self.open:
             await close_stream(stream)
 
