@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Iterate(Generic[T]):
     """The values of one call, for a `for` loop; made by `iterate`, and entered with `with`.
 
-    One thread reads it at a time. Leaving it ends the call, and waits until nothing of it is left.
+    One thread may read it at a time. The end of the `with` ends the call, and waits until nothing of it is left.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ def iterate(
         **options: those of `engine.stream` for one call.
 
     Returns:
-        A context manager, whose values are read inside of it:
+        A context manager, inside which its values are read:
         `with data.iterate(call) as batches: for batch in batches: ...`
     """
     return Iterate(call, options, checkpoint)

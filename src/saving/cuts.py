@@ -117,11 +117,10 @@ class CutFolder:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = os.pread(lock, 100, 0).decode(errors="replace").strip() or "unknown"
-            here = ", this one" if holder == str(os.getpid()) else ""
+            holder = os.pread(lock, 300, 0).decode(errors="replace").strip()
+            who = "this process" if holder == _this_process() else holder or "a process that has just begun"
             raise CheckpointError(
-                f"another run writes its cuts into {self.path} (process {holder}{here}): wait until it has ended, or "
-                "take another folder",
+                f"another run writes its cuts into {self.path} ({who}): wait for its end, or take another folder",
                 error.errno,
             ) from error
         except OSError as error:
@@ -130,7 +129,7 @@ class CutFolder:
             ) from error
         try:
             os.ftruncate(lock, 0)
-            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(lock, f"{_this_process()}\n".encode(), 0)
             probe = self.path / f"probe{_PARTIAL}"
             probe.mkdir(exist_ok=True)  # the lock may be writable in a folder that is not
             probe.rmdir()
@@ -235,17 +234,17 @@ def stored_cuts(path: Path, *, verify: bool) -> list[StoredCut]:
         path: the folder.
         verify: whether checksums are compared, for which everything is read; else only the sizes of the files are.
     """
-    return [stored for folder in _cut_folders(path) if (stored := _stored_cut(folder, verify=verify)) is not None]
+    found = [_stored_cut(folder, verify=verify) for folder in _cut_folders(path)]
+    return [stored for stored in found if stored.path.exists()]  # the others were removed meanwhile
 
 
-def _stored_cut(path: Path, *, verify: bool) -> StoredCut | None:
-    damage = _damage(path, verify=verify)
-    record = ended = saved_at = None
-    with contextlib.suppress(OSError, ValueError, KeyError):
+def _stored_cut(path: Path, *, verify: bool) -> StoredCut:
+    size, about = 0, dict[str, Any]()
+    with contextlib.suppress(OSError, ValueError):
+        size = sum(file.stat().st_size for file in _files(path))
         about = json.loads((path / "cut.json").read_text())
-        record, ended, saved_at = about["record"], about["ended"], about["saved_at"]
-    size = sum(file.stat().st_size for file in _files(path)) if path.is_dir() else 0
-    return StoredCut(path, size, record, ended, saved_at, damage) if path.exists() else None
+    damage = _damage(path, verify=verify)
+    return StoredCut(path, size, about.get("record"), about.get("ended"), about.get("saved_at"), damage)
 
 
 def _cut_folders(path: Path) -> list[Path]:
@@ -271,7 +270,9 @@ def _read_cut(path: Path, template: Mapping[str, Any]) -> Cut:
                 with (path / stored["arrays"]).open("rb") as file:
                     arrays, _ = read_arrays(file)
             try:
-                states[name] = decode(Encoded(stored["value"], arrays), template.get(name))
+                # None is a template, too: of a state that has no arrays yet.
+                fresh = () if template.get(name, ...) is None else template.get(name)
+                states[name] = decode(Encoded(stored["value"], arrays), fresh)
             except CheckpointError as error:
                 raise CheckpointError(f"the state of {name!r} in {path}: {error}") from error
     except OSError as error:
@@ -371,6 +372,10 @@ def _step(step: str, path: Path) -> None:
 
 def _failed(what: str, error: OSError) -> CheckpointError:
     return CheckpointError(f"{what}: {error.strerror or error}", error.errno)
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {os.uname().nodename}"
 
 
 def _refuse_several_processes() -> None:

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import safetensors.numpy
 from structlog.testing import capture_logs
 
 import penstock as ps
+from penstock._cli import main
 from penstock.saving import cuts
 from penstock.saving.cuts import Cut, CutFolder
 from penstock.saving.encoding import encode
@@ -268,6 +270,51 @@ except ps.CheckpointError as error:
     assert done.stdout == "1 cut-00000001 lock\n"
 
 
+# For each step of a save, a process of its own that is killed there.
+KILLED_AT_EACH_STEP = """
+import itertools, os, signal, sys
+import numpy as np
+from penstock.saving import cuts
+from penstock.saving.cuts import Cut, CutFolder
+
+def cut(record):
+    return Cut(record, {"a": np.full(1000, record), "reader": record}, {}, False)
+
+def dies_at(number):
+    passed = itertools.count()
+    def before_step(step, path):
+        if next(passed) == number:
+            print(step, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+    return before_step
+
+for number in itertools.count():
+    with CutFolder(sys.argv[1], keep=2) as folder:
+        folder.save(cut(2 * number + 1))
+    if not (child := os.fork()):
+        folder = CutFolder(sys.argv[1], keep=2)
+        cuts.before_step = dies_at(number)
+        folder.save(cut(2 * number + 2))
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    with CutFolder(sys.argv[1]) as folder:
+        found = folder.newest()
+    saved = 2 * number + 1 + (status == 0)
+    assert found.record >= saved and found.states["a"].tolist() == [found.record] * 1000, (number, found)
+    if status == 0:
+        break
+"""
+
+
+def test_after_a_kill_at_any_step_the_last_cut_is_there(tmp_path: Path) -> None:
+    program = [sys.executable, "-W", "error", "-c", KILLED_AT_EACH_STEP, str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    steps = done.stdout.split()
+    assert steps[:9] == ["mkdir", *["write", "fsync"] * 3, "fsync", "rename"]
+    assert set(steps[9:]) == {"fsync", "rename", "remove"}
+
+
 # Saves one cut after the other, and says which are done.
 SAVES = """
 import sys, numpy as np
@@ -286,7 +333,7 @@ while True:
 def test_after_a_kill_at_any_moment_the_last_cut_is_there(tmp_path: Path, effort: int) -> None:
     draw = random.Random(18)
     last = 0
-    for _ in range(5 * effort):
+    for _ in range(3 * effort):
         with subprocess.Popen([sys.executable, "-c", SAVES, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             begun = int(child.stdout.readline().split()[1])
@@ -321,13 +368,13 @@ def test_a_second_writer_is_refused_until_the_first_has_gone(tmp_path: Path) -> 
         assert child.stdout is not None
         assert child.stdout.readline() == "holds\n"
         with pytest.raises(
-            ps.CheckpointError, match=rf"another run writes .*{tmp_path} \(process {child.pid}\)"
+            ps.CheckpointError, match=rf"another run writes .*{tmp_path} \(process {child.pid} on .+\)"
         ) as caught:
             CutFolder(tmp_path)
         assert caught.value.errno == errno.EWOULDBLOCK
         assert cuts.stored_cuts(tmp_path, verify=True) == []  # to read needs no lock
         child.send_signal(signal.SIGKILL)
-    with CutFolder(tmp_path), pytest.raises(ps.CheckpointError, match=rf"process {os.getpid()}, this one"):
+    with CutFolder(tmp_path), pytest.raises(ps.CheckpointError, match=r"\(this process\): wait for its end"):
         CutFolder(tmp_path)
     CutFolder(tmp_path).close()
 
@@ -399,19 +446,33 @@ def test_several_processes_of_jax_are_refused(tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "cuts").exists()
 
 
-def test_the_command_lists_and_verifies(folder: CutFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def command(*options: str) -> tuple[int, str, str]:
-        ran = [sys.executable, "-m", "penstock", "checkpoints", str(folder.path), *options]
-        done = subprocess.run(ran, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout, done.stderr
+def test_a_cut_that_goes_while_it_is_listed_is_left_out(folder: CutFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = folder.save(cut(1)).path
+    folder.save(cut(2))
+    files = cuts._files
 
-    status, shown, _ = command()
+    def removed(path: Path) -> Iterator[Path]:
+        found = [*files(path)]
+        shutil.rmtree(gone, ignore_errors=True)
+        return iter(found)
+
+    monkeypatch.setattr(cuts, "_files", removed)
+    assert [one.record for one in cuts.stored_cuts(folder.path, verify=True)] == [2]
+
+
+def test_the_command_lists_and_verifies(
+    folder: CutFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*options: str) -> tuple[int, str]:
+        return main(["checkpoints", str(folder.path), *options]), capsys.readouterr().out
+
+    status, shown = command()
     assert (status, shown.split()) == (1, ["no", "checkpoints", "in", str(folder.path)])
     with monkeypatch.context() as patch:
         patch.setattr(cuts.time, "time", lambda: 1.0)
         folder.save(cut(1200))
     saved = folder.save(Cut(1300, {}, {}, ended=True))
-    status, shown, _ = command("--verify")  # while this process holds the lock
+    status, shown = command("--verify")  # while this process holds the lock
     assert status == 0
     rows = [" ".join(line.split()) for line in shown.splitlines()]
     assert rows[0] == "checkpoint record age size"
@@ -420,19 +481,14 @@ def test_the_command_lists_and_verifies(folder: CutFolder, monkeypatch: pytest.M
     assert rows[-1] == "the same in all rows: whole yes"
     flip(saved.path / "cut.json")
     assert command()[0] == 0  # the size is right
-    status, shown, _ = command("--verify")
+    status, shown = command("--verify")
     assert status == 1
     assert "cut-00000002 is damaged: the checksums differ" in shown
     os.truncate(saved.path / "cut.json", 3)
-    status, shown, _ = command("--json")
+    status, shown = command("--json")
     assert status == 1
     one, two = map(json.loads, shown.splitlines())
     assert (one["record"], one["damage"], two["record"]) == (1200, None, None)
     assert two["damage"].startswith("cut.json has 3 bytes")
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", "checkpoints", "/nowhere"], capture_output=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (
-        1,
-        b"python -m penstock: /nowhere cannot be read: No such file or directory\n",
-    )
+    assert main(["checkpoints", "/nowhere"]) == 1
+    assert capsys.readouterr().err.endswith(": /nowhere cannot be read: No such file or directory\n")
