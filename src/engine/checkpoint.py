@@ -16,6 +16,8 @@ from ..actors.stream_buffer import Mark, MarkedBuffer, Reader, StreamBuffer, clo
 from ..actors.tasks import start_task, uninterrupted
 from ..actors.threads import ThreadPool
 from ..telemetry import logs
+from ..telemetry.profiling import collectors
+from ..telemetry.profiling.records import SavedCuts
 from .graph import Call
 from .marks import Stop, has_state, way_of
 from .program import Plan
@@ -124,6 +126,7 @@ class Saving:
         self.due = checkpoint.every
         self.saved = self.skipped = self.failed = self.bytes = 0
         self.write_seconds = self.copy_seconds = 0.0
+        self._reported = SavedCuts()
         self.is_done = False
         self.on_failure: Callable[[BaseException], object] = _ignored
 
@@ -345,6 +348,13 @@ class Saving:
             _settle(answers, None)
         finally:
             self._in_flight = self._writing = None
+            self._report()
+
+    def _report(self) -> None:
+        """Tell profiles what cuts have cost since the last time."""
+        costs = SavedCuts(self.saved, self.skipped, self.failed, self.bytes, self.write_seconds, self.copy_seconds)
+        collectors.cuts_saved(self._way.graph, costs.less(self._reported))
+        self._reported = costs
 
     # Cuts that the reader asks for, and the last one.
 

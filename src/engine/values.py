@@ -633,4 +633,5 @@ def _statistics_of(call: StreamingCall) -> StreamStatistics:
     return StreamStatistics(
         given, given, int(call.has_failed), 0, position, held, actors,
         call.uptime.seconds, None if counting is None else counting.seconds, int(call.has_expired),
+        *((0, 0, 0) if call.saving is None else (call.saving.saved, call.saving.skipped, call.saving.failed)),
     )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import data, engine
+from penstock import data, engine, telemetry
 from penstock.saving import cuts
 
 SOURCE = np.arange(40)
@@ -687,3 +687,17 @@ async def test_restore_comes_after_the_instance_was_entered(tmp_path: Path) -> N
     await taken(through(ordered()), checkpoint, 20)
     await taken(through(ordered()), checkpoint)
     assert happened == ["entered", "called", "left", "entered", "restored", "called", "left"]
+
+
+async def test_profiles_and_statistics_show_what_cuts_cost(tmp_path: Path) -> None:
+    with telemetry.profile() as profile:
+        async with engine.stream(sums(ordered()), checkpoint=ps.Checkpoint(tmp_path, every=1000)) as stream:
+            for _ in range(3):
+                await anext(stream)
+                await stream.checkpoint()
+            assert stream.statistics().cuts_saved == 3
+            assert "3 saved, 0 skipped, 0 failed" in str(stream.statistics())
+            await stream._collect()
+    shown = " ".join(str(profile).split())
+    assert "cuts 4 of sums," in shown
+    assert "beside the pipeline each; steps waited 0 s for copies" in shown
