@@ -161,7 +161,7 @@ class Saving:
             self._held[_READER] = self._checkpoint.reader
         template = {name: one.state() for name, one in self._held.items()}
         # Of the others, whose template is not known yet: arrays of JAX, without a sharding.
-        template |= {stop.name: 0 for stop in self._way.stops.values() if stop.name not in template}
+        template = {_STREAM: 0, **{stop.name: 0 for stop in self._way.stops.values()}, **template}
         await uninterrupted(self._open_folder())  # or nobody would give the lock back
         assert self._folder is not None
         cut = self._cut = await self._in_thread(partial(self._folder.newest, template))
@@ -230,6 +230,8 @@ class Saving:
             if mix in self._restored:
                 iterator.restore(iterator.after(self._restored[mix]["taken"][number]))
         elif stop.keeps_iterator:
+            if stop.is_source:
+                iterator.state()  # it may say that it has none
             self._held[stop.name] = iterator
             self.restore(stop.name, iterator)
 

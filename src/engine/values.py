@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError
 from ..actors.frame import AnyDeployment, Frame
@@ -595,6 +595,18 @@ class SavedStream(ValuesStream[T_co]):
     """The values of one call that is saved."""
 
     _reader: "asyncio.Task[Any] | None" = None
+
+    async def __aenter__(self) -> Self:
+        """Start the call, and wait until it goes on from its newest cut, so that `position` says where.
+
+        Raises:
+            CheckpointError: the folder cannot be used, or its cuts are those of another run.
+            Exception: the error of the call before its stream was open.
+        """
+        await super().__aenter__()
+        if self._buffer is None:
+            await self._open()
+        return self
 
     async def __anext__(self) -> T_co:
         """Return the next value. To ask for the one behind a mark completes the cut.

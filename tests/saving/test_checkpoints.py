@@ -97,6 +97,17 @@ async def test_a_stream_goes_on_where_its_newest_cut_is(tmp_path: Path) -> None:
     assert records_of(tmp_path)[-1] == (40, True)
 
 
+async def test_the_position_is_that_of_the_cut_before_the_first_value(tmp_path: Path) -> None:
+    checkpoint = ps.Checkpoint(tmp_path, every=1000)
+    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
+        assert stream.position == 0
+        for _ in range(3):
+            await anext(stream)
+        await stream.checkpoint()
+    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
+        assert stream.position == 3
+
+
 async def test_a_start_after_the_end_ends_at_once(tmp_path: Path) -> None:
     checkpoint = ps.Checkpoint(tmp_path, every=10)
     await taken(sums(ordered()), checkpoint)
@@ -502,6 +513,15 @@ async def generator() -> AsyncIterator[data.Record[None]]:
 async def test_an_argument_that_would_begin_again_is_refused(tmp_path: Path, argument: Callable[[], Any]) -> None:
     with pytest.raises(ps.PlanError, match=r"state\(\)"):
         engine.stream(sums(argument()), checkpoint=ps.Checkpoint(tmp_path))
+
+
+async def test_an_iterator_in_the_graph_that_would_begin_again_is_refused(tmp_path: Path) -> None:
+    @ps.graph
+    async def from_iterator() -> AsyncIterator[float]:
+        return data.order(iter([1, 2])) >> value_of
+
+    with pytest.raises(ps.PlanError, match=r"list_iterator .*state\(\)"):
+        await taken(from_iterator(), ps.Checkpoint(tmp_path))
 
 
 async def test_checkpoint_is_for_one_call_that_is_no_services(tmp_path: Path) -> None:
