@@ -21,7 +21,7 @@ from ..engine.control import map_each
 from ..engine.control import split as split_stream
 from ..engine.node import Node
 from ..engine.tracing.ref import Ref
-from .batches import Unlike, collate, joined, part_of, size_of
+from .batches import Array, Unlike, collate, joined, part_of, size_of
 from .records import Record, Source
 
 T = TypeVar("T")
@@ -122,11 +122,13 @@ def stored(held: Sequence[Any]) -> Any:
 
 def unstored(state: Any) -> list[Any]:
     """Return the values of which `stored` has made a state."""
+    values: list[Any]
     if not isinstance(state, dict):
-        values: list[Any] = state
+        values = state
         return values
-    columns: list[list[Any]] = [state[name].tolist() for name in _COLUMNS]
-    return [Record(*row) for row in zip(*columns, state["values"] or [None] * len(columns[0]), strict=True)]
+    columns = [cast("Array", state[name]).tolist() for name in _COLUMNS]
+    values = state["values"] or [None] * len(columns[0])
+    return [Record(*row) for row in zip(*columns, values, strict=True)]
 
 
 _COLUMNS = ("epoch", "position", "index", "seed")

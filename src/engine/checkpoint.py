@@ -508,7 +508,7 @@ def _is_small(state: Any) -> bool:
     """Whether a state is made of a few numbers, texts and small arrays."""
     waiting: list[Any] = [state]
     for value in waiting:  # it grows meanwhile
-        kind: type[Any] = type(value)
+        kind: type[Any] = type(cast("object", value))
         if kind in _ATOMS:
             continue
         if kind is dict or kind is list or kind is tuple:
@@ -524,10 +524,10 @@ _ATOMS: Final = frozenset({type(None), bool, int, float, str})
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[str]:
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        left: object = before
-        return [] if left == now else [f"{path} was {_shown(left)}, and is {_shown(now)}"]
-    old, new = cast("dict[str, Any]", before), cast("dict[str, Any]", now)
+    if {type(before), type(now)} != {dict}:
+        return [] if before == now else [f"{path} was {_shown(before)}, and is {_shown(now)}"]
+    old: dict[str, Any] = before
+    new: dict[str, Any] = now
     found: list[str] = []
     for name in dict.fromkeys([*old, *new]):
         found += _differences(old.get(name, _MISSING), new.get(name, _MISSING), f"{path}.{name}" if path else name)

@@ -675,6 +675,55 @@ async def test_marks_are_hidden_from_steps_that_wait(tmp_path: Path) -> None:
     assert await taken(many(ordered()), ps.Checkpoint(tmp_path, every=1)) == whole
 
 
+async def test_a_state_that_changes_in_place_is_copied(tmp_path: Path) -> None:
+    @ps.node
+    class Large:
+        def __init__(self) -> None:
+            self.weights = np.zeros(100_000)
+
+        def state(self) -> Any:
+            return self.weights
+
+        def restore(self, state: Any) -> None:
+            self.weights = state
+
+        def __call__(self, value: float) -> float:
+            self.weights += 1
+            return float(self.weights[-1])
+
+    large = Large()
+
+    @ps.graph
+    async def counted(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
+        return ps.map_each(large, records >> number)
+
+    checkpoint = ps.Checkpoint(tmp_path, every=10)
+    await taken(counted(ordered()), checkpoint, 30)
+    with cuts.CutFolder(tmp_path) as folder:
+        cut = folder.newest()
+        assert cut is not None
+        assert set(cut.states["map_each#2/Large"]) == {float(cut.record)}
+
+
+async def test_a_mark_waits_for_what_runs_before_it(tmp_path: Path) -> None:
+    @ps.node
+    async def slow(value: float) -> float:
+        for _ in range(int(value) % 5 * 3):
+            await asyncio.sleep(0)
+        return value
+
+    @ps.graph
+    async def slowly(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
+        return ps.map_each(summed, ps.map_each(slow, records >> number, concurrency=8))
+
+    whole = await plain(slowly(ordered()))
+    checkpoint = ps.Checkpoint(tmp_path, every=3)
+    got = dict(await taken(slowly(ordered()), checkpoint, 15))
+    got |= dict(await taken(slowly(ordered()), checkpoint, 15))
+    got |= dict(await taken(slowly(ordered()), checkpoint))
+    assert sorted(got.items()) == whole
+
+
 async def test_restore_comes_after_the_instance_was_entered(tmp_path: Path) -> None:
     happened: list[str] = []
 
