@@ -123,7 +123,7 @@ def stored(held: Sequence[Any]) -> Any:
 def unstored(state: Any) -> list[Any]:
     """Return the values of which `stored` has made a state."""
     values: list[Any]
-    if not isinstance(state, dict):
+    if not hasattr(state, "keys"):
         values = state
         return values
     columns = [cast("Array", state[name]).tolist() for name in _COLUMNS]
