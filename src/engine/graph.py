@@ -11,7 +11,8 @@ from time import perf_counter
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 from weakref import WeakSet
 
-from .._errors import GraphTraceError, PlanError
+from .._errors import GraphTraceError, OptionsError, PlanError
+from ..actors.accepted import NAME, check
 from ..actors.loop_host import StreamActor
 from ..telemetry.text import printable
 from .control import Control, map_each
@@ -596,16 +597,58 @@ def as_call(call: Any, verb: str) -> Call[Any]:
     raise TypeError(f"{verb} takes a call of a graph, such as search(url), got {call!r}")
 
 
-def one_value(graph: Graph[..., Any], options: ExecutionOptions, verb: str = "engine.stream of many calls") -> Plan:
+def one_value(
+    graph: Graph[..., Any],
+    options: ExecutionOptions,
+    verb: str = "engine.stream of many calls",
+    key: str | None = None,
+    answer: object = ...,
+) -> Plan:
     """Return the plan of a graph whose calls give one value each.
 
     Raises:
         PlanError: its calls give streams.
+        OptionsError: it has a durable loop, and the call no key; or the other way round.
     """
     plan = graph._planned(is_cached=options.enable_caching)
     if plan._gives_stream:
         raise gives_stream(graph, verb)
+    check_key(plan, verb, key, answer)
     return plan
+
+
+def refuse_key(key: object, answer: object, verb: str) -> None:
+    """Refuse `key=` and `answer=` of a stream of many calls.
+
+    Raises:
+        OptionsError: there is one.
+    """
+    if key is not None or answer is not ...:
+        raise OptionsError(
+            f"{verb} takes key= and answer= for one call, not for many: use {verb.partition('.')[0]}.run"
+        )
+
+
+def check_key(plan: Plan, verb: str, key: str | None, answer: object = ...) -> None:
+    """Check that a call has a key if, and only if, its graph has a durable loop.
+
+    Raises:
+        OptionsError: it is not so, or there is an answer without a key.
+    """
+    if plan._durable is None and key is None and answer is ...:
+        return
+    if plan._durable is None:
+        raise OptionsError(
+            f"{verb} takes key= and answer= for a graph with a durable loop, and graph {plan.name!r} has none: "
+            "ps.while_loop(..., durable=ps.Durable(...))"
+        )
+    if key is None:
+        many = "a stream of many calls takes none; " if verb.endswith("many calls") else ""
+        raise OptionsError(
+            f"graph {plan.name!r} has a durable loop, which is kept under a key: {many}give one to each call, "
+            f"run({plan.name}(...), key=...)"
+        )
+    check("key", key, NAME, f"{verb}(")
 
 
 def values(graph: Graph[..., Any]) -> None:

@@ -9,14 +9,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 from ..actors.node_actor import INLINE, NodeActor
 from ..telemetry.text import printable
+from .control import Control
 from .options import ChosenScheduler
 from .tracing.template import Read, Template, Values, arguments_builder, builder, keywords_builder, reads
 from .tracing.tracer import Step, Trace
+
+if TYPE_CHECKING:
+    from ..saving.durable import Durable
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,18 @@ class Plan:
     def _gives_stream(self) -> bool:
         """Whether the result is a stream of values."""
         return self.trace.gives_stream
+
+    @cached_property
+    def _durable(self) -> "Durable | None":
+        """Where the durable loop of the graph is kept; None if it has none."""
+        for planned in self.steps:
+            callee = planned.head.callee
+            if isinstance(callee, Control) and callee.durable is not None:
+                return callee.durable
+            for body in planned.bodies:
+                if body._durable is not None:
+                    return body._durable
+        return None
 
     @cached_property
     def _has_streams(self) -> bool:
