@@ -4,9 +4,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from contextvars import Context, copy_context
-from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opentelemetry.trace import Span
 
@@ -18,28 +17,9 @@ from ..actors.tasks import EagerStarts
 from ..actors.threads import ThreadShare
 from ..actors.worker import NOTHING_READY, WorkerGroup
 from ..telemetry import metrics, spans
-from .graph import Call
 from .options import ExecutionOptions
-from .pools import Pools
-from .program import Plan, Wired
+from .program import Wired
 from .scope import Scope
-
-if TYPE_CHECKING:
-    from ..saving.durable import DurableCall
-
-
-def durable_call(
-    plan: Plan, call: Call[Any], key: str, answer: object, pools: Pools, options: ExecutionOptions
-) -> "DurableCall":
-    """Return what keeps the durable loop of a call; its key was checked."""
-    assert plan._durable is not None
-    arguments = dict(zip(call.graph._signature.parameters, call.arguments, strict=True))
-    return plan._durable.call(plan.name, arguments, key, answer, pools.threads, options.timeout_seconds)
-
-
-def time_left(options: ExecutionOptions, kept: "DurableCall") -> ExecutionOptions:
-    """Return the options of a call that has taken its key: less of its time is left."""
-    return replace(options, timeout_seconds=kept.timeout_seconds)
 
 
 class RunningCall(Frame, WorkerGroup):

@@ -14,8 +14,8 @@ from ..actors.tasks import uninterrupted, until
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
-from .call import RunningCall, durable_call, time_left
-from .graph import Call, Graph, as_call, as_graph, check_key, one_value, refuse_key, values
+from .call import RunningCall
+from .graph import Call, Graph, as_call, as_graph, check_key, durable_call, one_value, refuse_key, time_left, values
 from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
 from .program import Plan, Wired
@@ -124,7 +124,7 @@ class Engine:
         if key is None:
             result = await _run_call(self._runtime, one, merged, plan)
         else:
-            async with durable_call(plan, one, key, answer, self._runtime.pools, merged) as kept:
+            async with durable_call(plan, one, key, answer, self._runtime.pools.threads, merged) as kept:
                 result = await _run_call(self._runtime, one, time_left(merged, kept), plan)
         return result
 
@@ -178,7 +178,7 @@ class Engine:
         if key is not None:
             plan = call.graph._planned(is_cached=options.enable_caching)
             check_key(plan, "engine.stream", key, answer)
-            kept = durable_call(plan, call, key, answer, self._runtime.pools, options)
+            kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
         return StreamingCall(OwnScope(self._runtime, options, key, answer), call, options, kept)
 
     def deploy(

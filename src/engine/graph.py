@@ -6,14 +6,15 @@ import types
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 from weakref import WeakSet
 
 from .._errors import GraphTraceError, OptionsError, PlanError
 from ..actors.accepted import NAME, check
 from ..actors.loop_host import StreamActor
+from ..actors.threads import ThreadPool
 from ..telemetry.text import printable
 from .control import Control, map_each
 from .node import Node, global_name, refuse_pickle
@@ -27,6 +28,9 @@ from .tracing.ref import PendingRef, Ref, Unawaited, call_location, definition_l
 from .tracing.references import References, resolve_references
 from .tracing.source_check import check_source
 from .tracing.tracer import Trace, Tracer, active, endless_recursion, inner_codes, is_tracing
+
+if TYPE_CHECKING:
+    from ..saving.durable import DurableCall
 
 # Counts how often a node was replaced or restored. A trace made under another number is outdated.
 _epoch = 0
@@ -615,6 +619,20 @@ def one_value(
         raise gives_stream(graph, verb)
     check_key(plan, verb, key, answer)
     return plan
+
+
+def durable_call(
+    plan: Plan, call: Call[Any], key: str, answer: object, threads: Callable[[], ThreadPool], options: ExecutionOptions
+) -> "DurableCall":
+    """Return what keeps the durable loop of a call, whose key was checked."""
+    assert plan._durable is not None
+    arguments = dict(zip(call.graph._signature.parameters, call.arguments, strict=True))
+    return plan._durable.call(plan.name, arguments, key, answer, threads, options.timeout_seconds)
+
+
+def time_left(options: ExecutionOptions, kept: "DurableCall") -> ExecutionOptions:
+    """Return the options of a call that has taken its key: less of its time is left."""
+    return replace(options, timeout_seconds=kept.timeout_seconds)
 
 
 def refuse_key(key: object, answer: object, verb: str) -> None:

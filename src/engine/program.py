@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 from ..actors.node_actor import INLINE, NodeActor
 from ..telemetry.text import printable
-from .control import Control
 from .options import ChosenScheduler
 from .tracing.template import Read, Template, Values, arguments_builder, builder, keywords_builder, reads
 from .tracing.tracer import Step, Trace
@@ -154,12 +153,11 @@ class Plan:
     def _durable(self) -> "Durable | None":
         """Where the durable loop of the graph is kept; None if it has none."""
         for planned in self.steps:
-            callee = planned.head.callee
-            if isinstance(callee, Control) and callee.durable is not None:
-                return callee.durable
-            for body in planned.bodies:
-                if body._durable is not None:
-                    return body._durable
+            # `Control` has it. Control flow imports what a plan is made of, so this file cannot import that.
+            found: Durable | None = getattr(planned.head.callee, "durable", None)
+            for durable in (found, *(body._durable for body in planned.bodies)):
+                if durable is not None:
+                    return durable
         return None
 
     @cached_property

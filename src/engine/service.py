@@ -21,10 +21,9 @@ from ..telemetry.tables import to_html as table_to_html
 from ..telemetry.tables import to_text as table_to_text
 from . import drawing
 from .admission import AdmissionStatistics
-from .call import durable_call, time_left
 from .deployment import Deployment, ServiceCall, ServiceState
 from .drawing import Drawing
-from .graph import Call, Graph, as_call, as_graph, check_key, refuse_key
+from .graph import Call, Graph, as_call, as_graph, check_key, durable_call, refuse_key, time_left
 from .nesting import departed
 from .node import Node, is_node
 from .open_resources import Entry, Opening
@@ -309,7 +308,7 @@ class Service(Generic[P, R]):
         self._deployment.check_callable()
         plan = self._deployment.graphs.one_value(call.graph, "service.run", key, answer).program.plan
         assert key is not None
-        async with durable_call(plan, call, key, answer, self._runtime.pools, merged) as kept:
+        async with durable_call(plan, call, key, answer, self._runtime.pools.threads, merged) as kept:
             merged = time_left(merged, kept)
             result = await self._run(call.graph, call.arguments, call._trace_headers, merged, key)
         return result
@@ -541,7 +540,7 @@ class Service(Generic[P, R]):
         if key is not None:
             plan = self._deployment.graphs.values(call.graph).program.plan
             check_key(plan, "service.stream", key, answer)
-            kept = durable_call(plan, call, key, answer, self._runtime.pools, options)
+            kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
         return StreamingCall(DeploymentScope(self._deployment, key, answer), call, options, kept)
 
     def _merged(self, verb: str, options: Mapping[str, Any]) -> ExecutionOptions:
