@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,9 +22,9 @@ from typing import Any, BinaryIO, Final
 
 from .._errors import CheckpointError
 from ..telemetry import logs
-from .encoding import Encoded, check_format, decode, encode, json_text, read_arrays, write_arrays
+from .encoding import FORMAT, Encoded, check_format, decode, encode, json_text, read_arrays, write_arrays
 
-_NAME: Final = re.compile(r"cut-(\d{8,})")
+_NAME: Final = re.compile(r"cut-\d{8,}")
 _PARTIAL: Final = ".partial"
 _CHECKSUMS: Final = "checksums.json"
 
@@ -106,12 +106,12 @@ class CutFolder:
             self._lock: int | None = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise _failed(f"nothing can be written into {self.path}", error) from error
+        _open_folders.add(self)
         try:
             self._take_lock(self._lock)
         except BaseException:
             self.close()
             raise
-        _open_folders.add(self)
 
     def _take_lock(self, lock: int) -> None:
         try:
@@ -125,7 +125,9 @@ class CutFolder:
                 error.errno,
             ) from error
         except OSError as error:
-            raise _failed(f"the file system of {self.path} has no locks: take a folder on a local disk", error) from error
+            raise _failed(
+                f"the file system of {self.path} has no locks: take a folder on a local disk", error
+            ) from error
         try:
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -153,8 +155,8 @@ class CutFolder:
             logs.warning("checkpoint.damaged", path=str(path), damage=damage)
         if found:
             raise CheckpointError(
-                f"all cuts in {self.path} are damaged ({', '.join(path.name for path in found)}): bring one back from a "
-                "backup, or take another folder to begin anew"
+                f"all cuts in {self.path} are damaged ({', '.join(path.name for path in found)}): bring one back from "
+                "a backup, or take another folder to begin anew"
             )
         return None
 
@@ -165,43 +167,38 @@ class CutFolder:
             NotStorable: a state has something in it that cannot be stored.
             CheckpointError: the disk does not take it, being full for instance; the cuts before stay as they are.
         """
+        _refuse_several_processes()
         began = time.perf_counter()
         states = {
             name: state if isinstance(state, Encoded) else encode(state, name) for name, state in cut.states.items()
         }
+        self._remove(())  # what a crash has left half-written or half-removed
         found = _cut_folders(self.path)
-        number = int(_NAME.fullmatch(found[-1].name)[1]) + 1 if found else 1  # type: ignore[index]
-        path = self.path / f"cut-{number:08d}"
+        path = self.path / f"cut-{_number(found[-1]) + 1 if found else 1:08d}"
         partial = path.with_suffix(_PARTIAL)
         try:
-            self._remove_leftovers()
             _step("mkdir", partial)
             partial.mkdir()
             size = _write_cut(partial, cut, states)
             _rename(partial, path)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
-            raise _failed(f"the cut at record {cut.record} is not saved in {self.path}", error) from error
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise _failed(f"the cut at record {cut.record} is not saved in {self.path}", error) from error
             raise
-        self._remove_old()
+        whole = [one for one in (*found, path) if one not in self._damaged]
+        self._remove(one for one in found if len(whole) > self._keep and _number(one) < _number(whole[-self._keep]))
         return SavedCut(path, size, time.perf_counter() - began)
 
-    def _remove_leftovers(self) -> None:
-        """Remove what a crash has left half-written or half-removed."""
-        for path in self.path.glob(f"*{_PARTIAL}"):
-            _step("remove", path)
-            shutil.rmtree(path)
-
-    def _remove_old(self) -> None:
-        found = _cut_folders(self.path)
-        whole = [path for path in found if path not in self._damaged]
+    def _remove(self, old: Iterable[Path]) -> None:
+        """Remove cuts, and whatever was left half-written or half-removed."""
         try:
-            for path in found[: found.index(whole[-self._keep])] if len(whole) > self._keep else ():
+            for path in old:
                 _rename(path, path.with_suffix(_PARTIAL))  # half-removed, it would look damaged
-            self._remove_leftovers()
-        except OSError as error:  # the new cut is saved all the same; the next save tries again
+            for path in self.path.glob(f"*{_PARTIAL}"):
+                _step("remove", path)
+                shutil.rmtree(path)
+        except OSError as error:  # no reason to lose the cut that is being saved: the next save tries again
             logs.warning("checkpoint.not_removed", path=str(self.path), error=str(error))
 
     def close(self) -> None:
@@ -256,7 +253,11 @@ def _cut_folders(path: Path) -> list[Path]:
         found = [one for one in path.iterdir() if _NAME.fullmatch(one.name)]
     except OSError as error:
         raise _failed(f"{path} cannot be read", error) from error
-    return sorted(found, key=lambda one: int(one.name.removeprefix("cut-")))
+    return sorted(found, key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("cut-"))
 
 
 def _read_cut(path: Path, template: Mapping[str, Any]) -> Cut:
@@ -269,7 +270,10 @@ def _read_cut(path: Path, template: Mapping[str, Any]) -> Cut:
             if stored["arrays"] is not None:
                 with (path / stored["arrays"]).open("rb") as file:
                     arrays, _ = read_arrays(file)
-            states[name] = decode(Encoded(stored["value"], arrays), template.get(name))
+            try:
+                states[name] = decode(Encoded(stored["value"], arrays), template.get(name))
+            except CheckpointError as error:
+                raise CheckpointError(f"the state of {name!r} in {path}: {error}") from error
     except OSError as error:
         raise _failed(f"{path} cannot be read", error) from error
     return Cut(about["record"], states, about["fingerprint"], about["ended"])
@@ -284,7 +288,7 @@ def _write_cut(path: Path, cut: Cut, states: Mapping[str, Encoded]) -> int:
         if file is not None:
             _write(path / file, lambda target, state=state: write_arrays(target, state.arrays))  # type: ignore[misc]
     about = {
-        "format": 1,
+        "format": FORMAT,
         "record": cut.record,
         "ended": cut.ended,
         "saved_at": time.time(),
@@ -370,9 +374,12 @@ def _failed(what: str, error: OSError) -> CheckpointError:
 
 
 def _refuse_several_processes() -> None:
-    jax: Any = sys.modules.get("jax")
-    if jax is not None and jax.process_count() > 1:
+    bridge: Any = sys.modules.get("jax._src.xla_bridge")
+    if bridge is None or not bridge.backends_are_initialized():  # to ask would start JAX
+        return
+    jax: Any = sys.modules["jax"]
+    if jax.process_count() > 1:
         raise CheckpointError(
-            f"jax.process_count() is {jax.process_count()}: cuts are saved by one process, so save those of each with "
-            "a run of its own, or train in one process"
+            f"jax.process_count() is {jax.process_count()}: a cut is that of one process. Train in one process, or "
+            "save what the processes share with Orbax"
         )

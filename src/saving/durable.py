@@ -83,10 +83,10 @@ class Durable:
         Args:
             key: the key.
             step: the number of the state.
-            new_key: the other key; if it was used before, its loop must have ended.
+            new_key: the other key, which nothing is kept under yet.
 
         Raises:
-            OptionsError: there is no such state, or the loop of `new_key` has not ended.
+            OptionsError: there is no such state, or something is kept under `new_key`.
         """
         check("key", key, NAME, "fork(")
         check("step", step, whole(0), "fork(")
@@ -96,13 +96,9 @@ class Durable:
         if found is None:
             steps = ", ".join(str(loop.step) for loop in loops if loop.state is not None) or "none"
             raise OptionsError(f"fork({key!r}, {step}): there is no such state; the history has {steps}")
-        present = await self._store.load(new_key)
-        version = 0 if present is None else present.version
         forked = replace(found, status="running", owner=None, question=None, answers=())
-        if (present is not None and _Loop.read(present).status != "done") or not await self._store.store(
-            new_key, forked.record(version + 1), expected_version=version
-        ):
-            raise OptionsError(f"fork(new_key={new_key!r}): the loop of that key has not ended; choose another key")
+        if not await self._store.store(new_key, forked.record(1), expected_version=0):
+            raise OptionsError(f"fork(new_key={new_key!r}): something is kept under that key; choose another one")
 
     def call(
         self,
@@ -590,7 +586,7 @@ def _refuse(hint: Any, path: str, around: frozenset[Any]) -> None:
         for one in get_args(hint):
             _refuse(one, inside, around)
         return None
-    if not isinstance(hint, type) or hint in around or hint in (object, NoneType):
+    if not isinstance(hint, type) or hint in around or hint in (object, Any, NoneType):
         return None
     if not (hint in _STORABLE or hint.__module__.partition(".")[0] in _OF_ARRAYS or _class_of(hint)):
         # A class that others derive from may stand for these.

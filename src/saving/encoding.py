@@ -12,13 +12,13 @@ import dataclasses
 import enum
 import functools
 import importlib
-import io
 import json
 import math
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from io import SEEK_END, BufferedReader, BytesIO
 from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
 
 from .._errors import CheckpointError, MissingExtraError, NotStorable
@@ -37,6 +37,15 @@ _SAFETENSORS: Final = {
     "<f8": "F64", "<f4": "F32", "<f2": "F16", "<i8": "I64", "<i4": "I32", "<i2": "I16", "|i1": "I8",
     "<u8": "U64", "<u4": "U32", "<u2": "U16", "|u1": "U8", "|b1": "BOOL",
 }  # fmt: skip
+
+# Types of the standard library that a text says all of, and what makes them of it.
+_WRITTEN: Final = {
+    "datetime.date": "datetime:date.fromisoformat",
+    "datetime.datetime": "datetime:datetime.fromisoformat",
+    "datetime.time": "datetime:time.fromisoformat",
+    "decimal.Decimal": "decimal:Decimal",
+    "uuid.UUID": "uuid:UUID",
+}
 
 # How deep a value is, the path of what it is in, how its last part is written, and that part.
 _Path: TypeAlias = "tuple[int, _Path | None, str, object]"
@@ -69,11 +78,11 @@ class Encoded:
         try:
             # The first byte of a safetensors file is that of a length, which is a multiple of 8: never that of a "{".
             is_text = data.startswith(b"{")
-            arrays, metadata = ({}, {"penstock": data.decode()}) if is_text else read_arrays(io.BytesIO(data))
+            arrays, metadata = ({}, {"penstock": data.decode()}) if is_text else read_arrays(BytesIO(data))
             stored: dict[str, Any] = json.loads(metadata["penstock"])
             written_as: int = stored["penstock"]
             structure: Any = stored["value"]
-        except (ValueError, KeyError, EOFError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"these {len(data)} bytes are no stored value, or are damaged: {error!r}") from error
         check_format(written_as, "the value")
         return cls(structure, arrays)
@@ -83,8 +92,9 @@ def encode(value: object, name: str = "state", *, copy: bool = False) -> Encoded
     """Encode a value, of which `decode` returns an equal one, with the same types.
 
     These can be encoded, and what is made of them: None, bool, int, float, complex, str, bytes, bytearray, list,
-    tuple, dict, set, frozenset, members of an Enum, named tuples, dataclasses, models of pydantic, arrays, scalars and
-    dtypes of NumPy and ml_dtypes, arrays of JAX. Two references to one object come back as two equal objects.
+    tuple, dict, set, frozenset, date, time, datetime, Decimal, UUID, members of an Enum, named tuples, dataclasses,
+    models of pydantic; arrays, scalars and dtypes of NumPy and ml_dtypes; arrays of JAX. Two references to one object
+    come back as two equal objects.
 
     Args:
         value: the value.
@@ -114,9 +124,13 @@ def decode(encoded: Encoded, template: object = None) -> Any:
     return _Decoder(encoded, template).value(encoded.structure)
 
 
+# Circles are refused before, and to look for them once more takes a third longer.
+_json = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
+
+
 def json_text(structure: object) -> str:
     """Return JSON as text without spaces."""
-    return json.dumps(structure, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _json.encode(structure)
 
 
 def check_format(written_as: int, what: str) -> None:
@@ -130,33 +144,34 @@ def check_format(written_as: int, what: str) -> None:
 
 def write_arrays(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
     """Write arrays and bytes as a safetensors file."""
-    for part in _safetensors(arrays, {}):
-        file.write(part)
+    file.writelines(_safetensors(arrays, {}))
 
 
-def read_arrays(file: BinaryIO) -> tuple[dict[str, bytearray], dict[str, str]]:
+def read_arrays(file: BufferedReader | BytesIO) -> tuple[dict[str, bytearray], dict[str, str]]:
     """Return the bytes of each array in a safetensors file, and the metadata of the file.
 
     Raises:
-        ValueError: it is no such file.
-        EOFError: it ends too early.
+        ValueError: it is no such file, or ends too early.
     """
-    header: dict[str, Any] = json.loads(_read(file, int.from_bytes(_read(file, 8), "little")))
+    left = file.seek(0, SEEK_END)
+    file.seek(0)
+
+    def read(size: int) -> bytearray:
+        nonlocal left
+        left -= size
+        if left < 0:
+            raise ValueError("the file is too short")
+        data = bytearray(size)
+        file.readinto(data)
+        return data
+
+    header: dict[str, Any] = json.loads(read(int.from_bytes(read(8), "little")))
     metadata = header.pop("__metadata__", {})
     arrays: dict[str, bytearray] = {}
     for name, array in header.items():  # in the order in which they were written, without gaps
         begin, end = array["data_offsets"]
-        arrays[name] = _read(file, end - begin)
+        arrays[name] = read(end - begin)
     return arrays, metadata
-
-
-def _read(file: BinaryIO, size: int) -> bytearray:
-    if size >= 1 << 48:  # no length: the file is another one
-        raise ValueError("this is no safetensors file")
-    data = bytearray(size)
-    if file.readinto(data) != size:  # type: ignore[attr-defined]
-        raise EOFError("the file ends too early")
-    return data
 
 
 def _safetensors(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> Iterator[Any]:
@@ -165,21 +180,25 @@ def _safetensors(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> Iter
     parts: list[Any] = []
     end = 0
     for name, array in arrays.items():
-        if isinstance(array, bytes):
-            part, dtype, shape = array, "U8", [len(array)]
-        else:
-            host = _numpy().asarray(array, order="C")
-            # Small ones, also those of no bytes at all, which have no view.
-            part = host.reshape(-1).view("u1").data if host.nbytes > 1024 else host.tobytes()
-            dtype = _SAFETENSORS.get(host.dtype.str, "U8") if host.dtype.isbuiltin == 1 else "U8"
-            shape = list(host.shape) if dtype != "U8" or host.dtype.str == "|u1" else [len(part)]
+        part = _bytes_of(array)
+        dtype = getattr(array, "dtype", None)
+        known = _SAFETENSORS.get(dtype.str) if dtype is not None and dtype.isbuiltin == 1 else None
         begin, end = end, end + len(part)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        shape = list(array.shape) if known else [len(part)]
+        header[name] = {"dtype": known or "U8", "shape": shape, "data_offsets": [begin, end]}
         parts.append(part)
     text = json_text(header).encode()
     text += b" " * (-len(text) % 8)  # so that the arrays begin at a multiple of 8
     yield len(text).to_bytes(8, "little") + text
     yield from parts
+
+
+def _bytes_of(array: Any) -> Any:
+    """Return the bytes of an array, in C order; without a copy if it is long and has them."""
+    if isinstance(array, bytes | bytearray):
+        return array
+    host = _numpy().asarray(array, order="C")
+    return host.reshape(-1).view("u1").data if host.nbytes > 1024 else host.tobytes()  # none at all have no view
 
 
 class _Class(NamedTuple):
@@ -191,25 +210,34 @@ class _Class(NamedTuple):
     fields: tuple[str, ...]
 
 
-@functools.lru_cache(maxsize=1024)
-def _class_of(cls: type) -> _Class | None:
-    """Return what is stored of a class; None if its instances cannot be stored, being something else."""
+def _kind_of(cls: Any) -> str | None:
     pydantic: Any = sys.modules.get("pydantic")
-    names: Any
     if issubclass(cls, enum.Enum):
-        kind, names = "enum", ()
-    elif pydantic is not None and issubclass(cls, pydantic.BaseModel) and hasattr(cls, "model_fields"):
-        kind, names = "model", cast("Any", cls).model_fields
-    elif dataclasses.is_dataclass(cls):
-        kind, names = "dataclass", (field.name for field in dataclasses.fields(cls))
+        return "enum"
+    if pydantic is not None and issubclass(cls, pydantic.BaseModel):
+        return "model"
+    if dataclasses.is_dataclass(cls):
+        return "dataclass"
+    return "named tuple" if hasattr(cls, "_fields") and issubclass(cls, tuple) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _class_of(cls: Any) -> _Class | None:
+    """Return what is stored of a class; None if its instances cannot be stored, being something else."""
+    kind = _kind_of(cls)
+    names: list[str] = []
+    if kind is None:
+        return None
+    if kind == "model":
+        names = [*cls.model_fields]
+    elif kind == "named tuple":
+        names = [*cls._fields]
+    elif kind == "dataclass":
+        names = [field.name for field in dataclasses.fields(cls)]
         try:
             object.__new__(cls)
         except TypeError:  # derived from something that holds more than its fields, such as dict
             return None
-    elif issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        kind, names = "named tuple", cls._fields
-    else:
-        return None
     return _Class(f"{cls.__module__}:{cls.__qualname__}", kind, getattr(cls, "__version__", None), tuple(names))
 
 
@@ -227,13 +255,17 @@ class _Encoder:
         self._copy = copy
 
     def value(self, value: Any, path: _Path) -> Any:
-        cls = type(value)
-        if cls is bool or value is None:
-            return value
+        cls = cast("Any", type(value))
         if cls is str:
-            return value if _is_text(value) else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
+            return (
+                value
+                if value.isascii() or _is_text(value)
+                else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
+            )
         if cls is int:
             return value if -_LONG_NUMBER < value < _LONG_NUMBER else {"$int": hex(value)}
+        if cls is bool or value is None:
+            return value
         if cls is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
         if path[0] > _MOST_LEVELS:
@@ -249,7 +281,7 @@ class _Encoder:
             return {f"${cls.__name__}": [self._apart(bytes(value), path)] if long else _base64(value)}
         if cls is complex:
             return {"$complex": [self.value(value.real, path), self.value(value.imag, path)]}
-        return self._array(value, path) or self._instance(value, path) or _refuse(value, path)
+        return self._array(value, path) or self._instance(value, path) or _written(value) or _refuse(value, path)
 
     def _items(self, values: Any, path: _Path) -> list[Any]:
         below, encode_one = path[0] + 1, self.value
@@ -257,13 +289,16 @@ class _Encoder:
 
     def _dict(self, values: dict[Any, Any], path: _Path) -> dict[str, Any]:
         below, encode_one = path[0] + 1, self.value
-        if all(type(key) is str and not key.startswith("$") and _is_text(key) for key in values):
+        for key in values:
+            if type(key) is not str or key[:1] == "$" or not (key.isascii() or _is_text(key)):
+                break
+        else:
             return {key: encode_one(value, (below, path, "[{}]", key)) for key, value in values.items()}
         pairs = ((key, (below, path, "[{}]", key), value) for key, value in values.items())
         return {"$dict": [[encode_one(key, place), encode_one(value, place)] for key, place, value in pairs]}
 
     def _apart(self, array: Any, path: _Path) -> str:
-        name = _shown(path)
+        name = _shown(path, "state")
         while name in self.arrays:  # two keys may be written alike
             name += "'"
         self.arrays[name] = array
@@ -293,10 +328,11 @@ class _Encoder:
         return {"$jax": [name, _named(numpy.dtype(array.dtype), path), list(array.shape), special]}
 
     def _instance(self, value: Any, path: _Path) -> dict[str, Any] | None:
-        known = _class_of(type(value))
+        cls = cast("Any", type(value))
+        known = _class_of(cls)
         if known is None:
             return None
-        if _found(known.place) is not type(value):
+        if _found(known.place) is not cls:
             raise NotStorable(
                 f"{_shown(path)} is a {known.place}, and no import finds that class: define it at the top level of a "
                 "module"
@@ -308,7 +344,7 @@ class _Encoder:
         extra = {
             name
             for name in held.keys() - set(known.fields)
-            if not name.startswith("__") and not isinstance(getattr(type(value), name, None), functools.cached_property)
+            if not name.startswith("__") and not isinstance(getattr(cls, name, None), functools.cached_property)
         }
         missing = [name for name in known.fields if not hasattr(value, name)]
         if extra or missing:
@@ -325,6 +361,19 @@ class _Encoder:
         return {"$instance": [known.place, self.value(known.version, path), fields, self.value(rest, path)]}
 
 
+def _written(value: Any) -> dict[str, Any] | None:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if kind not in _WRITTEN:
+        return None
+    text = value.isoformat() if kind.startswith("datetime") else str(value)
+    # A time zone with a name, whose rules may change, would become an offset.
+    return {"$written": [kind, text]} if repr(_read_again(kind, text)) == repr(value) else None
+
+
+def _read_again(kind: str, text: str) -> Any:
+    make: Any = pkgutil.resolve_name(_WRITTEN[kind])
+    return make(text)
+
 
 def _refuse(value: object, path: _Path) -> Any:
     cls = type(value)
@@ -338,29 +387,26 @@ def _refuse(value: object, path: _Path) -> Any:
 def _is_text(text: str) -> bool:
     """Whether a text has no lone surrogates, of which JSON would make one character out of two."""
     try:
-        return text.isascii() or bool(text.encode())
+        text.encode()
     except UnicodeEncodeError:
         return False
+    return True
 
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _shown(path: _Path) -> str:
-    parts: list[str] = []
-    at: _Path | None = path
-    while at is not None:
-        _, parent, form, part = at
-        shown = json.dumps(part) if isinstance(part, str) and form == "[{}]" else part
-        parts.append(form.format(shown) if parent else form)
-        at = parent
-    return "".join(reversed(parts))
+def _shown(path: _Path, root: str | None = None) -> str:
+    _, parent, form, part = path
+    if parent is None:
+        return root or form
+    return _shown(parent, root) + form.format(json.dumps(part) if type(part) is str and form == "[{}]" else part)
 
 
 class _Decoder:
-    def __init__(self, arrays: Mapping[str, Any], template: object) -> None:
-        self._arrays = arrays
+    def __init__(self, encoded: Encoded, template: object) -> None:
+        self._arrays = encoded.arrays
         self._jax_module: Any = None if template is None else sys.modules.get("jax")
         self._on_devices: dict[str, Any] = {}
         if self._jax_module is not None:
@@ -369,7 +415,7 @@ class _Decoder:
             self._on_devices = encoder.on_devices
 
     def value(self, structure: Any) -> Any:
-        cls = type(structure)
+        cls = cast("Any", type(structure))
         if cls is list:
             return [self.value(one) for one in structure]
         if cls is not dict:
@@ -383,12 +429,13 @@ class _Decoder:
     def _tagged(self, tag: str, content: Any) -> Any:
         if tag in _COLLECTIONS:
             return _COLLECTIONS[tag](map(self.value, content))
+        if tag == "$written":
+            return _read_again(*content)
         if tag in _FROM_TEXT:
             return _FROM_TEXT[tag](content)
-        read = getattr(self, f"_{tag[1:]}", None)
-        if read is None:
-            raise CheckpointError(f"{tag!r} is no value that this version of Penstock knows")
-        return read(content)
+        if tag not in _READERS:
+            raise CheckpointError(f"{tag!r} is no value that this version of Penstock knows: use the one that wrote it")
+        return _READERS[tag](self, content)
 
     def _dict(self, pairs: Any) -> dict[Any, Any]:
         return {self.value(key): self.value(one) for key, one in pairs}
@@ -423,8 +470,9 @@ class _Decoder:
             array = jax.numpy.asarray(host)
             if array.dtype != host.dtype:
                 raise CheckpointError(f"{name} has the dtype {host.dtype}, which JAX has only with jax_enable_x64=True")
-            if special:
-                array = jax.lax.convert_element_type(array, type(host.reshape(-1)[:1].tolist()[0]))
+            if special:  # its dtype gives way to that of what it meets; the function of this name has no such argument
+                bind = jax.lax.convert_element_type_p.bind
+                array = bind(array, new_dtype=array.dtype, weak_type=True, sharding=None)
         if template is None or template.shape != array.shape or not template.committed:
             return array
         return jax.device_put(array, template.sharding)
@@ -447,7 +495,7 @@ class _Decoder:
                 f"__version__ {version}, and has the fields {sorted(known.fields)} and the __version__ {known.version}"
             )
         if known.kind == "named tuple":
-            return tuple.__new__(cls, (fields[name] for name in known.fields))
+            return cast("Any", tuple).__new__(cls, (fields[name] for name in known.fields))
         made: Any = cls.__new__(cls) if known.kind == "model" else object.__new__(cls)
         if known.kind == "model":
             made.__setstate__({"__dict__": fields, **self.value(rest)})
@@ -455,15 +503,6 @@ class _Decoder:
             for name, one in fields.items():
                 object.__setattr__(made, name, one)  # not the class's own, which refuses if it is frozen
         return made
-
-
-_COLLECTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
-_FROM_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {
-    "$str": lambda text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
-    "$int": lambda text: int(text, 16),
-    "$float": float,
-    "$dtype": lambda text: _dtype_of(text),
-}
 
 
 def _known_class(place: str, kind: str) -> tuple[Any, _Class]:
@@ -476,7 +515,9 @@ def _known_class(place: str, kind: str) -> tuple[Any, _Class]:
 
 
 def _array_of(data: Any, dtype: str, shape: Any) -> Any:
-    return _numpy().ndarray(shape, _dtype_of(dtype), data)
+    # Where nothing was written in between, the value that was encoded keeps its own array.
+    own = data if isinstance(data, bytearray) else bytearray(_bytes_of(data))
+    return _numpy().ndarray(shape, _dtype_of(dtype), own)
 
 
 def _named(dtype: Any, path: _Path) -> str:
@@ -515,3 +556,23 @@ def _numpy() -> Any:
         raise MissingExtraError(
             'arrays were stored, and NumPy is not installed: pip install "penstock[data]"', name=error.name
         ) from error
+
+
+_READERS: Final[Mapping[str, Callable[[_Decoder, Any], Any]]] = {
+    "$array": _Decoder._array,
+    "$bytearray": _Decoder._bytearray,
+    "$bytes": _Decoder._bytes,
+    "$complex": _Decoder._complex,
+    "$dict": _Decoder._dict,
+    "$enum": _Decoder._enum,
+    "$instance": _Decoder._instance,
+    "$jax": _Decoder._jax,
+    "$scalar": _Decoder._scalar,
+}
+_COLLECTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
+_FROM_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {
+    "$str": lambda text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
+    "$int": lambda text: int(text, 16),
+    "$float": float,
+    "$dtype": _dtype_of,
+}
