@@ -365,7 +365,7 @@ class Worker(current.Position):
             if failure is not None and not isinstance(failure, asyncio.CancelledError):
                 frame.fail(failure, actor, self.attempt)  # too late to be the outcome: it is only logged
             frame.leave()
-        elif stopped and self._nested:
+        elif stopped and self._nested and (failure is None or isinstance(failure, asyncio.CancelledError)):
             frame.cancel()
         else:
             if not isinstance(failure, Interrupted | Interruption):  # a question is no failure

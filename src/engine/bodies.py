@@ -142,6 +142,7 @@ class _Bodies:
     """The frames of one body inside of another frame; it starts each of them, and ends all of them."""
 
     frames: dict[int, Frame]  # the frames that have not ended; with a window, also those that wait for their turn
+    _error: BaseException | None = None  # of the frame that has ended the whole
 
     def __init__(self, wired: Wired, parent: Frame, outside: Args) -> None:
         self._wired = wired
@@ -184,7 +185,9 @@ class _Bodies:
             await worker.run()
         except BaseException:
             self.stop()
-            raise
+            # In Python 3.11, a task keeps the cancel of a TaskGroup in it that has failed. The failure came before.
+            if self._error is None or self._parent.state != "running":
+                raise
         finally:
             around.inner_budget = min(worker.budget, worker.inner_budget)
             self._parent.body_ended(self.stop)
@@ -226,7 +229,6 @@ class _BodyRuns(_Bodies):
         self._span = None if parent.span is None else spans.present()
         self._results: list[Any] = []
         self.frames = {}
-        self._error: BaseException | None = None
         self._next = 0
         self._limit = 1
         self._first_item = 0
@@ -329,7 +331,6 @@ class _Fold(_Bodies):
         self._span = None if parent.span is None else spans.present()
         self.frames = {}  # at most one
         self._state: Any = None
-        self._error: BaseException | None = None
         self._started = 0
         self._starting = False
 
