@@ -627,7 +627,7 @@ def durable_call(
     """Return what keeps the durable loop of a call, whose key was checked."""
     assert plan._durable is not None
     arguments = dict(zip(call.graph._signature.parameters, call.arguments, strict=True))
-    return plan._durable.call(plan.name, arguments, key, answer, threads, options.timeout_seconds)
+    return plan._durable._call(plan.name, arguments, key, answer, threads, options.timeout_seconds)
 
 
 def time_left(options: ExecutionOptions, kept: "DurableCall") -> ExecutionOptions:

@@ -100,7 +100,7 @@ class Durable:
         if not await self._store.store(new_key, forked.record(1), expected_version=0):
             raise OptionsError(f"fork(new_key={new_key!r}): something is kept under that key; choose another one")
 
-    def call(
+    def _call(
         self,
         graph: str,
         arguments: Mapping[str, object],
@@ -577,6 +577,18 @@ def refuse_annotation(hint: Any, name: str = "state") -> None:
     _refuse(hint, name, frozenset())
 
 
+def _may_be_stored(cls: type) -> bool:
+    """Whether values with this annotation may be storable: of the class, or of one that derives from it."""
+    return (
+        cls in _STORABLE
+        or cls.__module__.partition(".")[0] in _OF_ARRAYS
+        or _class_of(cls) is not None
+        or getattr(cls, "_is_protocol", False)
+        or hasattr(cls, "__total__")  # a TypedDict
+        or any(map(_may_be_stored, type.__subclasses__(cls)))
+    )
+
+
 def _refuse(hint: Any, path: str, around: frozenset[Any]) -> None:
     origin = get_origin(hint)
     if origin is typing.Annotated:
@@ -588,14 +600,11 @@ def _refuse(hint: Any, path: str, around: frozenset[Any]) -> None:
         return None
     if not isinstance(hint, type) or hint in around or hint in (object, Any, NoneType):
         return None
-    if not (hint in _STORABLE or hint.__module__.partition(".")[0] in _OF_ARRAYS or _class_of(hint)):
-        # A class that others derive from may stand for these.
-        if not hint.__subclasses__() and not getattr(hint, "_is_protocol", False) and not hasattr(hint, "__total__"):
-            raise NotStorable(
-                f"{path} is annotated as {hint.__module__}.{hint.__qualname__}, which cannot be stored: use JSON "
-                "values, bytes, tuples, sets, arrays, or an enum, a named tuple, a dataclass or a model of pydantic"
-            )
-        return None
+    if not _may_be_stored(hint):
+        raise NotStorable(
+            f"{path} is annotated as {hint.__module__}.{hint.__qualname__}, which cannot be stored: use JSON values, "
+            "bytes, tuples, sets, arrays, or an enum, a named tuple, a dataclass or a model of pydantic"
+        )
     if dataclasses.is_dataclass(hint):
         try:
             hints = typing.get_type_hints(hint)
