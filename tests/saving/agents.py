@@ -72,8 +72,9 @@ async def main(file: str, key: str, answer: str | None = None) -> None:
         return next_state(state, word)
 
     graph = agent(ps.Durable(Path(file)), turn)
+    given: dict[str, Any] = {} if answer is None else {"answer": answer}
     try:
-        say(f"result {await engine.run(graph('q'), key=key, **({} if answer is None else {'answer': answer}))}")
+        say(f"result {await engine.run(graph('q'), key=key, **given)}")
     except ps.Interrupted as interrupted:
         say(f"asked {interrupted.key} {interrupted.question}")
     except ps.KeyInUse as error:

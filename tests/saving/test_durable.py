@@ -231,23 +231,24 @@ async def plain_tokens(question: str) -> AsyncIterator[str]:
 
 
 async def test_a_graph_that_is_not_durable_takes_neither_key_nor_answer(store: MemoryStore, turns: Turns) -> None:
-    for options in ({"key": "k"}, {"answer": None}):
+    given: list[dict[str, Any]] = [{"key": "k"}, {"answer": None}]
+    for options in given:
         refused = pytest.raises(ps.OptionsError, match="for a graph with a durable loop, and graph 'plain")
         with refused:
-            await engine.run(plain("q"), **options)  # type: ignore[arg-type]
+            await engine.run(plain("q"), **options)
         with refused:
-            async with engine.stream(plain_tokens("q"), **options) as values:  # type: ignore[call-overload]
+            async with engine.stream(plain_tokens("q"), **options) as values:
                 await anext(values)
         with pytest.raises(ps.OptionsError, match=r"for one call, not for many: use engine\.run"):
-            engine.stream([plain("q")], **options)  # type: ignore[call-overload]
+            engine.stream([plain("q")], **options)
         async with engine.deploy(plain, plain_tokens) as service:
             with refused:
-                await service.run(plain("q"), **options)  # type: ignore[arg-type]
+                await service.run(plain("q"), **options)
             with refused:
-                async with service.stream(plain_tokens("q"), **options) as values:  # type: ignore[call-overload]
+                async with service.stream(plain_tokens("q"), **options) as values:
                     await anext(values)
             with pytest.raises(ps.OptionsError, match=r"for one call, not for many: use service\.run"):
-                service.stream([plain("q")], **options)  # type: ignore[call-overload]
+                service.stream([plain("q")], **options)
     with pytest.raises(ps.OptionsError, match="key="):
         await engine.run(make(store, turns)("q"), answer="yes")
     with pytest.raises(ps.OptionsError, match="a text that is not empty"):

@@ -108,12 +108,12 @@ async def test_nothing_in_a_handler_takes_a_question_for_a_failure(store: Memory
     async def wait_for_answer() -> Any:
         return await ps.interrupt("?")
 
-    options: dict[str, Any] = {
+    options: dict[str, dict[str, Any]] = {
         "retry": {"retry": ps.Retry(attempts=3, retry_on=(Exception,))},
         "fallback": {"fallback": lambda error: ["fallback"]},
         "timeout": {"timeout_seconds": 30.0, "concurrency": 1},
-    }.get(how, {})
-    graph = looped(store, ps.node(**options)(ask))
+    }
+    graph = looped(store, ps.node(**options.get(how, {}))(ask))
     assert await asked(graph) == "?"
     assert await engine.run(graph, key="k", answer="yes") == ["yes"]
     assert attempts == [1, 1]
