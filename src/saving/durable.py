@@ -294,10 +294,18 @@ class DurableCall:
         return KeyInUse(f"the key {self._key!r} {what} {where}; a key is run by one call at a time")
 
     async def _release(self, status: Status) -> None:
+        timer = asyncio.timeout(self._lease_seconds)
         try:
-            async with asyncio.timeout(self._lease_seconds), self._writing:
+            async with timer, self._writing:
                 if self._may_be_taken:
                     await self._write_outcome(status)
+        except TimeoutError as error:
+            if not timer.expired():
+                raise
+            raise TimeoutError(
+                f"the outcome of key {self._key!r} was not recorded within lease_seconds={self._lease_seconds:g}: the "
+                "store did not answer"
+            ) from error
         finally:
             if self._renewing is not None:
                 self._renewing.cancel()
