@@ -414,10 +414,9 @@ class PlacedNode:
                 label=label, size_bytes=self._arguments.size_bytes(values),
             )  # fmt: skip
         item, group = self._arguments.item(values)
-        size_bytes = sum([array.nbytes for array in item.arrays])
         return DeviceCall(
             self._loop, self._jitted[0], (item,), priority=priority, deadline=deadline, group=group,
-            size_bytes=size_bytes,
+            size_bytes=item.size_bytes,
         )  # fmt: skip
 
     def _queue(self, device: EngineDevice, jitted: JittedFunction, executor: DeviceExecutor) -> CallQueue:

@@ -310,7 +310,7 @@ class _Trial:
         self._item = on_host(arguments.item(values)[0])
         self._limit_bytes = limit_bytes
         self._can_run_out = _platform(device) != "cpu"
-        self.item_bytes = sum(array.nbytes for array in self._item.arrays)
+        self.item_bytes = self._item.size_bytes
         (self._least,) = executor.batch_sizes(DeviceBatch(1), arguments)  # over so many devices rows are split
         self._queue = SingleCallQueue(executor.name, device, self._jitted, arguments.parameters)
 

@@ -235,17 +235,17 @@ def stored_cuts(path: Path, *, verify: bool) -> list[StoredCut]:
         path: the folder.
         verify: whether checksums are compared, for which everything is read; else only the sizes of the files are.
     """
-    return [stored for folder in _cut_folders(path) if (stored := _stored_cut(folder, verify=verify)) is not None]
+    found = [_stored_cut(folder, verify=verify) for folder in _cut_folders(path)]
+    return [stored for stored in found if stored.path.exists()]  # the others were removed meanwhile
 
 
-def _stored_cut(path: Path, *, verify: bool) -> StoredCut | None:
-    damage = _damage(path, verify=verify)
-    record = ended = saved_at = None
-    with contextlib.suppress(OSError, ValueError, KeyError):
+def _stored_cut(path: Path, *, verify: bool) -> StoredCut:
+    size, about = 0, dict[str, Any]()
+    with contextlib.suppress(OSError, ValueError):
+        size = sum(file.stat().st_size for file in _files(path))
         about = json.loads((path / "cut.json").read_text())
-        record, ended, saved_at = about["record"], about["ended"], about["saved_at"]
-    size = sum(file.stat().st_size for file in _files(path)) if path.is_dir() else 0
-    return StoredCut(path, size, record, ended, saved_at, damage) if path.exists() else None
+    damage = _damage(path, verify=verify)
+    return StoredCut(path, size, about.get("record"), about.get("ended"), about.get("saved_at"), damage)
 
 
 def _cut_folders(path: Path) -> list[Path]:
@@ -271,7 +271,9 @@ def _read_cut(path: Path, template: Mapping[str, Any]) -> Cut:
                 with (path / stored["arrays"]).open("rb") as file:
                     arrays, _ = read_arrays(file)
             try:
-                states[name] = decode(Encoded(stored["value"], arrays), template.get(name))
+                # None is a template, too: of a state that has no arrays yet.
+                fresh = () if template.get(name, ...) is None else template.get(name)
+                states[name] = decode(Encoded(stored["value"], arrays), fresh)
             except CheckpointError as error:
                 raise CheckpointError(f"the state of {name!r} in {path}: {error}") from error
     except OSError as error:

@@ -114,8 +114,9 @@ def decode(encoded: Encoded, template: object = None) -> Any:
 
     Args:
         encoded: the encoded value.
-        template: a value of the same structure. Where it has an array of JAX, one of JAX comes back, with that
-            sharding; everything else that was an array of JAX comes back as one of NumPy.
+        template: a value of the same structure. Where it has an array of JAX, one of JAX comes back, with the same
+            sharding; other arrays of JAX come back on the default device. Without a template, and where JAX is not
+            loaded, arrays of JAX come back as those of NumPy.
 
     Raises:
         CheckpointError: a class does not exist any more, or has other fields or another `__version__`.
@@ -201,6 +202,16 @@ def _bytes_of(array: Any) -> Any:
     return host.reshape(-1).view("u1").data if host.nbytes > 1024 else host.tobytes()  # none at all have no view
 
 
+def _fetched(array: Any) -> Any:
+    """Return an array of JAX as one of NumPy, each part copied once; `asarray` would leave a copy in the array, too."""
+    numpy = _numpy()
+    host = numpy.empty(array.shape, array.dtype)
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            host[shard.index] = numpy.asarray(shard.data)
+    return host
+
+
 class _Class(NamedTuple):
     """A class whose instances can be stored: where it is found, and what its instances have."""
 
@@ -257,11 +268,8 @@ class _Encoder:
     def value(self, value: Any, path: _Path) -> Any:
         cls = cast("Any", type(value))
         if cls is str:
-            return (
-                value
-                if value.isascii() or _is_text(value)
-                else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
-            )
+            is_text = value.isascii() or _is_text(value)
+            return value if is_text else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
         if cls is int:
             return value if -_LONG_NUMBER < value < _LONG_NUMBER else {"$int": hex(value)}
         if cls is bool or value is None:
@@ -322,7 +330,7 @@ class _Encoder:
             raise NotStorable(f"{_shown(path)} is an array of JAX without values: it is traced, or was donated")
         is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
         array = jax.random.key_data(value) if is_key else value
-        name = self._apart(numpy.array(array) if self._copy else array, path)
+        name = self._apart(_fetched(array) if self._copy else array, path)
         self.on_devices[name] = value
         special = str(jax.random.key_impl(value)) if is_key else bool(value.weak_type)
         return {"$jax": [name, _named(numpy.dtype(array.dtype), path), list(array.shape), special]}
@@ -423,39 +431,20 @@ class _Decoder:
         if len(structure) == 1:
             ((tag, content),) = structure.items()
             if tag.startswith("$"):
-                return self._tagged(tag, content)
+                if tag not in _READERS:
+                    raise CheckpointError(f"{tag!r} is no value that this version knows: use the one that wrote it")
+                return _READERS[tag](self, content)
         return {key: self.value(one) for key, one in structure.items()}
-
-    def _tagged(self, tag: str, content: Any) -> Any:
-        if tag in _COLLECTIONS:
-            return _COLLECTIONS[tag](map(self.value, content))
-        if tag == "$written":
-            return _read_again(*content)
-        if tag in _FROM_TEXT:
-            return _FROM_TEXT[tag](content)
-        if tag not in _READERS:
-            raise CheckpointError(f"{tag!r} is no value that this version of Penstock knows: use the one that wrote it")
-        return _READERS[tag](self, content)
-
-    def _dict(self, pairs: Any) -> dict[Any, Any]:
-        return {self.value(key): self.value(one) for key, one in pairs}
-
-    def _complex(self, parts: Any) -> complex:
-        return complex(*map(self.value, parts))
 
     def _bytes(self, content: Any) -> bytes:
         return base64.b64decode(content) if type(content) is str else bytes(self._arrays[content[0]])
 
-    def _bytearray(self, content: Any) -> bytearray:
-        return bytearray(self._bytes(content))
-
     def _array(self, content: Any) -> Any:
         name, dtype, shape = content
-        return _array_of(self._arrays[name], dtype, shape)
-
-    def _scalar(self, content: Any) -> Any:
-        data, dtype = content
-        return _array_of(base64.b64decode(data), dtype, ())[()]
+        template = self._on_devices.get(name)
+        if template is None or template.dtype != _dtype_of(dtype):
+            return _array_of(self._arrays[name], dtype, shape)
+        return self._jax([*content, template.weak_type])  # it came from a value that was decoded without a template
 
     def _jax(self, content: Any) -> Any:
         name, dtype, shape, special = content
@@ -464,18 +453,18 @@ class _Decoder:
             return host
         jax: Any = importlib.import_module("jax")
         template = self._on_devices.get(name)
+        sharding = template.sharding if template is not None and template.committed else None
         if type(special) is str:
-            array = jax.random.wrap_key_data(host, impl=special)
-        else:
-            array = jax.numpy.asarray(host)
-            if array.dtype != host.dtype:
-                raise CheckpointError(f"{name} has the dtype {host.dtype}, which JAX has only with jax_enable_x64=True")
-            if special:  # its dtype gives way to that of what it meets; the function of this name has no such argument
-                bind = jax.lax.convert_element_type_p.bind
-                array = bind(array, new_dtype=array.dtype, weak_type=True, sharding=None)
-        if template is None or template.shape != array.shape or not template.committed:
+            key = jax.random.wrap_key_data(host, impl=special)
+            return key if sharding is None else jax.device_put(key, sharding)
+        fits = sharding is not None and getattr(template, "shape", None) == host.shape
+        array = jax.device_put(host, sharding) if fits else jax.numpy.asarray(host)
+        if array.dtype != host.dtype:
+            raise CheckpointError(f"{name} has the dtype {host.dtype}, which JAX has only with jax_enable_x64=True")
+        if not special:
             return array
-        return jax.device_put(array, template.sharding)
+        # Its dtype gives way to that of what it meets; the function of this name has no such argument.
+        return jax.lax.convert_element_type_p.bind(array, new_dtype=array.dtype, weak_type=True, sharding=None)
 
     def _enum(self, content: Any) -> Any:
         place, member = content
@@ -558,21 +547,23 @@ def _numpy() -> Any:
         ) from error
 
 
+# What makes a value of what is behind its tag.
 _READERS: Final[Mapping[str, Callable[[_Decoder, Any], Any]]] = {
     "$array": _Decoder._array,
-    "$bytearray": _Decoder._bytearray,
+    "$bytearray": lambda self, content: bytearray(self._bytes(content)),
     "$bytes": _Decoder._bytes,
-    "$complex": _Decoder._complex,
-    "$dict": _Decoder._dict,
+    "$complex": lambda self, parts: complex(*map(self.value, parts)),
+    "$dict": lambda self, pairs: {self.value(key): self.value(value) for key, value in pairs},
+    "$dtype": lambda _, name: _dtype_of(name),
     "$enum": _Decoder._enum,
+    "$float": lambda _, text: float(text),
+    "$frozenset": lambda self, values: frozenset(map(self.value, values)),
     "$instance": _Decoder._instance,
+    "$int": lambda _, text: int(text, 16),
     "$jax": _Decoder._jax,
-    "$scalar": _Decoder._scalar,
-}
-_COLLECTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
-_FROM_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {
-    "$str": lambda text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
-    "$int": lambda text: int(text, 16),
-    "$float": float,
-    "$dtype": _dtype_of,
+    "$scalar": lambda _, content: _array_of(base64.b64decode(content[0]), content[1], ())[()],
+    "$set": lambda self, values: set(map(self.value, values)),
+    "$str": lambda _, text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
+    "$tuple": lambda self, values: tuple(map(self.value, values)),
+    "$written": lambda _, content: _read_again(*content),
 }

@@ -29,6 +29,26 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "one run writes into a folder of cuts",
+        "saving/cuts.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        "tests/saving/test_cuts.py::test_a_second_writer_is_refused_until_the_first_has_gone",
+    ),
+    Mutant(
+        "a flipped bit of a cut is seen",
+        "saving/cuts.py", "if verify and text != json_text(_checksums(path)):", "if False:",
+        "tests/saving/test_cuts.py::test_every_flipped_bit_is_seen",
+    ),
+    Mutant(
+        "a cut gets its name when it is on the disk",
+        "saving/cuts.py", "    _sync(path)\n    return sum(", "    return sum(",
+        "tests/saving/test_cuts.py::test_everything_is_synchronised_before_it_gets_its_name",
+    ),
+    Mutant(
+        "a value that contains itself is refused",
+        "saving/encoding.py", "if path[0] > _MOST_LEVELS:", "if False:",
+        "tests/saving/test_encoding.py::test_what_is_refused_is_named_with_its_path_and_type",
+    ),
+    Mutant(
         "a channel is first in, first out",
         "actors/channel.py", "return line.popleft()", "return line.pop()",
         "tests/actors/test_channel.py",

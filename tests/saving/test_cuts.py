@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -269,6 +270,51 @@ except ps.CheckpointError as error:
     assert done.stdout == "1 cut-00000001 lock\n"
 
 
+# For each step of a save, a process of its own that is killed there.
+KILLED_AT_EACH_STEP = """
+import itertools, os, signal, sys
+import numpy as np
+from penstock.saving import cuts
+from penstock.saving.cuts import Cut, CutFolder
+
+def cut(record):
+    return Cut(record, {"a": np.full(1000, record), "reader": record}, {}, False)
+
+def dies_at(number):
+    passed = itertools.count()
+    def before_step(step, path):
+        if next(passed) == number:
+            print(step, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+    return before_step
+
+for number in itertools.count():
+    with CutFolder(sys.argv[1], keep=2) as folder:
+        folder.save(cut(2 * number + 1))
+    if not (child := os.fork()):
+        folder = CutFolder(sys.argv[1], keep=2)
+        cuts.before_step = dies_at(number)
+        folder.save(cut(2 * number + 2))
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    with CutFolder(sys.argv[1]) as folder:
+        found = folder.newest()
+    saved = 2 * number + 1 + (status == 0)
+    assert found.record >= saved and found.states["a"].tolist() == [found.record] * 1000, (number, found)
+    if status == 0:
+        break
+"""
+
+
+def test_after_a_kill_at_any_step_the_last_cut_is_there(tmp_path: Path) -> None:
+    program = [sys.executable, "-W", "error", "-c", KILLED_AT_EACH_STEP, str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    steps = done.stdout.split()
+    assert steps[:9] == ["mkdir", *["write", "fsync"] * 3, "fsync", "rename"]
+    assert set(steps[9:]) == {"fsync", "rename", "remove"}
+
+
 # Saves one cut after the other, and says which are done.
 SAVES = """
 import sys, numpy as np
@@ -287,7 +333,7 @@ while True:
 def test_after_a_kill_at_any_moment_the_last_cut_is_there(tmp_path: Path, effort: int) -> None:
     draw = random.Random(18)
     last = 0
-    for _ in range(5 * effort):
+    for _ in range(3 * effort):
         with subprocess.Popen([sys.executable, "-c", SAVES, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             begun = int(child.stdout.readline().split()[1])
@@ -398,6 +444,20 @@ def test_several_processes_of_jax_are_refused(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ps.CheckpointError, match=r"jax.process_count\(\) is 2"):
         CutFolder(tmp_path / "cuts")
     assert not (tmp_path / "cuts").exists()
+
+
+def test_a_cut_that_goes_while_it_is_listed_is_left_out(folder: CutFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = folder.save(cut(1)).path
+    folder.save(cut(2))
+    files = cuts._files
+
+    def removed(path: Path) -> Iterator[Path]:
+        found = [*files(path)]
+        shutil.rmtree(gone, ignore_errors=True)
+        return iter(found)
+
+    monkeypatch.setattr(cuts, "_files", removed)
+    assert [one.record for one in cuts.stored_cuts(folder.path, verify=True)] == [2]
 
 
 def test_the_command_lists_and_verifies(
