@@ -1,6 +1,7 @@
 """Graphs with durable loops, for tests; and `main`, which runs one of them in a process of its own."""
 
 import asyncio
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -79,3 +80,24 @@ async def main(file: str, key: str, answer: str | None = None) -> None:
         say(f"asked {interrupted.key} {interrupted.question}")
     except ps.KeyInUse as error:
         say(f"refused {error}")
+
+
+async def fork(file: str) -> None:
+    """Runs a loop here, one in a forked child while the file is open here, and another one here."""
+
+    async def turn(state: State) -> State:
+        return next_state(state, f"word{state.turn}")
+
+    graph = agent(ps.Durable(Path(file)), turn)
+    await engine.run(graph("q"), key="before")
+
+    def in_child() -> None:
+        say(f"child {asyncio.run(engine_run())}")
+
+    async def engine_run() -> str:
+        return await engine.run(graph("q"), key="child")
+
+    child = multiprocessing.get_context("fork").Process(target=in_child)
+    child.start()
+    await asyncio.to_thread(child.join)
+    say(f"parent {await engine.run(graph('q'), key='after')}")

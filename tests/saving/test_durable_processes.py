@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
 
 
-def command(file: Path, *arguments: str) -> list[str]:
-    program = "import asyncio, sys; from tests.saving.agents import main; asyncio.run(main(*sys.argv[1:]))"
+def command(file: Path, *arguments: str, function: str = "main") -> list[str]:
+    program = f"import asyncio, sys; from tests.saving import agents; asyncio.run(agents.{function}(*sys.argv[1:]))"
     return [sys.executable, "-c", program, str(file), *arguments]
 
 
@@ -97,3 +98,14 @@ async def test_the_states_that_a_process_has_kept_are_read_in_another(tmp_path: 
     await durable.fork("k", 1, "forked")
     assert await engine.run(graph("q"), key="forked") == "word0 other other"
     assert await engine.run(graph("q"), key="k") == "word0 word1 other"
+
+
+def test_a_forked_child_opens_the_file_anew_and_leaves_that_of_its_parent_alone(tmp_path: Path) -> None:
+    file = tmp_path / "loops.db"
+    done = subprocess.run(
+        command(file, function="fork"), cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"child {WORDS}\nparent {WORDS}\n", "")
+    with sqlite3.connect(file) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
