@@ -768,7 +768,7 @@ class DetachedStep:
         """Fail the frame, because the step will not run; return False if the step has ended already."""
         if self._is_over:
             return False
-        self.set_exception(NodeCancelledError(f"node {self._actor.name!r} was given up by what carries it out"))
+        self.set_exception(NodeCancelledError(f"the device of node {self._actor.name!r} has given up its call"))
         return True
 
     def set_result(self, value: Any) -> None:
@@ -807,8 +807,8 @@ class DetachedStep:
         self._is_over = True
         self._frame = self._call = None  # the carrier may still hold this step, and must not keep the frame alive
         self._group.detached = None
-        # Not if the step could not begin (None), nor for a `Request`, whose actor runs on the loop.
-        if call is not None and not isinstance(call, Request) and not call.returned:
+        # None if the step could not begin. A `Request` has always returned: its actor runs on the loop.
+        if call is not None and not call.returned and not isinstance(call, Request):
             abandon(call, actor)
         executed(actor, self._began, frame)
         return actor, frame

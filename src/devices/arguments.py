@@ -85,10 +85,15 @@ class Configuration:
 
 def current() -> Configuration:
     """Return the configuration of the calling thread; this takes half a microsecond."""
+    global _last  # noqa: PLW0603 - one assignment, so that threads do not disturb each other
     while True:
         state = _state()
+        last = _last
+        if last is not None and state == last.state:  # costs less than the hash of 40 options
+            return last
         known = _known.get(state)
         if known is not None:
+            _last = known
             return known
         made = Configuration(state)
         if _state() != state:  # another thread changed an option, perhaps while the options were read
@@ -135,6 +140,7 @@ def _private_parts() -> tuple[Callable[[], Hashable], list[Any], Any]:
 
 _state, _SETTINGS, _UNSET = _private_parts()
 _known: dict[Hashable, Configuration] = {}
+_last: Configuration | None = None  # which `current` returned last
 
 
 # Signatures: a program is compiled for the structure, shapes and dtypes of each argument, or for its static value.
@@ -294,7 +300,7 @@ def _leaf(leaf: Any, configuration: Configuration, position: int, names: Names) 
         what = f"an array of {leaf.dtype}" if kind is _HOST else f"a {leaf_type.__name__}"
         raise TypeError(
             f"{_place(names, position)} is {what}, which JAX cannot compute with. If it is a choice that the function "
-            f"is compiled for, say static=({names.parameter(position)!r},); else pass arrays of numbers."
+            f"is compiled for, write static=({names.parameter(position)!r},); otherwise pass arrays of numbers."
         ) from error
     return aval.shape, aval.dtype, aval.weak_type
 
@@ -990,8 +996,8 @@ def _check_shared(name: str, shared: frozenset[str], static: tuple[str, ...], ba
     for option, others in (("static", static), ("batch=DeviceBatch(pad_axes=...)", padded)):
         for one in shared & {*others}:
             raise TypeError(
-                f"device node {name!r}: {one!r} is in shared= and in {option}: what all calls of a batch share is "
-                "neither compiled in nor padded, so name it in one of them"
+                f"device node {name!r}: {one!r} is in shared= and in {option}: an argument that all calls of a batch "
+                "share is neither compiled in nor padded, so name it in one of them"
             )
 
 

@@ -211,8 +211,8 @@ class DeviceExecutor:
         samples = self.samples(resources)
         if not samples:
             raise PlanError(
-                f"warmup=True: device node {site.label!r} has no sample_input=, so it is not known what to compile "
-                "it for; give it the arguments of one item, as a tuple"
+                f"warmup=True: device node {site.label!r} has no sample_input= to compile it for; give it the "
+                "arguments of one item, as a tuple"
             )
         for sample in samples:
             await self.compile(pools, device_strategy, self.arguments_at(site), sample, resources, self.donated(site))
@@ -269,7 +269,7 @@ class DeviceExecutor:
             if not samples:
                 raise DeviceError(
                     f'device node {self.name!r} has batch with max_size="auto", and an argument that comes from a '
-                    "resource: what pays is found out by engine.deploy(..., warmup=True), or await node.warmup(...)"
+                    "resource: find its size by engine.deploy(..., warmup=True), or await node.warmup(...)"
                 )
             await self._fit(pools, device_strategy, arguments, arguments.merge(samples[0], {}))
         pool, options = pools.other(DevicePool, DevicePool), self.options

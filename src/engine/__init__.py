@@ -193,23 +193,23 @@ def plan(graph: Graph[..., object], /) -> Plan:
 async def memory(
     what: Call[object] | Graph[[], object] | Plan, /, *, items: int | None = None, **options: Unpack[CallOptions]
 ) -> "_engine.MemoryReport":
-    """Run a call once and report what it takes of memory; or what the device nodes of a plan will take.
+    """Run a call once and report how much memory it takes; or how much the device nodes of a plan will take.
 
-    Of each device node there are the bytes of arguments, outputs and temporaries of its programs, as XLA says; of each
-    node what an item and a result take, and what its inbox will hold in a pipeline; and what was in flight at most. All
-    steps are looked at, which takes time: it is for a look, not for production. Programs are compiled off the loop.
+    For each device node the report has the bytes of arguments, outputs and temporaries of its programs, as XLA says;
+    for each node the bytes of an item, of a result and of its full inbox in a pipeline; and the most that was in flight
+    at a time. Measuring takes time, so it is not for production. Programs are compiled off the loop.
 
     Args:
-        what: a call, which runs once; or a plan (`engine.plan(graph)`), of which nothing runs, and those device nodes
-            are compiled that have `sample_input=`.
-        items: of a call that gives a stream, how many values are read; all by default.
+        what: a call, which runs once; or a plan (`engine.plan(graph)`), which does not run: its device nodes with
+            `sample_input=` are compiled.
+        items: for a call that gives a stream, how many values are read; all by default.
         **options: those of `run`.
 
     Returns:
         A `MemoryReport`; `str()` shows it as a table.
 
     Raises:
-        Exception: what the call failed with, or a function while it was traced.
+        Exception: the error of the call, or of a function while it was traced.
         OptionsError: an option is unknown or does not apply.
     """
     return await _default_engine().memory(what, items=items, **options)

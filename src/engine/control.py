@@ -429,21 +429,22 @@ def map_each(
 
     Args:
         fn: node, graph or function of one item; of several lists or streams, of one item of each.
-        items: the items; those of a stream are asked for as there is room.
-        *more: further lists, or further streams. Lists have one length. Streams end with the shortest, and all are
-            closed then.
-        concurrency: the most items in flight at a time; of a stream, an item counts until its result is taken.
-        name: what the body is called in drawings, statistics, metrics, spans and profiles; by default as `fn` is.
-        on_error: "raise" ends the whole with the error of an item, in its turn. "skip" leaves the item out, and logs
-            its error; "return" makes each result an `engine.Outcome`, which has the error. Both count it as `failed` of
-            this step. What is no `Exception`, and an error of the stream itself, is raised.
+        items: the items; a stream is read as there is room.
+        *more: further lists, or further streams. Lists must have one length. Streams end with the shortest, and all
+            are closed then.
+        concurrency: the most items in flight at a time; an item of a stream counts until its result is taken.
+        name: the name of the body in drawings, statistics, metrics, spans and profiles; by default that of `fn`.
+        on_error: "raise" ends this step with the error of an item, in its turn. "skip" leaves the item out, and logs
+            its error; "return" makes each result an `engine.Outcome`, which has the error. Both count the item as
+            `failed` of this step. An error of the stream itself is always raised, and so is an exception that is no
+            `Exception`.
 
     Returns:
         The results, in the order of the items: for a list, an awaitable list; for a stream, a stream.
 
     Raises:
-        OptionsError: `concurrency` is no whole number of at least 1, `name` is empty or no text, or `on_error` is none
-            of its values.
+        OptionsError: `concurrency` is no whole number of at least 1, `name` is empty or no string, or `on_error` is
+            none of its values.
         TypeError: `fn` is no function, but e.g. a call of one; or `items` is not iterable, or a dict.
         ValueError: lists have different lengths; before the first item.
     """
@@ -556,17 +557,17 @@ def fold(
 ) -> Awaitable[Any]:
     """Fold a stream into one value, in constant memory: a sum, a histogram, one step of a fit over all data.
 
-    One value of the stream after the other is folded. So beside the state there are the value that is folded, and those
-    that the stream holds in advance (`capacity=` of the node that gives it).
+    Values are folded one after the other. So memory holds the state, one value, and the values that the stream has in
+    advance (`capacity=` of the node that gives it).
 
     Args:
-        fn: node, graph or function of the state and one value; it returns the next state. What a device node returns
+        fn: node, graph or function of the state and one value; it returns the next state. The state of a device node
             stays on its device until the next call.
-        stream: the values; a list is folded by a node of your own, in one call.
+        stream: the values; to fold a list, write a node.
         initial: the state before the first value, and the result if there are none.
-        on_error: "skip" leaves out a value whose `fn` failed, and goes on with the state before it; it is logged, and
-            counted as failed in the statistics of this step. An error of the stream itself is always raised.
-        name: what the body is called in drawings, statistics, metrics, spans and profiles; by default as `fn` is.
+        on_error: "skip" leaves out a value for which `fn` failed, and goes on with the state before it; the error is
+            logged, and counted as `failed` of this step. An error of the stream itself is always raised.
+        name: the name of the body in drawings, statistics, metrics, spans and profiles; by default that of `fn`.
 
     Returns:
         The last state.

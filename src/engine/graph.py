@@ -276,7 +276,7 @@ class Graph(Generic[P, R_co]):
         return plan
 
     def statistics(self) -> GraphStatistics:
-        """Return how often the graph was traced, why again, what that has cost, and how often it was not necessary."""
+        """Return how often and why the graph was traced, how long that took, and how often its trace was used again."""
         return GraphStatistics(self._traces, tuple(self._reasons), self._trace_seconds, self._plan_seconds, self._hits)
 
     def _traced(self, reason: str) -> tuple[Trace, References]:

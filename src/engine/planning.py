@@ -324,8 +324,8 @@ def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:
     for step in reversed(list(_all_steps(draft))):
         if step.source not in live and step.callee.gives_stream and _has_effect(step):
             raise PlanError(
-                f"{step.location}: the stream that {step.callee.name!r} gives is not read, so its effect would not "
-                "come about; read it in a node, or return it"
+                f"{step.location}: no node reads the stream of {step.callee.name!r}, so its effect would not "
+                "happen; read it in a node, or return it"
             )
         if step.source in live or _has_effect(step):
             kept.append(step)

@@ -517,8 +517,9 @@ class Service(Generic[P, R]):
             call.cancel()
             raise
         finally:
-            call.report()
-        return call.outcome()
+            if call.is_reported:
+                call.report()
+        return call.result if call.state == "done" else call.outcome()
 
     async def _deployed(self, graph: Graph[..., Any]) -> Wired:
         deployment = self._deployment

@@ -52,7 +52,7 @@ def since(later: Record, earlier: Record, *counters: str) -> Record:
     for name in counters:
         if (getattr(changed, name) or 0) < 0:
             raise ValueError(
-                f"since() takes an earlier look at the same counters, but {name} was {getattr(earlier, name)}, and is "
+                f"since() takes earlier statistics of the same object, but {name} was {getattr(earlier, name)}, and is "
                 f"{getattr(later, name)}"
             )
     return changed
