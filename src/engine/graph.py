@@ -617,7 +617,8 @@ def one_value(
     plan = graph._planned(is_cached=options.enable_caching)
     if plan._gives_stream:
         raise gives_stream(graph, verb)
-    check_key(plan, verb, key, answer)
+    if plan._durable is not None or key is not None or answer is not ...:
+        check_key(plan, verb, key, answer)
     return plan
 
 
@@ -625,9 +626,11 @@ def durable_call(
     plan: Plan, call: Call[Any], key: str, answer: object, threads: Callable[[], ThreadPool], options: ExecutionOptions
 ) -> "DurableCall":
     """Return what keeps the durable loop of a call, whose key was checked."""
+    from ..saving.durable import DurableCall
+
     assert plan._durable is not None
     arguments = dict(zip(call.graph._signature.parameters, call.arguments, strict=True))
-    return plan._durable._call(plan.name, arguments, key, answer, threads, options.timeout_seconds)
+    return DurableCall(plan._durable, plan.name, arguments, key, answer, threads, options.timeout_seconds)
 
 
 def time_left(options: ExecutionOptions, kept: "DurableCall") -> ExecutionOptions:
@@ -653,9 +656,9 @@ def check_key(plan: Plan, verb: str, key: str | None, answer: object = ...) -> N
     Raises:
         OptionsError: it is not so, or there is an answer without a key.
     """
-    if plan._durable is None and key is None and answer is ...:
-        return
     if plan._durable is None:
+        if key is None and answer is ...:
+            return
         raise OptionsError(
             f"{verb} takes key= and answer= for a graph with a durable loop, and graph {plan.name!r} has none: "
             "ps.while_loop(..., durable=ps.Durable(...))"

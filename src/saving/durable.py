@@ -10,7 +10,7 @@ import sys
 import time
 import typing
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, ContextVar, Token
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,8 +74,7 @@ class Durable:
             CheckpointError: what is stored cannot be read.
         """
         check("key", key, NAME, "history(")
-        loops = [_Loop.read(record) for record in await self._store.history(key)]
-        return [LoopState(loop.step, _decoded(loop.state), loop.kept_at) for loop in loops if loop.state is not None]
+        return await asyncio.to_thread(_states, await self._store.history(key))
 
     async def fork(self, key: str, step: int, new_key: str, /) -> None:
         """Have another key go on from a state in the history of a key; `run` it with the same arguments.
@@ -100,21 +99,6 @@ class Durable:
         if not await self._store.store(new_key, forked.record(1), expected_version=0):
             raise OptionsError(f"fork(new_key={new_key!r}): something is kept under that key; choose another one")
 
-    def _call(
-        self,
-        graph: str,
-        arguments: Mapping[str, object],
-        key: str,
-        answer: object,
-        threads: Callable[[], ThreadPool],
-        timeout_seconds: float | None,
-    ) -> "DurableCall":
-        """Return a call with a key, which takes the key when it is entered; arguments as for `DurableCall`."""
-        return DurableCall(self._store, self._lease_seconds, graph, arguments, key, answer, threads, timeout_seconds)
-
-    def __repr__(self) -> str:
-        return f"<Durable in {self._store!r}>"
-
 
 _STORE: Final = Accepted(
     "a LoopStore, or the path of a file for SQLite", lambda value: isinstance(value, LoopStore | str | os.PathLike)
@@ -128,8 +112,7 @@ class DurableCall:
     """One call with a key: an async context manager that takes the key, and records how the call has ended.
 
     Args:
-        store: where the loop is kept.
-        lease_seconds: how long the key stays taken if it is not renewed.
+        durable: where the loop is kept.
         graph: the name of the graph.
         arguments: the arguments of the call, by the names of the parameters.
         key: the key.
@@ -144,8 +127,7 @@ class DurableCall:
 
     def __init__(
         self,
-        store: LoopStore,
-        lease_seconds: float,
+        durable: Durable,
         graph: str,
         arguments: Mapping[str, object],
         key: str,
@@ -154,8 +136,8 @@ class DurableCall:
         timeout_seconds: float | None,
     ) -> None:
         self.frame: Frame | None = None
-        self._store = store
-        self._lease_seconds = lease_seconds
+        self._store = durable._store
+        self._lease_seconds = durable._lease_seconds
         self._graph = graph
         self._arguments = arguments
         self._key = key
@@ -166,6 +148,7 @@ class DurableCall:
         self._loop: _Loop | None = None  # as it was last written
         self._version = 0
         self._may_be_taken = False
+        self._is_recorded = False  # whether its outcome is
         self._writing = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
         self._unused: list[tuple[bytes, bytes]] | None = None  # the answers of the present iteration; None between two
@@ -234,7 +217,7 @@ class DurableCall:
         try:
             await uninterrupted(self._release(status))
         except asyncio.CancelledError as cancelled:
-            if status != "done":
+            if status != "done" or not self._is_recorded:
                 raise
             postpone(cancelled.args, undisturbed)  # the outcome is recorded, so the caller has to get it
         except Exception as failure:
@@ -325,6 +308,7 @@ class DurableCall:
                 question = self._question[0]
             loop = replace(loop, owner=None, status=status, question=question)
             if await self._store.store(self._key, loop.record(found.version + 1), expected_version=found.version):
+                self._is_recorded = True
                 return
 
     # Its loop.
@@ -432,6 +416,11 @@ def _is_interruption(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return cast("BaseExceptionGroup[BaseException]", error).subgroup(Interruption) is not None
     return isinstance(error, Interruption)
+
+
+def _states(records: Sequence[LoopRecord]) -> list[LoopState]:
+    loops = map(_Loop.read, records)
+    return [LoopState(loop.step, _decoded(loop.state), loop.kept_at) for loop in loops if loop.state is not None]
 
 
 # Who has a key.

@@ -479,6 +479,22 @@ def test_a_call_that_is_cancelled_at_any_step_goes_on_where_it_was(effort: int) 
         assert results >= 1
 
 
+def test_a_call_whose_outcome_is_not_recorded_gives_no_result_although_it_is_cancelled_meanwhile() -> None:
+    async def main() -> str:
+        return await engine.run(make(store, Turns())("q"), key="k")
+
+    whole = Broken(-1, stays=False)
+    asyncio.run(_finished(make(whole, Turns())))
+    store = Broken(len(whole.calls) - 1, stays=False)  # the last write is that of the outcome
+    for outcome in cancel_at_every_step(main, timeout_seconds=None):
+        kept = [durable_module._Loop.read(record) for record in store.records.get("k", ())]
+        assert outcome.error is not None
+        assert isinstance(outcome.error, asyncio.CancelledError | OSError)
+        assert not kept or kept[-1].status == "running"
+        store.records.clear()
+        store.calls.clear()
+
+
 async def _finished(graph: "ps.Graph[[str], str]") -> str:
     return await engine.run(graph("q"), key="k")
 
