@@ -479,20 +479,33 @@ def test_a_call_that_is_cancelled_at_any_step_goes_on_where_it_was(effort: int) 
         assert results >= 1
 
 
-def test_a_call_whose_outcome_is_not_recorded_gives_no_result_although_it_is_cancelled_meanwhile() -> None:
-    async def main() -> str:
-        return await engine.run(make(store, Turns())("q"), key="k")
+@pytest.mark.parametrize("fails_to_record", [False, True])
+async def test_a_call_that_is_cancelled_while_its_outcome_is_recorded_has_a_result_if_it_was(
+    fails_to_record: bool,
+) -> None:
+    class Recording(MemoryStore):
+        async def store(self, key: str, record: ps.LoopRecord, /, *, expected_version: int) -> bool:
+            if durable_module._Loop.read(record).status == "done":
+                recording.set()
+                await go_on.wait()
+                if fails_to_record:
+                    raise OSError("the disk is gone")
+            return await super().store(key, record, expected_version=expected_version)
 
-    whole = Broken(-1, stays=False)
-    asyncio.run(_finished(make(whole, Turns())))
-    store = Broken(len(whole.calls) - 1, stays=False)  # the last write is that of the outcome
-    for outcome in cancel_at_every_step(main, timeout_seconds=None):
-        kept = [durable_module._Loop.read(record) for record in store.records.get("k", ())]
-        assert outcome.error is not None
-        assert isinstance(outcome.error, asyncio.CancelledError | OSError)
-        assert not kept or kept[-1].status == "running"
-        store.records.clear()
-        store.calls.clear()
+    async def call() -> None:
+        results.append(await engine.run(make(store, Turns())("q"), key="k"))
+        await asyncio.Event().wait()
+
+    store, recording, go_on, results = Recording(), asyncio.Event(), asyncio.Event(), list[str]()
+    task = asyncio.create_task(call())
+    await recording.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    is_done = durable_module._Loop.read(store.records["k"][-1]).status == "done"
+    assert (results, is_done) == (([], False) if fails_to_record else ([WORDS], True))
 
 
 async def _finished(graph: "ps.Graph[[str], str]") -> str:
