@@ -1,6 +1,7 @@
 """Durable loops over several processes: killed, refused, taken over, asked and answered elsewhere."""
 
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -109,3 +110,32 @@ def test_a_forked_child_opens_the_file_anew_and_leaves_that_of_its_parent_alone(
     with sqlite3.connect(file) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
+
+
+@pytest.mark.long
+def test_a_process_that_is_killed_at_any_moment_runs_no_turn_again_whose_state_was_kept(
+    tmp_path: Path, effort: int
+) -> None:
+    for seed in range(effort):
+        file, chance, last = tmp_path / f"{seed}.db", random.Random(seed), 0
+        while True:
+            with subprocess.Popen(command(file, "k"), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                said = process.stdout.readline()
+                if said.startswith("result"):
+                    assert said == f"result {WORDS}\n"
+                    break
+                turn = int(said.removeprefix("turn "))
+                # The one that was killed in, or the one after it, if its state was kept before the end.
+                assert turn in (last, last + 1)
+                for _ in range(chance.randrange(3)):
+                    said = process.stdout.readline()
+                    turn = int(said.removeprefix("turn ")) if said.startswith("turn ") else turn
+                for _ in range(chance.randrange(200_000)):  # it is killed in the midst of something
+                    pass
+                process.kill()
+                rest = process.stdout.read().splitlines()
+                turns = [int(line.removeprefix("turn ")) for line in rest if line.startswith("turn ")]
+                last = max([turn, *turns])
+                if any(line.startswith("result") for line in [said, *rest]):
+                    break
