@@ -507,7 +507,7 @@ class Stacker:
         for array in arguments:
             if type(array) is not np.ndarray and not isinstance(array, np.generic):
                 return self._looked_at(arguments, configuration, shared)
-            parts += array.dtype, array.shape
+            parts += [array.dtype, array.shape]  # pyright: ignore[reportUnknownMemberType]
         key = tuple(parts)
         known = self._known.get(key)
         if known is not None:

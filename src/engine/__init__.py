@@ -44,12 +44,22 @@ R = TypeVar("R")
 
 
 async def run(
-    call: Call[R] | Graph[[], R], /, *, checkpoint: Checkpoint | None = None, **options: Unpack[CallOptions]
+    call: Call[R] | Graph[[], R],
+    /,
+    *,
+    key: str | None = None,
+    answer: object = ...,
+    checkpoint: Checkpoint | None = None,
+    **options: Unpack[CallOptions],
 ) -> R:
     """Run one call of a graph and return its result.
 
     Args:
         call: the call, `search(url)`; a graph without parameters may be passed itself.
+        key: for a graph with a durable loop (`ps.while_loop(..., durable=...)`), the key that the loop is kept under. A
+            call that did not give its result, since its process died, or with an error, goes on when the key is run
+            again, with the same arguments. After its result, the key begins a new loop.
+        answer: the answer to the question that the key waits with, after `Interrupted`; by default there is none.
         checkpoint: where the state of its `ps.fold` is saved, from which the next run goes on.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy` and others; see
             `ExecutionOptions`.
@@ -62,9 +72,13 @@ async def run(
         TimeoutError: the call did not finish within `timeout_seconds`.
         GraphTraceError: the graph does something that a trace cannot represent.
         PlanError: the graph returns a stream of values: read it with `engine.stream(call)`.
-        OptionsError: an option is unknown or does not apply.
+        OptionsError: an option is unknown or does not apply; a graph with a durable loop has no key, or one without has
+            one; the key is unfinished with other arguments; it waits for no answer.
+        Interrupted: a node has asked a question (`ps.interrupt`); with its answer, the same key goes on.
+        KeyInUse: the key is under way elsewhere.
+        NotStorable: an argument, the answer, a question or a state of the loop cannot be stored.
     """
-    return await _default_engine().run(call, checkpoint=checkpoint, **options)
+    return await _default_engine().run(call, key=key, answer=answer, checkpoint=checkpoint, **options)
 
 
 @overload
@@ -73,7 +87,9 @@ def stream(
     /,
     *,
     progress: bool = False,
-    checkpoint: Checkpoint | None = None,
+    key: str | None = ...,
+    answer: object = ...,
+    checkpoint: Checkpoint | None = ...,
     **options: Unpack[CallOptions],
 ) -> Stream[R]: ...
 @overload
@@ -89,6 +105,8 @@ def stream(
     /,
     *,
     progress: bool = False,
+    key: str | None = None,
+    answer: object = ...,
     checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> Stream[Any]:
@@ -101,6 +119,8 @@ def stream(
             an async iterable is iterated in a task of its own.
         progress: whether a bar on standard error shows the rate, the errors, the node that limits and, if `calls` has
             a length as a list has, the time that is left. Nothing is shown if standard error is no terminal.
+        key: for a single call of a graph with a durable loop, the key that it is kept under; see `run`.
+        answer: the answer to the question that the key waits with.
         checkpoint: of a single call: where it is saved as it goes, and goes on from.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy`; for many calls
             also `max_in_flight`, `ordered`, `on_error`, `trace_items`.
@@ -116,7 +136,7 @@ def stream(
         EngineLoopError: no event loop is running.
         MissingExtraError: there is progress to show, and rich is not installed.
     """
-    return _default_engine().stream(calls, progress=progress, checkpoint=checkpoint, **options)
+    return _default_engine().stream(calls, progress=progress, key=key, answer=answer, checkpoint=checkpoint, **options)
 
 
 def deploy(

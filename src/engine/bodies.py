@@ -30,6 +30,7 @@ from .control import (
     in_step,
     iteration_limit,
 )
+from .nesting import listener_of
 from .program import Wired
 from .source import ReorderWindow, Turns, go_on
 
@@ -51,6 +52,8 @@ def body_of(
         threads: returns the threads of the Engine.
         place: what a `fold` does when a mark comes; None where none does.
     """
+    if control.durable is not None:
+        return _durable_loop(control.limit, *bodies)
     counts = [len(wired.program.plan.captures) for wired in bodies]
 
     def captured(args: Args, index: int, own: int) -> Args:
@@ -96,19 +99,43 @@ def body_of(
 
     async def fold(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
         skips = control.on_error == "skip"
-        outside = captured(args, 0, 2)
-        if place is not None:
-            fold = _MarkedFold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips)
-            return await fold.go_on_from(place, args[0], args[1])
-        return await _Fold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips).run(args[1])
+        kind = _Fold if place is None else functools.partial(_MarkedFold, place=place)
+        values = args[0].buffer
+        return await kind(worker, actor, bodies[0], frame, captured(args, 0, 2), values, skips=skips).run(args[1])
 
     kinds = {"cond": cond, "switch": switch, "while_loop": while_loop, "map_each": map_each, "fold": fold}
     return kinds[control.kind]
 
 
+def _durable_loop(limit: int, predicate: Wired, body: Wired) -> Body:
+    from ..saving.durable import present
+
+    first = 1 + len(predicate.program.plan.captures)
+
+    async def durable_loop(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+        call = present.get()
+        assert call is not None  # a graph with such a loop is refused without a key
+        step, value = await call.begin_loop(args[0], frame)
+        while await run_body(worker, predicate, frame, (value, *args[1:first]), step):
+            if step >= limit:
+                raise iteration_limit(limit)
+            iteration = run_body(worker, body, frame, (value, *args[first:]), step)
+            step += 1
+            value = await call.iteration(step, iteration)
+        return value
+
+    return durable_loop
+
+
 async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int) -> Any:
     """Run a body once, for one value; return its result."""
     return (await _BodyRuns(worker, wired, parent, inputs[1:]).run(inputs[:1], 1, item))[0]
+
+
+def runs_beside_others(frame: Frame) -> bool:
+    """Whether other frames of its body may run at the same time, or it is none of a body."""
+    listener = listener_of(frame)
+    return not isinstance(listener, _BodyRuns | _Fold) or (isinstance(listener, _BodyRuns) and listener.is_map)
 
 
 def _is_array_of_jax(items: object) -> bool:
@@ -120,6 +147,7 @@ class _Bodies:
     """The frames of one body inside of another frame; it starts each of them, and ends all of them."""
 
     frames: dict[int, Frame]  # the frames that have not ended; with a window, also those that wait for their turn
+    _error: BaseException | None = None  # of the frame that has ended the whole
 
     def __init__(self, wired: Wired, parent: Frame, outside: Args) -> None:
         self._wired = wired
@@ -162,7 +190,9 @@ class _Bodies:
             await worker.run()
         except BaseException:
             self.stop()
-            raise
+            # In Python 3.11, a task keeps the cancel of a TaskGroup in it that has failed. The failure came before.
+            if self._error is None or self._parent.state != "running":
+                raise
         finally:
             around.inner_budget = min(worker.budget, worker.inner_budget)
             self._parent.body_ended(self.stop)
@@ -204,7 +234,6 @@ class _BodyRuns(_Bodies):
         self._span = None if parent.span is None else spans.present()
         self._results: list[Any] = []
         self.frames = {}
-        self._error: BaseException | None = None
         self._next = 0
         self._limit = 1
         self._first_item = 0
@@ -237,6 +266,11 @@ class _BodyRuns(_Bodies):
         if self._actor is not None:
             self._actor.failed += len(failed)
         return results
+
+    @property
+    def is_map(self) -> bool:
+        """Whether these are the runs of a `map_each`."""
+        return self._actor is not None
 
     @property
     def service(self) -> None:
@@ -302,7 +336,6 @@ class _Fold(_Bodies):
         self._span = None if parent.span is None else spans.present()
         self.frames = {}  # at most one
         self._state: Any = None
-        self._error: BaseException | None = None
         self._started = 0
         self._starting = False
 
@@ -380,15 +413,20 @@ class _MarkedFold(_Fold):
 
     _passing: "asyncio.Task[None] | None" = None
 
-    async def go_on_from(self, place: Place, values: Reader[Any], initial: Any) -> Any:
+    def __init__(self, *args: Any, place: Place, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._place = place
+
+    async def run(self, initial: Any) -> Any:
         """Fold the stream to its end, from the state of the newest cut, if there is one."""
-        place.pass_marks([values], ())
+        place = self._place
+        place.pass_marks([self._values], ())
         place.saving.begin(place.stop, self)
         stored = place.saving.state_of(place.stop.name, {"value": initial, "count": 0})
         if stored is not None:
             initial, self._started = stored["value"], stored["count"]
         try:
-            return await self.run(initial)
+            return await super().run(initial)
         finally:
             if self._passing is not None:
                 self._passing.cancel()
@@ -538,7 +576,7 @@ def _buffer(
     if place is None:
         return StreamBuffer(capacity), start
     buffer: MarkedBuffer[Any] = MarkedBuffer(capacity)
-    place.pass_marks(readers, [buffer])
+    place.pass_marks([reader.buffer for reader in readers], [buffer])
     return buffer, place.begin(start, [buffer])
 
 
@@ -577,7 +615,7 @@ def splitting(count: int, ahead: int, place: Place | None = None) -> Invoke:
         if place is None:
             return open_split(actor, frame, [StreamBuffer(ahead) for _ in range(count)], values)
         parts: list[MarkedBuffer[Any]] = [MarkedBuffer(ahead) for _ in range(count)]
-        place.pass_marks([values], parts)
+        place.pass_marks([values.buffer], parts)
         return open_split(actor, frame, parts, values)
 
     return open_branches

@@ -15,8 +15,8 @@ from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
 from .call import RunningCall
-from .checkpoint import Checkpoint, Saving
-from .graph import Call, Graph, as_call, as_graph, one_value, values
+from .checkpoint import Checkpoint, Saving, refuse_key_with
+from .graph import Call, Graph, as_call, as_graph, check_key, durable_call, one_value, refuse_key, time_left, values
 from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
 from .program import Plan, Wired
@@ -113,14 +113,23 @@ class Engine:
         call: Call[R] | Graph[[], R],
         /,
         *,
+        key: str | None = None,
+        answer: object = ...,
         checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> R:
         """Run one call and return its result; see `penstock.engine.run`."""
         self._runtime.check_loop()
         one, merged = as_call(call, "engine.run"), resolve("run", options, self._options)
-        saving = None if checkpoint is None else Saving(checkpoint, one, one_value(one.graph, merged, "engine.run"))
-        result: R = await _run_call(self._runtime, one, merged, saving)
+        plan = one_value(one.graph, merged, "engine.run", key, answer)
+        refuse_key_with(checkpoint, key)
+        saving = None if checkpoint is None else Saving(checkpoint, one, plan)
+        result: R
+        if key is None:
+            result = await _run_call(self._runtime, one, merged, plan, saving)
+        else:
+            async with durable_call(plan, one, key, answer, self._runtime.pools.threads, merged) as kept:
+                result = await _run_call(self._runtime, one, time_left(merged, kept), plan)
         return result
 
     @overload
@@ -130,7 +139,9 @@ class Engine:
         /,
         *,
         progress: bool = False,
-        checkpoint: Checkpoint | None = None,
+        key: str | None = ...,
+        answer: object = ...,
+        checkpoint: Checkpoint | None = ...,
         **options: Unpack[CallOptions],
     ) -> Stream[R]: ...
     @overload
@@ -148,6 +159,8 @@ class Engine:
         /,
         *,
         progress: bool = False,
+        key: str | None = None,
+        answer: object = ...,
         checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream[Any]:
@@ -157,11 +170,14 @@ class Engine:
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             values(call.graph)
             merged = resolve("stream(call)", options, self._options)
+            refuse_key_with(checkpoint, key)
             if checkpoint is not None:
                 saving = Saving(checkpoint, call, call.graph._planned(is_cached=merged.enable_caching))
-                start = partial(self._streaming_call, call, merged, saving)
+                start = partial(self._streaming_call, call, merged, key, answer, saving)
                 return SavedStream(start, shows_progress=shows_progress)
-            return ValuesStream(partial(self._streaming_call, call, merged), shows_progress=shows_progress)
+            start = partial(self._streaming_call, call, merged, key, answer)
+            return ValuesStream(start, shows_progress=shows_progress)
+        refuse_key(key, answer, "engine.stream")
         if checkpoint is not None:
             raise OptionsError(
                 "checkpoint= is for one call of a graph that returns a stream; make the source a stream of that graph, "
@@ -171,10 +187,20 @@ class Engine:
         return CallsStream(self._runtime, calls, merged, shows_progress=shows_progress)
 
     def _streaming_call(
-        self, call: Call[Any], options: ExecutionOptions, saving: Saving | None = None
+        self,
+        call: Call[Any],
+        options: ExecutionOptions,
+        key: str | None,
+        answer: object,
+        saving: Saving | None = None,
     ) -> StreamingCall:
         self._runtime.check_loop()
-        return StreamingCall(OwnScope(self._runtime, options, saving), call, options)
+        kept = None
+        if key is not None:
+            plan = call.graph._planned(is_cached=options.enable_caching)
+            check_key(plan, "engine.stream", key, answer)
+            kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
+        return StreamingCall(OwnScope(self._runtime, options, key, answer, saving), call, options, kept)
 
     def deploy(
         self,
@@ -254,9 +280,10 @@ def default_engine() -> Engine:
 # Running one call.
 
 
-async def _run_call(runtime: Runtime, call: Call[Any], options: ExecutionOptions, saving: Saving | None = None) -> Any:
+async def _run_call(
+    runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan, saving: Saving | None = None
+) -> Any:
     """Run one call from start to end; when this returns or raises, none of its tasks and threads is left."""
-    plan = one_value(call.graph, options, "engine.run")
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
     if saving is not None:
         return await _run_in_own_scope(runtime, call, options, plan, scheduler, saving=saving)

@@ -140,6 +140,8 @@ class StreamStatistics(Rendered):
         actors_elapsed_seconds: the time that the counters of `actors` cover, in seconds; None before there are any.
         expired: how many of the failed items ended with `DeadlineExceeded`, or were in flight when the time of the
             stream was over.
+        interrupted: how many items ended with `Interrupted`, because a node has asked a question; they are none of the
+            failed ones.
         bottleneck: the node that limits, on average over `actors_elapsed_seconds`; None if no inbox was full.
         success_rate: the share of the items that have ended that did so with a result; None before any has.
         cuts_saved: how many cuts were written, with `checkpoint=`.
@@ -157,6 +159,7 @@ class StreamStatistics(Rendered):
     elapsed_seconds: float | None = None
     actors_elapsed_seconds: float | None = None
     expired: int = 0
+    interrupted: int = 0
     cuts_saved: int = 0
     cuts_skipped: int = 0
     cuts_failed: int = 0
@@ -185,8 +188,8 @@ class StreamStatistics(Rendered):
         """
         return replace(
             since(
-                self, earlier, "submitted", "completed", "failed", "skipped", "yielded", "expired", "elapsed_seconds",
-                "actors_elapsed_seconds", "cuts_saved", "cuts_skipped", "cuts_failed",
+                self, earlier, "submitted", "completed", "failed", "skipped", "yielded", "expired", "interrupted",
+                "elapsed_seconds", "actors_elapsed_seconds", "cuts_saved", "cuts_skipped", "cuts_failed",
             ),
             actors=actors_less(self.actors, earlier.actors),
         )  # fmt: skip

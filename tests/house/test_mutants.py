@@ -176,6 +176,27 @@ MUTANTS = [
         "tests/runtime/test_cancelled_while_unwinding.py",
     ),
     Mutant(
+        "a durable loop goes on from the state that was kept",
+        "saving/durable.py", "return self._loop.step, await self._in_thread(_decoded, self._loop.state, initial)",
+        "return 0, initial",
+        "tests/saving/test_durable.py",
+    ),
+    Mutant(
+        "a key that is under way is refused",
+        "saving/durable.py", "if found is not None and not found.is_free():", "if False:",
+        "tests/saving/test_durable.py::test_a_key_is_run_by_one_call_at_a_time",
+    ),
+    Mutant(
+        "a call that has lost its key keeps nothing",
+        "saving/store.py", "        if is_expected:\n", "        if True:\n",
+        "tests/saving/test_durable.py::test_a_sqlite_store_expects_versions",
+    ),
+    Mutant(
+        "an answer is that to one question",
+        "saving/durable.py", "del self._unused[index]", "pass",
+        "tests/saving/test_interrupt.py::test_answers_are_found_by_question_and_order",
+    ),
+    Mutant(
         "the spans below a node's are those of its own code",
         "telemetry/spans.py", "otel_context.attach(trace.set_span_in_context(self._span))",
         "otel_context.attach(parent.context)",
