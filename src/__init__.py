@@ -68,11 +68,11 @@ __all__ = [
     "Actor", "ActorRestarted", "ActorStopped", "Batch", "Call", "ChannelClosed", "Checkpoint", "CheckpointError",
     "DataError", "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "Durable", "EngineClosedError",
     "EngineLoopError", "ExecutionOptions", "Graph", "GraphTraceError", "Inbox", "InboxClosed", "Interrupted",
-    "ItemInfo", "IterationLimitError", "KeyInUse", "LoopRecord", "LoopState", "LoopStore", "MissingExtraError", "Node",
-    "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError", "Overloaded", "PenstockError",
-    "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "SQLiteStore",
-    "StreamActor", "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "apply", "cond",
-    "current", "data", "device_node", "devices", "engine", "execution_options", "fold", "graph", "interrupt",
+    "ItemInfo", "IterationLimitError", "KeyInUse", "LoopRecord", "LoopState", "LoopStore", "MissingExtraError",
+    "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError", "Overloaded",
+    "PenstockError", "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry",
+    "SQLiteStore", "StreamActor", "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "apply",
+    "cond", "current", "data", "device_node", "devices", "engine", "execution_options", "fold", "graph", "interrupt",
     "map_each", "node", "resource", "set_execution_options", "switch", "telemetry", "testing", "while_loop",
 ]  # fmt: skip
 

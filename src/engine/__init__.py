@@ -89,7 +89,7 @@ def stream(
     progress: bool = False,
     key: str | None = ...,
     answer: object = ...,
-    checkpoint: Checkpoint | None = ...,
+    checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> Stream[R]: ...
 @overload
@@ -136,7 +136,9 @@ def stream(
         EngineLoopError: no event loop is running.
         MissingExtraError: there is progress to show, and rich is not installed.
     """
-    return _default_engine().stream(calls, progress=progress, key=key, answer=answer, checkpoint=checkpoint, **options)
+    return _default_engine().stream(
+        calls, progress=progress, key=key, answer=answer, checkpoint=checkpoint, **options
+    )  # fmt: skip
 
 
 def deploy(

@@ -52,8 +52,6 @@ def body_of(
         threads: returns the threads of the Engine.
         place: what a `fold` does when a mark comes; None where none does.
     """
-    if control.durable is not None:
-        return _durable_loop(control.limit, *bodies)
     counts = [len(wired.program.plan.captures) for wired in bodies]
 
     def captured(args: Args, index: int, own: int) -> Args:
@@ -103,8 +101,8 @@ def body_of(
         values = args[0].buffer
         return await kind(worker, actor, bodies[0], frame, captured(args, 0, 2), values, skips=skips).run(args[1])
 
-    kinds = {"cond": cond, "switch": switch, "while_loop": while_loop, "map_each": map_each, "fold": fold}
-    return kinds[control.kind]
+    loop = while_loop if control.durable is None else _durable_loop(control.limit, *bodies)
+    return {"cond": cond, "switch": switch, "while_loop": loop, "map_each": map_each, "fold": fold}[control.kind]
 
 
 def _durable_loop(limit: int, predicate: Wired, body: Wired) -> Body:

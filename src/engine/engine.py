@@ -15,7 +15,7 @@ from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
 from .call import RunningCall
-from .checkpoint import Checkpoint, Saving, refuse_key_with
+from .checkpoint import Checkpoint, Saving
 from .graph import Call, Graph, as_call, as_graph, check_key, durable_call, one_value, refuse_key, time_left, values
 from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
@@ -122,8 +122,7 @@ class Engine:
         self._runtime.check_loop()
         one, merged = as_call(call, "engine.run"), resolve("run", options, self._options)
         plan = one_value(one.graph, merged, "engine.run", key, answer)
-        refuse_key_with(checkpoint, key)
-        saving = None if checkpoint is None else Saving(checkpoint, one, plan)
+        saving = None if checkpoint is None else _saving(checkpoint, one, plan, key)
         result: R
         if key is None:
             result = await _run_call(self._runtime, one, merged, plan, saving)
@@ -141,7 +140,7 @@ class Engine:
         progress: bool = False,
         key: str | None = ...,
         answer: object = ...,
-        checkpoint: Checkpoint | None = ...,
+        checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream[R]: ...
     @overload
@@ -170,19 +169,18 @@ class Engine:
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             values(call.graph)
             merged = resolve("stream(call)", options, self._options)
-            refuse_key_with(checkpoint, key)
             if checkpoint is not None:
-                saving = Saving(checkpoint, call, call.graph._planned(is_cached=merged.enable_caching))
-                start = partial(self._streaming_call, call, merged, key, answer, saving)
+                saving = _saving(checkpoint, call, call.graph._planned(is_cached=merged.enable_caching), key)
+                start = partial(self._streaming_call, call, merged, saving=saving)
                 return SavedStream(start, shows_progress=shows_progress)
             start = partial(self._streaming_call, call, merged, key, answer)
             return ValuesStream(start, shows_progress=shows_progress)
-        refuse_key(key, answer, "engine.stream")
         if checkpoint is not None:
             raise OptionsError(
                 "checkpoint= is for one call of a graph that returns a stream; make the source a stream of that graph, "
                 "engine.stream(train(data.order(source)), checkpoint=...)"
             )
+        refuse_key(key, answer, "engine.stream")
         merged = resolve("stream", options, self._options)
         return CallsStream(self._runtime, calls, merged, shows_progress=shows_progress)
 
@@ -190,8 +188,8 @@ class Engine:
         self,
         call: Call[Any],
         options: ExecutionOptions,
-        key: str | None,
-        answer: object,
+        key: str | None = None,
+        answer: object = ...,
         saving: Saving | None = None,
     ) -> StreamingCall:
         self._runtime.check_loop()
@@ -278,6 +276,12 @@ def default_engine() -> Engine:
 
 
 # Running one call.
+
+
+def _saving(checkpoint: Checkpoint, call: Call[Any], plan: Plan, key: str | None) -> Saving:
+    if key is not None:
+        raise OptionsError("a call has key=, for a durable loop, or checkpoint=, for a stream or a fold, and not both")
+    return Saving(checkpoint, call, plan)
 
 
 async def _run_call(
