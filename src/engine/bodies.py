@@ -97,9 +97,11 @@ def body_of(
 
     async def fold(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
         skips = control.on_error == "skip"
-        kind = _Fold if place is None else functools.partial(_MarkedFold, place=place)
-        values = args[0].buffer
-        return await kind(worker, actor, bodies[0], frame, captured(args, 0, 2), values, skips=skips).run(args[1])
+        outside = captured(args, 0, 2)
+        if place is not None:
+            fold = _MarkedFold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips)
+            return await fold.go_on_from(place, args[0], args[1])
+        return await _Fold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips).run(args[1])
 
     loop = while_loop if control.durable is None else _durable_loop(control.limit, *bodies)
     return {"cond": cond, "switch": switch, "while_loop": loop, "map_each": map_each, "fold": fold}[control.kind]
@@ -411,20 +413,15 @@ class _MarkedFold(_Fold):
 
     _passing: "asyncio.Task[None] | None" = None
 
-    def __init__(self, *args: Any, place: Place, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._place = place
-
-    async def run(self, initial: Any) -> Any:
+    async def go_on_from(self, place: Place, values: Reader[Any], initial: Any) -> Any:
         """Fold the stream to its end, from the state of the newest cut, if there is one."""
-        place = self._place
-        place.pass_marks([self._values], ())
+        place.pass_marks([values], ())
         place.saving.begin(place.stop, self)
         stored = place.saving.state_of(place.stop.name, {"value": initial, "count": 0})
         if stored is not None:
             initial, self._started = stored["value"], stored["count"]
         try:
-            return await super().run(initial)
+            return await self.run(initial)
         finally:
             if self._passing is not None:
                 self._passing.cancel()
@@ -574,7 +571,7 @@ def _buffer(
     if place is None:
         return StreamBuffer(capacity), start
     buffer: MarkedBuffer[Any] = MarkedBuffer(capacity)
-    place.pass_marks([reader.buffer for reader in readers], [buffer])
+    place.pass_marks(readers, [buffer])
     return buffer, place.begin(start, [buffer])
 
 
@@ -613,7 +610,7 @@ def splitting(count: int, ahead: int, place: Place | None = None) -> Invoke:
         if place is None:
             return open_split(actor, frame, [StreamBuffer(ahead) for _ in range(count)], values)
         parts: list[MarkedBuffer[Any]] = [MarkedBuffer(ahead) for _ in range(count)]
-        place.pass_marks([values.buffer], parts)
+        place.pass_marks([values], parts)
         return open_split(actor, frame, parts, values)
 
     return open_branches

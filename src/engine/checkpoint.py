@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from .._errors import CheckpointError, EngineClosedError, OptionsError, PlanError, add_note
 from ..actors.accepted import Accepted, check_fields, one_of, optional, whole
-from ..actors.stream_buffer import Mark, MarkedBuffer, StreamBuffer, close_stream
+from ..actors.stream_buffer import Mark, MarkedBuffer, Reader, StreamBuffer, close_stream
 from ..actors.tasks import start_task, uninterrupted
 from ..actors.threads import ThreadPool
 from ..telemetry import logs
@@ -76,18 +76,6 @@ _CHECKPOINT: Final = {
     "on_mismatch": one_of(OnMismatch),
     "on_save_error": one_of(OnSaveError),
 }
-
-
-def refuse_key_with(checkpoint: Checkpoint | None, key: str | None) -> None:
-    """Refuse to keep a call in two places.
-
-    Raises:
-        OptionsError: there are both.
-    """
-    if checkpoint is not None and key is not None:
-        raise OptionsError(
-            "key= and checkpoint= keep a call in two places, which would go on from different moments; pass one of them"
-        )
 
 
 class Saving:
@@ -467,9 +455,9 @@ class Place:
 
         return begin
 
-    def pass_marks(self, read: Iterable[StreamBuffer[Any]], outputs: Sequence[MarkedBuffer[Any]]) -> None:
+    def pass_marks(self, readers: Iterable[Reader[Any]], outputs: Sequence[MarkedBuffer[Any]]) -> None:
         """Have marks in the streams that the step reads go on to those that it gives."""
-        inputs = [one for one in read if isinstance(one, MarkedBuffer)]
+        inputs = [reader.buffer for reader in readers if isinstance(reader.buffer, MarkedBuffer)]
 
         async def on_mark() -> None:
             if not all([await one.until_mark() for one in inputs]):
