@@ -16,8 +16,8 @@ from ..actors.stream_buffer import Mark, MarkedBuffer, Reader, StreamBuffer, clo
 from ..actors.tasks import start_task, uninterrupted
 from ..actors.threads import ThreadPool
 from ..telemetry import logs
+from ..telemetry.counters import SavedCuts
 from ..telemetry.profiling import collectors
-from ..telemetry.profiling.records import SavedCuts
 from .graph import Call
 from .marks import Stop, has_state, way_of
 from .program import Plan

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Final, NamedTuple
 
-from ..counters import ActorStatistics, total
+from ..counters import ActorStatistics, SavedCuts, total
 from ..profiling import collectors
 from ..profiling.limits import Verdict
-from ..profiling.records import DeviceWork, Execution, Host, NodeReading, Reader, SavedCuts, Scope
+from ..profiling.records import DeviceWork, Execution, Host, NodeReading, Reader, Scope
 from ..profiling.sums import Evidence, Name, NodeSum, ReaderSum, Sums
 from ..profiling.verdict import find_verdict
 from ..profiling.watching import OpenScopes, settled, thread_seconds

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from .records import DeviceWork, Execution, Host, Reader, SavedCuts, Scope
+    from ..counters import SavedCuts
+    from .records import DeviceWork, Execution, Host, Reader, Scope
 
 
 # While no profile is taken, the opening and closing of a scope reads one empty list, and registers nothing.

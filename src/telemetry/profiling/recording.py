@@ -9,13 +9,14 @@ from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import NamedTuple
 
+from ..counters import SavedCuts
 from ..rendered import Rendered
 from ..tables import UNKNOWN, Column, Table, by_graph, count, duration, milliseconds, seconds
 from ..text import printable
 from . import collectors
 from .limits import Verdict, is_held
 from .perfetto import trace
-from .records import DeviceWork, Execution, Reader, SavedCuts, Scope
+from .records import DeviceWork, Execution, Reader, Scope
 from .sums import CriticalPath, Evidence, NodeProfile, ReaderSum, critical_paths, node_profile_of
 from .timeline import Timeline, write_whole
 from .verdict import Prediction, find_verdict, predict
@@ -108,7 +109,7 @@ class _Recording:
 
     def cuts_saved(self, graph: str, cuts: SavedCuts) -> None:
         """Add what cuts have cost."""
-        self.cuts[graph] = self.cuts.get(graph, SavedCuts()).with_(cuts)
+        self.cuts[graph] = self.cuts.get(graph, SavedCuts()).plus(cuts)
 
     def begin(self) -> None:
         """Begin to record: the engine reports to this object from now on."""
