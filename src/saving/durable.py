@@ -289,7 +289,8 @@ class DurableCall:
             if not timer.expired():
                 raise
             raise TimeoutError(
-                f"the outcome of key {self._key!r} was not recorded within {_RECORDING_SECONDS} s: the store did not answer"
+                f"the outcome of key {self._key!r} was not recorded within {_RECORDING_SECONDS} s: the store did not "
+                "answer"
             ) from error
         finally:
             if self._renewing is not None:

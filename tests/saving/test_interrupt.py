@@ -338,7 +338,7 @@ async def test_an_interrupted_call_is_counted_as_that_and_leaves_its_place(store
             with pytest.raises(ps.Interrupted, match="'s' waits for the answer to 'one\\?'"):
                 await anext(stream)
         assert (stream.statistics().interrupted, stream.statistics().failed) == (1, 0)
-        assert "1 interrupted" in str(stream.statistics())
+        assert "1 interrupted" in " ".join(str(stream.statistics()).split())
         async with service.stream(tokens(), key="s", answer="yes") as values:
             assert [value async for value in values] == ["yes"]
         statistics = service.statistics()
