@@ -54,6 +54,7 @@ from .actors.current import ItemInfo, current
 from .actors.loop_host import Actor, StreamActor
 from .actors.own_loops import Inbox, StreamWork, Work
 from .actors.policy import Retry
+from .engine.checkpoint import Checkpoint
 from .engine.control import cond, fold, map_each, switch, while_loop
 from .engine.decorator import apply, node
 from .engine.graph import Call, Graph, graph
@@ -64,8 +65,8 @@ from .engine.resource import Resource, resource
 from .engine.tracing.ref import Ref
 
 __all__ = [
-    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Call", "ChannelClosed", "CheckpointError", "DataError",
-    "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "Durable", "EngineClosedError",
+    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Call", "ChannelClosed", "Checkpoint", "CheckpointError",
+    "DataError", "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "Durable", "EngineClosedError",
     "EngineLoopError", "ExecutionOptions", "Graph", "GraphTraceError", "Inbox", "InboxClosed", "Interrupted",
     "ItemInfo", "IterationLimitError", "KeyInUse", "LoopRecord", "LoopState", "LoopStore", "MissingExtraError",
     "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError", "Overloaded",

@@ -10,6 +10,7 @@ from ..actors.supervision import RestartMode, Strategy
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorState, ActorStatistics, ChannelStatistics, ProgramMemory
 from .admission import AdmissionStatistics
+from .checkpoint import Checkpoint
 from .control import Outcome
 from .engine import Engine, EngineStatistics
 from .engine import default_engine as _default_engine
@@ -48,6 +49,7 @@ async def run(
     *,
     key: str | None = None,
     answer: object = ...,
+    checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> R:
     """Run one call of a graph and return its result.
@@ -58,6 +60,7 @@ async def run(
             call that did not give its result, since its process died, or with an error, goes on when the key is run
             again, with the same arguments. After its result, the key begins a new loop.
         answer: the answer to the question that the key waits with, after `Interrupted`; by default there is none.
+        checkpoint: where the state of its `ps.fold` is saved, from which the next run goes on.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy` and others; see
             `ExecutionOptions`.
 
@@ -75,7 +78,7 @@ async def run(
         KeyInUse: the key is under way elsewhere.
         NotStorable: an argument, the answer, a question or a state of the loop cannot be stored.
     """
-    return await _default_engine().run(call, key=key, answer=answer, **options)
+    return await _default_engine().run(call, key=key, answer=answer, checkpoint=checkpoint, **options)
 
 
 @overload
@@ -86,6 +89,7 @@ def stream(
     progress: bool = False,
     key: str | None = ...,
     answer: object = ...,
+    checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> Stream[R]: ...
 @overload
@@ -103,6 +107,7 @@ def stream(
     progress: bool = False,
     key: str | None = None,
     answer: object = ...,
+    checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> Stream[Any]:
     """Run many calls as a pipeline and yield their results in input order; or yield the values of one streaming call.
@@ -116,6 +121,7 @@ def stream(
             a length as a list has, the time that is left. Nothing is shown if standard error is no terminal.
         key: for a single call of a graph with a durable loop, the key that it is kept under; see `run`.
         answer: the answer to the question that the key waits with.
+        checkpoint: of a single call: where it is saved as it goes, and goes on from.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy`; for many calls
             also `max_in_flight`, `ordered`, `on_error`, `trace_items`.
 
@@ -124,12 +130,15 @@ def stream(
 
     Raises:
         TypeError: the argument is neither a call nor an iterable of calls.
-        PlanError: the single call is one of a graph that returns one value: use `engine.run`.
+        PlanError: the single call is one of a graph that returns one value: use `engine.run`. Or something in the
+            graph cannot be saved with `checkpoint=`.
         OptionsError: an option is unknown or does not apply.
         EngineLoopError: no event loop is running.
         MissingExtraError: there is progress to show, and rich is not installed.
     """
-    return _default_engine().stream(calls, progress=progress, key=key, answer=answer, **options)
+    return _default_engine().stream(
+        calls, progress=progress, key=key, answer=answer, checkpoint=checkpoint, **options
+    )  # fmt: skip
 
 
 def deploy(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
-from .._errors import DeadlineExceeded, DeploymentFailed
+from .._errors import DeadlineExceeded, DeploymentFailed, OptionsError
 from .._public import LateModule
 from ..actors.accepted import check, optional, whole
 from ..actors.supervision import Strategy, SupervisorFlags
@@ -15,13 +15,14 @@ from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
 from .call import RunningCall
+from .checkpoint import Checkpoint, Saving
 from .graph import Call, Graph, as_call, as_graph, check_key, durable_call, one_value, refuse_key, time_left, values
 from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
 from .program import Plan, Wired
 from .scope import Runtime, Scope, running_loop
 from .streaming import CallsStream, Stream
-from .values import OwnScope, StreamingCall, ValuesStream
+from .values import OwnScope, SavedStream, StreamingCall, ValuesStream
 
 if TYPE_CHECKING:
     from .. import engine
@@ -114,15 +115,17 @@ class Engine:
         *,
         key: str | None = None,
         answer: object = ...,
+        checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> R:
         """Run one call and return its result; see `penstock.engine.run`."""
         self._runtime.check_loop()
         one, merged = as_call(call, "engine.run"), resolve("run", options, self._options)
         plan = one_value(one.graph, merged, "engine.run", key, answer)
+        saving = None if checkpoint is None else _saving(checkpoint, one, plan, key)
         result: R
         if key is None:
-            result = await _run_call(self._runtime, one, merged, plan)
+            result = await _run_call(self._runtime, one, merged, plan, saving)
         else:
             async with durable_call(plan, one, key, answer, self._runtime.pools.threads, merged) as kept:
                 result = await _run_call(self._runtime, one, time_left(merged, kept), plan)
@@ -137,6 +140,7 @@ class Engine:
         progress: bool = False,
         key: str | None = ...,
         answer: object = ...,
+        checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream[R]: ...
     @overload
@@ -156,6 +160,7 @@ class Engine:
         progress: bool = False,
         key: str | None = None,
         answer: object = ...,
+        checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream[Any]:
         """Run many calls as a pipeline, or one call that gives a stream; see `penstock.engine.stream`."""
@@ -164,14 +169,28 @@ class Engine:
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             values(call.graph)
             merged = resolve("stream(call)", options, self._options)
+            if checkpoint is not None:
+                saving = _saving(checkpoint, call, call.graph._planned(is_cached=merged.enable_caching), key)
+                start = partial(self._streaming_call, call, merged, saving=saving)
+                return SavedStream(start, shows_progress=shows_progress)
             start = partial(self._streaming_call, call, merged, key, answer)
             return ValuesStream(start, shows_progress=shows_progress)
+        if checkpoint is not None:
+            raise OptionsError(
+                "checkpoint= is for one call of a graph that returns a stream; make the source a stream of that graph, "
+                "engine.stream(train(data.order(source)), checkpoint=...)"
+            )
         refuse_key(key, answer, "engine.stream")
         merged = resolve("stream", options, self._options)
         return CallsStream(self._runtime, calls, merged, shows_progress=shows_progress)
 
     def _streaming_call(
-        self, call: Call[Any], options: ExecutionOptions, key: str | None, answer: object
+        self,
+        call: Call[Any],
+        options: ExecutionOptions,
+        key: str | None = None,
+        answer: object = ...,
+        saving: Saving | None = None,
     ) -> StreamingCall:
         self._runtime.check_loop()
         kept = None
@@ -179,7 +198,7 @@ class Engine:
             plan = call.graph._planned(is_cached=options.enable_caching)
             check_key(plan, "engine.stream", key, answer)
             kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
-        return StreamingCall(OwnScope(self._runtime, options, key, answer), call, options, kept)
+        return StreamingCall(OwnScope(self._runtime, options, key, answer, saving), call, options, kept)
 
     def deploy(
         self,
@@ -259,9 +278,19 @@ def default_engine() -> Engine:
 # Running one call.
 
 
-async def _run_call(runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan) -> Any:
+def _saving(checkpoint: Checkpoint, call: Call[Any], plan: Plan, key: str | None) -> Saving:
+    if key is not None:
+        raise OptionsError("a call has key=, for a durable loop, or checkpoint=, for a stream or a fold, and not both")
+    return Saving(checkpoint, call, plan)
+
+
+async def _run_call(
+    runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan, saving: Saving | None = None
+) -> Any:
     """Run one call from start to end; when this returns or raises, none of its tasks and threads is left."""
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
+    if saving is not None:
+        return await _run_in_own_scope(runtime, call, options, plan, scheduler, saving=saving)
     wired = runtime.shared_wiring(plan, scheduler, options)
     if wired is not None and wired.program.resources:
         return await _run_with_resources(runtime, call, options, wired)
@@ -284,15 +313,21 @@ async def _run_in_own_scope(
     plan: Plan,
     scheduler: ChosenScheduler,
     on_prepared: Callable[[Scope], None] | None = None,
+    saving: Saving | None = None,
 ) -> Any:
     run = _Run(runtime, call, options)
-    scope = Scope(runtime, options, scheduler, is_one_call=True, threads=run.threads)
+    scope = Scope(runtime, options, scheduler, is_one_call=True, threads=run.threads, saving=saving)
     try:
         wired = await run.started(scope.prepare(plan))
         if on_prepared is not None:
             on_prepared(scope)
         scope.on_failed = run.fail_with
-        return await run.run_to_end(wired)
+        if saving is None:
+            return await run.run_to_end(wired)
+        saving.on_failure = run.fail
+        result = await run.run_to_end(wired)
+        saving.is_done = True
+        return result
     finally:
         await scope.close()
 

@@ -3,14 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from .._errors import DeadlineExceeded, EngineClosedError, Interrupted, NodeCancelledError
 from ..actors.frame import AnyDeployment, Frame
 from ..actors.node_actor import NodeActor
-from ..actors.stream_buffer import Reader, StreamBuffer
+from ..actors.stream_buffer import MarkedBuffer, Reader, StreamBuffer
 from ..actors.tasks import start_task, uninterrupted, until
 from .call import RunningCall
+from .checkpoint import Saving
 from .control import Outcome
 from .graph import Call, Graph, check_key
 from .nesting import refuse_to_close_from_inside
@@ -32,6 +33,11 @@ class CallScope(Protocol):
     @property
     def runtime(self) -> Runtime:
         """The inside of the Engine."""
+        ...
+
+    @property
+    def saving(self) -> Saving | None:
+        """The cuts of the call; None if it is not saved."""
         ...
 
     @property
@@ -78,9 +84,15 @@ class OwnScope:
     service = None
 
     def __init__(
-        self, runtime: Runtime, options: ExecutionOptions, key: str | None = None, answer: object = ...
+        self,
+        runtime: Runtime,
+        options: ExecutionOptions,
+        key: str | None = None,
+        answer: object = ...,
+        saving: Saving | None = None,
     ) -> None:
         self.runtime = runtime
+        self.saving = saving
         self._options = options
         self._key = key
         self._answer = answer
@@ -92,7 +104,7 @@ class OwnScope:
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Open the resources and start the stateful nodes of the graph."""
         scheduler: ChosenScheduler = "parallel" if self._options.scheduler == "auto" else self._options.scheduler
-        self._scope = Scope(self.runtime, self._options, scheduler, is_one_call=True)
+        self._scope = Scope(self.runtime, self._options, scheduler, is_one_call=True, saving=self.saving)
         timer = asyncio.timeout_at(deadline)
         try:
             async with timer:
@@ -114,11 +126,15 @@ class OwnScope:
         """Have the call fail if its stateful nodes crash too often."""
         assert self._scope is not None
         self._scope.on_failed = lambda make_error: frame.fail(make_error("the stream"))
+        if self.saving is not None:
+            self.saving.on_failure = frame.fail
 
     def settled(self, frame: Frame) -> None:
         """Forget the call."""
         assert self._scope is not None
         self._scope.on_failed = None
+        if self.saving is not None:
+            self.saving.is_done = frame.state == "done"
 
     def abort_soon(self) -> None:
         """Do nothing: the scope has only this call, which has ended."""
@@ -135,7 +151,10 @@ class DeploymentScope:
     Attributes:
         service: the deployment.
         runtime: the inside of its Engine.
+        saving: None: calls of a deployment are not saved.
     """
+
+    saving = None
 
     def __init__(self, deployment: "Deployment", key: str | None, answer: object) -> None:
         self.service = deployment
@@ -199,6 +218,7 @@ class StreamingCall:
     Attributes:
         loop: its event loop.
         reader: the reader of the stream; None until the stream is opened.
+        saving: the cuts of the call; None if it is not saved.
         uptime: how long the stream has been open.
         reader_wait: how long the reader has waited for values.
         progress: the progress bar; None without one.
@@ -212,6 +232,7 @@ class StreamingCall:
         self.loop = asyncio.get_running_loop()
         self._kept = kept
         self.reader: Reader[Any] | None = None
+        self.saving = where.saving
         self._where = where
         self._call = call
         self._options = options
@@ -459,6 +480,8 @@ class StreamingCall:
         frame.launch(wired, self._call.arguments, item)
 
     def _open(self, reader: Reader[Any]) -> None:
+        if self.saving is not None:
+            self.saving.opened(reader.buffer)
         self.reader = reader
         self._opened.set()
 
@@ -603,6 +626,51 @@ class ValuesStream(Stream[T_co]):
             call.loop.call_soon_threadsafe(call.abort)
 
 
+class SavedStream(ValuesStream[T_co]):
+    """The values of one call that is saved."""
+
+    _reader: "asyncio.Task[Any] | None" = None
+
+    async def __aenter__(self) -> Self:
+        """Start the call, and wait until it goes on from its newest cut, so that `position` says where.
+
+        Raises:
+            CheckpointError: the folder cannot be used, or its cuts are those of another run.
+            Exception: the error of the call before its stream was open.
+        """
+        await super().__aenter__()
+        if self._buffer is None:
+            await self._open()
+        return self
+
+    async def __anext__(self) -> T_co:
+        """Return the next value. To ask for the one behind a mark completes the cut.
+
+        Raises:
+            Exception: the error of the call; the stream is closed then.
+        """
+        self._reader = asyncio.current_task()
+        buffer = self._buffer or await self._open()
+        if isinstance(buffer, MarkedBuffer) and buffer.mark is not None and not buffer.held and not self._closed:
+            await buffer.pass_mark()
+        return await super().__anext__()
+
+    async def checkpoint(self) -> None:
+        """Make a cut now, and wait until it is written.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        await self._checkpoint(is_reader=self._reader in (None, asyncio.current_task()))
+
+    async def _checkpoint(self, *, is_reader: bool) -> None:
+        if self._buffer is None:
+            await self._open()
+        saving = self._start().saving
+        assert saving is not None
+        await saving.checkpoint(is_reader=is_reader)
+
+
 def _statistics_of(call: StreamingCall) -> StreamStatistics:
     buffer = None if call.reader is None else call.reader.buffer
     position, held = (0, 0) if buffer is None else (buffer.position, len(buffer.held))
@@ -613,4 +681,5 @@ def _statistics_of(call: StreamingCall) -> StreamStatistics:
         given, given, int(call.has_failed), 0, position, held, actors,
         call.uptime.seconds, None if counting is None else counting.seconds, int(call.has_expired),
         int(call.interruption is not None),
+        *((0, 0, 0) if call.saving is None else (call.saving.saved, call.saving.skipped, call.saving.failed)),
     )  # fmt: skip

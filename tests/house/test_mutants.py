@@ -29,6 +29,21 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "what is behind a mark waits until it was passed",
+        "actors/stream_buffer.py", "            self._behind.append(value)\n", "            self.held.append(value)\n",
+        "tests/saving/test_checkpoints.py::test_a_mark_waits_for_what_runs_before_it",
+    ),
+    Mutant(
+        "a mark waits until the values before it have left a map_each",
+        "engine/bodies.py", "not self._window.frames and isinstance(first, ", "isinstance(first, ",
+        "tests/saving/test_checkpoints.py::test_a_mark_waits_for_what_runs_before_it",
+    ),
+    Mutant(
+        "a state is copied before its step goes on",
+        "engine/checkpoint.py", "partial(self._encode, state, name, copy=True)", "partial(self._encode, state, name)",
+        "tests/saving/test_checkpoints.py::test_a_state_that_changes_in_place_is_copied",
+    ),
+    Mutant(
         "one run writes into a folder of cuts",
         "saving/cuts.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
         "tests/saving/test_cuts.py::test_a_second_writer_is_refused_until_the_first_has_gone",
