@@ -10,6 +10,7 @@ The map of the house, in the order in which its floors may import each other:
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
     data         feeds: records in a known order, stages that shape them, on streams as values
+    asgi         streams over HTTP, for Starlette and FastAPI
     testing      virtual time, seeded interleavings, fakes
     _cli         the command line, a module for each command
 """
@@ -54,6 +55,7 @@ from .actors.own_loops import Inbox, StreamWork, Work
 from .actors.policy import Retry
 from .engine.control import cond, fold, map_each, switch, while_loop
 from .engine.decorator import apply, node
+from .engine.events import emit
 from .engine.graph import Call, Graph, graph
 from .engine.node import Node
 from .engine.options import ExecutionOptions, execution_options, set_execution_options
@@ -68,8 +70,8 @@ __all__ = [
     "MissingExtraError", "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError",
     "Overloaded", "PenstockError", "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError",
     "Retry", "StreamActor", "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "apply",
-    "cond", "current", "data", "device_node", "devices", "engine", "execution_options", "fold", "graph", "map_each",
-    "node", "resource", "set_execution_options", "switch", "telemetry", "testing", "while_loop",
+    "asgi", "cond", "current", "data", "device_node", "devices", "emit", "engine", "execution_options", "fold",
+    "graph", "map_each", "node", "resource", "set_execution_options", "switch", "telemetry", "testing", "while_loop",
 ]  # fmt: skip
 
 # Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a
@@ -77,12 +79,13 @@ __all__ = [
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import data, devices, testing
+    from . import asgi, data, devices, testing
     from .devices.device_node import DeviceNode, device_node
 else:
     __getattr__, __dir__ = _public(
         __name__,
         {
+            "asgi": ".asgi",
             "data": ".data",
             "devices": ".devices",
             "testing": ".testing",

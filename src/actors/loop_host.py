@@ -415,6 +415,7 @@ class LoopHost:
 
     async def _run(self, entered: "asyncio.Future[None]", loop_over: "asyncio.Future[None]") -> None:
         current.source.set(None)  # the loop works for no particular item
+        current.no_item.set("in the loop of an actor or in a batch, which are for many items: use a node of one item")
         instance = self._make()
         crash: BaseException | None = None
         try:

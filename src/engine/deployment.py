@@ -24,7 +24,7 @@ from ..telemetry.metrics import Reading
 from .admission import Admission
 from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
-from .graph import Graph, gives_one_value, gives_stream
+from .graph import Graph, gives_stream
 from .instances import stateful_nodes
 from .nesting import host_context, hosts, refuse_from_inside
 from .open_resources import Opening
@@ -230,20 +230,9 @@ class HostedGraphs:
         Raises:
             PlanError: the graph is not part of this deployment, or its calls give streams.
         """
-        wired = self._deployed(graph)
+        wired = self.deployed(graph)
         if wired.program.plan._gives_stream:
             raise gives_stream(graph, verb)
-        return wired
-
-    def values(self, graph: Graph[..., Any]) -> Wired:
-        """Return the actors of a graph whose calls give streams.
-
-        Raises:
-            PlanError: the graph is not part of this deployment, or its calls give one value.
-        """
-        wired = self._deployed(graph)
-        if not wired.program.plan._gives_stream:
-            raise gives_one_value(graph, "service")
         return wired
 
     def lost(self, programs: Collection[Program]) -> None:
@@ -286,7 +275,12 @@ class HostedGraphs:
         """Yield the actors of every graph."""
         return iter(self._wired.values())
 
-    def _deployed(self, graph: Graph[..., Any]) -> Wired:
+    def deployed(self, graph: Graph[..., Any]) -> Wired:
+        """Return the actors of a graph.
+
+        Raises:
+            PlanError: the graph is not part of this deployment.
+        """
         if graph not in self._wired:
             raise self._not_deployed(graph)
         return self._wired[graph]

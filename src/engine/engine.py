@@ -15,13 +15,14 @@ from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
 from .call import RunningCall
-from .graph import Call, Graph, as_call, as_graph, one_value, values
+from .events import Event, EventBuffer, Value
+from .graph import Call, Graph, as_call, as_graph, gives_one_value, one_value
 from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
 from .program import Plan, Wired
 from .scope import Runtime, Scope, running_loop
 from .streaming import CallsStream, Stream
-from .values import OwnScope, StreamingCall, ValuesStream
+from .values import EventStream, OwnScope, StreamingCall, check_events, stream_of
 
 if TYPE_CHECKING:
     from .. import engine
@@ -31,6 +32,7 @@ else:
 
 
 P = ParamSpec("P")
+E = TypeVar("E")
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -114,6 +116,28 @@ class Engine:
         return result
 
     @overload
+    def stream(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self,
+        call: Call[AsyncIterator[R]],
+        /,
+        *,
+        events: type[E],
+        capacity: int | None = None,
+        progress: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Stream[Event[E] | Value[R]]: ...
+    @overload
+    def stream(
+        self,
+        call: Call[R],
+        /,
+        *,
+        events: type[E],
+        capacity: int | None = None,
+        progress: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> EventStream[E, R]: ...
+    @overload
     def stream(
         self, call: Call[AsyncIterator[R]], /, *, progress: bool = False, **options: Unpack[CallOptions]
     ) -> Stream[R]: ...
@@ -126,20 +150,33 @@ class Engine:
         progress: bool = False,
         **options: Unpack[CallOptions],
     ) -> Stream[R]: ...
-    def stream(self, calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[Any]:
-        """Run many calls as a pipeline, or one call that gives a stream; see `penstock.engine.stream`."""
+    def stream(
+        self,
+        calls: Any,
+        /,
+        *,
+        events: type[Any] | None = None,
+        capacity: int | None = None,
+        progress: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Stream[Any]:
+        """Run many calls as a pipeline, or one call that gives a stream or events; see `penstock.engine.stream`."""
         shows_progress = is_shown(progress)
+        check_events(events, capacity, is_one_call=isinstance(calls, Call))
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
-            values(call.graph)
+            gives_stream = call.graph._present_trace().gives_stream
+            if not gives_stream and events is None:
+                raise gives_one_value(call.graph, "engine")
             merged = resolve("stream(call)", options, self._options)
-            return ValuesStream(partial(self._streaming_call, call, merged), shows_progress=shows_progress)
+            start = partial(self._streaming_call, call, merged)
+            return stream_of(call, start, events, capacity, gives_stream=gives_stream, shows_progress=shows_progress)
         merged = resolve("stream", options, self._options)
         return CallsStream(self._runtime, calls, merged, shows_progress=shows_progress)
 
-    def _streaming_call(self, call: Call[Any], options: ExecutionOptions) -> StreamingCall:
+    def _streaming_call(self, call: Call[Any], options: ExecutionOptions, events: EventBuffer | None) -> StreamingCall:
         self._runtime.check_loop()
-        return StreamingCall(OwnScope(self._runtime, options), call, options)
+        return StreamingCall(OwnScope(self._runtime, options), call, options, events)
 
     def deploy(
         self,

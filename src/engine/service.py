@@ -23,7 +23,8 @@ from . import drawing
 from .admission import AdmissionStatistics
 from .deployment import Deployment, ServiceCall, ServiceState
 from .drawing import Drawing
-from .graph import Call, Graph, as_call, as_graph
+from .events import Event, EventBuffer, Value
+from .graph import Call, Graph, as_call, as_graph, gives_one_value
 from .nesting import departed
 from .node import Node, is_node
 from .open_resources import Entry, Opening
@@ -39,7 +40,7 @@ from .streaming import CallsStream, Stream
 from .tables import mean_rate, or_unknown, table_of
 from .tracing.template import is_known, value_of
 from .tracing.tracer import Trace
-from .values import DeploymentScope, StreamingCall, ValuesStream
+from .values import DeploymentScope, EventStream, StreamingCall, check_events, stream_of
 from .wiring import Wiring
 
 
@@ -145,6 +146,7 @@ def _admission(admission: AdmissionStatistics) -> str:
 
 
 P = ParamSpec("P")
+E = TypeVar("E")
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -297,6 +299,28 @@ class Service(Generic[P, R]):
         return result
 
     @overload
+    def stream(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self,
+        call: Call[AsyncIterator[T]],
+        /,
+        *,
+        events: type[E],
+        capacity: int | None = None,
+        progress: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Stream[Event[E] | Value[T]]: ...
+    @overload
+    def stream(
+        self,
+        call: Call[T],
+        /,
+        *,
+        events: type[E],
+        capacity: int | None = None,
+        progress: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> EventStream[E, T]: ...
+    @overload
     def stream(
         self, call: Call[AsyncIterator[T]], /, *, progress: bool = False, **options: Unpack[CallOptions]
     ) -> Stream[T]: ...
@@ -309,14 +333,25 @@ class Service(Generic[P, R]):
         progress: bool = False,
         **options: Unpack[CallOptions],
     ) -> Stream[T]: ...
-    def stream(self, calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[Any]:
+    def stream(
+        self,
+        calls: Any,
+        /,
+        *,
+        events: type[Any] | None = None,
+        capacity: int | None = None,
+        progress: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Stream[Any]:
         """Run many calls of deployed graphs, and yield their results in input order; or yield the values of one call.
 
         Each call takes a place of the deployment, as a call of `run` does.
 
         Args:
             calls: the calls, from any iterable or async iterable; or a single call of a graph that returns an
-                `AsyncIterator`.
+                `AsyncIterator`, or of any graph with `events=`.
+            events: the class of the events that are read; see `penstock.engine.stream`.
+            capacity: the most events that wait for their reader.
             progress: whether a bar shows the progress; see `penstock.engine.stream`.
             **options: `timeout_seconds`, `priority`, `trace_execution`; for many calls also `ordered`, `on_error`,
                 `trace_items`, and `max_in_flight` for this stream.
@@ -333,11 +368,14 @@ class Service(Generic[P, R]):
         """
         self._deployment.check_callable()
         shows_progress = is_shown(progress)
+        check_events(events, capacity, is_one_call=isinstance(calls, Call))
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
-            self._deployment.graphs.values(call.graph)
-            merged = self._merged("service.stream(call)", options)
-            return ValuesStream(partial(self._streaming_call, call, merged), shows_progress=shows_progress)
+            gives_stream = self._deployment.graphs.deployed(call.graph).program.plan._gives_stream
+            if not gives_stream and events is None:
+                raise gives_one_value(call.graph, "service")
+            start = partial(self._streaming_call, call, self._merged("service.stream(call)", options))
+            return stream_of(call, start, events, capacity, gives_stream=gives_stream, shows_progress=shows_progress)
         merged = resolve("service.stream", options, self._inherited())
         return CallsStream(self._runtime, calls, merged, self._pipeline, shows_progress=shows_progress)
 
@@ -494,8 +532,8 @@ class Service(Generic[P, R]):
         in_flight.stream_opened(pipeline)
         return pipeline
 
-    def _streaming_call(self, call: Call[Any], options: ExecutionOptions) -> StreamingCall:
-        return StreamingCall(DeploymentScope(self._deployment), call, options)
+    def _streaming_call(self, call: Call[Any], options: ExecutionOptions, events: EventBuffer | None) -> StreamingCall:
+        return StreamingCall(DeploymentScope(self._deployment), call, options, events)
 
     def _merged(self, verb: str, options: Mapping[str, Any]) -> ExecutionOptions:
         """Return the options of one call: those of the deployment, if there are no others, as is nearly always so."""
