@@ -11,7 +11,6 @@ from . import current
 from .frame import NOTHING, Frame, foreign_cancel
 from .invocation import LONGEST_LINE, DetachedStep, OutsideCall, cut_line
 from .node_actor import ASYNC, INLINE, Limiter, NodeActor
-from .stream_buffer import StreamBuffer
 from .tasks import start_eagerly, start_task
 from .threads import ThreadShare
 
@@ -487,7 +486,7 @@ class WorkerGroup:
         detached: the first step of its only frame, while that runs outside of the loop and needs no worker.
         waited_for_in: the groups whose members a scope waits for, to which this one is added with its first member.
         caller: for a run, stream or call inside of a handler: the actor of that handler.
-        events: for the events that its handlers emit; None if nobody reads them.
+        events: for the events that its handlers emit, an `EventBuffer` of the engine; None if nobody reads them.
     """
 
     # As in a frame, attributes that few groups need have their defaults in the class, and attributes that every worker
@@ -495,7 +494,7 @@ class WorkerGroup:
     _idle: "list[asyncio.Future[None]] | None" = None
     caller: NodeActor | None = None
     detached: "DetachedStep | None" = None
-    events: StreamBuffer[Any] | None = None
+    events: Any = None
     is_exclusive = False
     waited_for_in: "set[WorkerGroup] | None" = None
 

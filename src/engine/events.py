@@ -2,10 +2,12 @@
 
 import asyncio
 import concurrent.futures
+import sys
 from collections import deque
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar, cast
 
 from .._errors import GraphTraceError
 from ..actors.current import Handling, Position, no_item, position_outside, source
@@ -21,7 +23,8 @@ E_co = TypeVar("E_co", covariant=True)
 T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, because that takes as long as all else that is done for an event.
+@dataclass(slots=True)
 class Event(Generic[E_co]):
     """A value that a node has handed to the reader of its call, with `penstock.emit`.
 
@@ -38,7 +41,7 @@ class Event(Generic[E_co]):
     item: int
     attempt: int
     _after: int = field(default=0, repr=False, compare=False)  # how many values the graph had given by then
-    kind: Literal["event"] = field(default="event", init=False)
+    kind: ClassVar[Literal["event"]] = "event"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Value(Generic[T_co]):
     """
 
     value: T_co
-    kind: Literal["value"] = field(default="value", init=False)
+    kind: ClassVar[Literal["value"]] = "value"
 
 
 # What an emitter waits with while there is no room: of asyncio on the loop, of `concurrent.futures` in a thread.
@@ -67,83 +70,88 @@ class EventBuffer(StreamBuffer[Event[Any]]):
 
     Attributes:
         values: the buffer of the stream that the graph returns; None before that is open, or if there is none.
+        thread: the thread of the loop, by its `get_ident`.
     """
 
-    __slots__ = ("_line", "_wanted", "values")
+    __slots__ = ("_line", "_wanted", "thread", "values")
 
     def __init__(self, wanted: type[Any], capacity: int) -> None:
         super().__init__(capacity)
         self.values: StreamBuffer[Any] | None = None
+        self.thread = get_ident()
         self._wanted = wanted
         self._line: deque[tuple[Event[Any], Frame, _Turn]] = deque()
 
+    @property
+    def _given(self) -> int:
+        """How many values the graph has given so far."""
+        values = self.values
+        return 0 if values is None else values.position + len(values.held)
+
     def add(self, value: object, frame: "Frame", actor: "NodeActor", attempt: int) -> Awaitable[None]:
         """Add an event that a node emits for an item; to be awaited, since it may have to wait for room."""
-        event = self._event(value, frame, actor, attempt)
-        if event is None or (not self._line and self.put_nowait(event)):
+        if self.ended or self.abandoned or frame.state != "running" or not isinstance(value, self._wanted):
             return _NOTHING
-        return self._wait_in_line(event, frame)
+        after = 0 if self.values is None else self._given
+        event = Event(value, actor.name, frame.item, attempt, after)
+        held = self.held
+        if self._line or len(held) >= self.capacity:
+            return self._wait_in_line(event, frame)
+        held.append(event)  # `put_nowait` written out
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        return _NOTHING
 
     def add_from_thread(
         self, value: object, frame: "Frame", actor: "NodeActor", attempt: int, turn: "concurrent.futures.Future[None]"
     ) -> None:
         """Add an event for a thread, which waits for `turn`."""
-        event = self._event(value, frame, actor, attempt)
-        if event is None or (not self._line and self.put_nowait(event)):
-            turn.set_result(None)
+        if isinstance(value, self._wanted):
+            self._line.append((Event(value, actor.name, frame.item, attempt, self._given), frame, turn))
+            self._let_in()
         else:
-            self._line.append((event, frame, turn))
-
-    def _event(self, value: object, frame: "Frame", actor: "NodeActor", attempt: int) -> Event[Any] | None:
-        """Return the event; None if it is dropped, because nobody wants it or its item has ended."""
-        if self.ended or self.abandoned or frame.state != "running" or not isinstance(value, self._wanted):
-            return None
-        values = self.values
-        after = 0 if values is None else values.position + len(values.held)
-        return Event(value, actor.name, frame.item, attempt, after)
+            turn.set_result(None)
 
     async def _wait_in_line(self, event: Event[Any], frame: "Frame") -> None:
-        if not self._line and self.put_nowait(event):  # there is room by now
-            return
-        if not (self.ended or self.abandoned):
-            turn = asyncio.get_running_loop().create_future()
-            self._line.append((event, frame, turn))
-            await turn
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append((event, frame, turn))
+        self._let_in()  # there may be room by now
+        await turn
+
+    def _let_in(self) -> None:
+        """Move events from the line into the buffer, as far as there is room and they are still wanted."""
+        line = self._line
+        is_over = self.ended or self.abandoned
+        while line and (is_over or len(self.held) < self.capacity):
+            event, frame, turn = line.popleft()
+            if not turn.done():  # else the emitter was cancelled
+                turn.set_result(None)
+                if not is_over and frame.state == "running":
+                    self.put_nowait(event)
 
     def take(self) -> Event[Any]:
         """Take the next event, and let the first in line in."""
         self.position += 1
         event = self.held.popleft()
-        while self._line:
-            following, frame, turn = self._line.popleft()
-            if turn.done():  # the emitter was cancelled
-                continue
-            turn.set_result(None)
-            if frame.state == "running":
-                self.held.append(following)
-                break
+        if self._line:
+            self._let_in()
         return event
 
     def end(self, error: BaseException | None = None) -> None:
         """End the stream, and drop what waits in line: the call has its outcome."""
         super().end(error)
-        self._drop_line()
+        self._let_in()
 
     def abandon(self) -> None:
         """Drop all events, those to come as well."""
         super().abandon()
-        self._drop_line()
+        self._let_in()
 
     def values_opened(self, values: StreamBuffer[Any]) -> None:
         """Note the stream that the graph returns, and tell a reader that waits."""
         self.values = values
         self._wake_reader()
-
-    def _drop_line(self) -> None:
-        while self._line:
-            _, _, turn = self._line.popleft()
-            if not turn.done():
-                turn.set_result(None)
 
 
 class _Nothing:
@@ -151,11 +159,17 @@ class _Nothing:
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Any, Any, None]:
-        return cast("Generator[Any, Any, None]", iter(()))
+    # Not a function in Python: that would take as long as the whole `await` does now.
+    __await__ = staticmethod(cast("Callable[[], Generator[Any, Any, None]]", ().__iter__))
 
 
-_NOTHING: Final = _Nothing()
+_NOTHING: Final = cast("Awaitable[None]", _Nothing())
+
+# `asyncio.current_task`, which is a function in Python before 3.12. The loop is passed along, since to find out which
+# one runs takes a system call.
+_task_on: Callable[[asyncio.AbstractEventLoop], "asyncio.Task[Any] | None"] = (
+    asyncio.current_task if sys.version_info >= (3, 12) else cast("Any", asyncio.tasks)._current_tasks.get
+)
 
 # How often a thread that waits for room looks whether its loop was closed without ending the call.
 _LOOK_SECONDS: Final = 1.0
@@ -186,19 +200,17 @@ def emit(value: object, /) -> Awaitable[None]:
     if where is None:
         return _outside()
     position = where if isinstance(where, Position) else where.position
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # a thread without a loop
-        task = None
-    if task is None or task is not position.task:
+    frame, actor, task = position.frame, position.actor, position.task
+    if frame is None or actor is None or task is None or _task_on((group := frame.group).loop) is not task:
         return _beside(where, value)
-    frame, actor = position.frame, position.actor
-    if frame is None or actor is None:
-        return _NOTHING
     if not actor.emits or is_tracing() is not None:
         _refuse(actor)
-    events = frame.group.events
-    return _NOTHING if events is None else cast("EventBuffer", events).add(value, frame, actor, position.attempt)
+    events: EventBuffer | None = group.events
+    if events is None:
+        return _NOTHING
+    if events.thread != get_ident():  # the task may run just now while a thread that it has started is here
+        return _beside(where, value)
+    return events.add(value, frame, actor, position.attempt)
 
 
 def _outside() -> Awaitable[None]:
@@ -225,7 +237,7 @@ def _beside(where: Position | Handling, value: object) -> Awaitable[None]:
         _refuse(where.actor)
     if frame is None or events is None:
         return _NOTHING
-    buffer = cast("EventBuffer", events)
+    buffer: EventBuffer = events
     if not is_in_thread:
         return buffer.add(value, frame, where.actor, where.attempt)
     turn: concurrent.futures.Future[None] = concurrent.futures.Future()

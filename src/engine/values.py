@@ -627,7 +627,10 @@ class EventStream(ValuesStream[Event[E]], Generic[E, R]):
         Raises:
             Exception: the error of the call; the stream is closed then.
         """
-        call, events = self._call or self._start(), self._events
+        events = self._events
+        if events.held and events.values is None and not self._closed:
+            return events.take()
+        call = self._call or self._start()
         while not (self._closed or events.abandoned):
             held, values = events.held, events.values
             if held and (values is None or not values.held or held[0]._after <= values.position):
