@@ -319,7 +319,8 @@ def _as_json(value: Any) -> str:
 def _plain(value: Any) -> Any:
     """Return what JSON writes for an object that it does not know."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: getattr(value, one.name) for one in fields(value) if not one.name.startswith("_")}
+        known = {one.name: getattr(value, one.name) for one in fields(value) if not one.name.startswith("_")}
+        return {"kind": value.kind, **known} if isinstance(value, engine.Event | engine.Value) else known
     dumped: Any = getattr(value, "model_dump", None)  # of pydantic
     if dumped is not None:
         return dumped(mode="json")
