@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from . import engine
 from ._errors import MissingExtraError, Overloaded
+from ._public import LateModule, public
 from .actors.accepted import POSITIVE, TIMEOUT, check, optional
 from .actors.tasks import until
 from .telemetry import logs
 
 if TYPE_CHECKING:
-    from starlette.responses import Response
+    from starlette import responses
+else:
+    responses = LateModule("starlette.responses")
 
 __all__ = ["event_stream", "lifespan", "ndjson", "overloaded"]
 
@@ -47,7 +50,7 @@ def event_stream(
     stall_timeout_seconds: float | None = _STALL_SECONDS,
     status_code: int = 200,
     headers: Mapping[str, str] | None = None,
-) -> "Response":
+) -> "responses.Response":
     """Return a response that sends a stream as server-sent events; the end of the response ends the call.
 
     Each value is an event with `data:`, text as it is and everything else as JSON. What a node has emitted has the name
@@ -100,7 +103,7 @@ def ndjson(
     stall_timeout_seconds: float | None = _STALL_SECONDS,
     status_code: int = 200,
     headers: Mapping[str, str] | None = None,
-) -> "Response":
+) -> "responses.Response":
     """Return a response that sends a stream as lines of JSON; the end of the response ends the call.
 
     Each item is a line: a value as JSON; an `Event` or a `Value` as an object with its fields, of which `kind` tells
@@ -131,7 +134,7 @@ def ndjson(
     return _response(body, "application/x-ndjson", status_code, {"cache-control": "no-store", **(headers or {})})
 
 
-def overloaded(error: Overloaded, /) -> "Response":
+def overloaded(error: Overloaded, /) -> "responses.Response":
     """Return the response to a call that was refused: 503, or 429 if it was refused to one key, with `Retry-After`.
 
     For an exception handler: `app.add_exception_handler(ps.Overloaded, lambda request, error: asgi.overloaded(error))`.
@@ -147,7 +150,7 @@ def overloaded(error: Overloaded, /) -> "Response":
     """
     seconds = max(1, math.ceil(error.retry_after_seconds or 1))
     status_code = 503 if getattr(error, "key", None) is None else 429
-    response: Response = _starlette().Response(
+    response: responses.Response = _starlette().Response(
         str(error), status_code, {"retry-after": str(seconds)}, media_type="text/plain"
     )
     return response
@@ -338,8 +341,8 @@ def _starlette() -> Any:
         ) from error
 
 
-def _response(body: _Body, media_type: str, status_code: int, headers: Mapping[str, str]) -> "Response":
-    response: Response = _response_class()(body, status_code, headers, media_type)
+def _response(body: _Body, media_type: str, status_code: int, headers: Mapping[str, str]) -> "responses.Response":
+    response: responses.Response = _response_class()(body, status_code, headers, media_type)
     return response
 
 
@@ -366,3 +369,7 @@ def _response_class() -> Any:
                 await self.background()
 
     return StreamResponse
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = public(__name__)

@@ -14,8 +14,8 @@ from functools import cache
 from ..telemetry import logs
 from ..telemetry.spans import incoming
 from . import process_messages
-from .current import no_item
 from .process_messages import resolve
+from .tasks import no_item
 
 READY = b"R"
 # How often a worker looks whether its parent has changed, which means that the parent has died.

@@ -189,9 +189,6 @@ class Handling:
 
 source: ContextVar[Position | Handling | None] = ContextVar("penstock_current", default=None)
 
-# Where a handler runs that works for no item known here, and what to do instead; the end of a sentence.
-no_item: ContextVar[str | None] = ContextVar("penstock_no_item", default=None)
-
 
 class _NeverCancelled:
     cancelled = False

@@ -10,8 +10,9 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar, cast
 
 from .._errors import GraphTraceError
-from ..actors.current import Handling, Position, no_item, position_outside, source
+from ..actors.current import Handling, Position, position_outside, source
 from ..actors.stream_buffer import StreamBuffer
+from ..actors.tasks import no_item
 from .tracing.ref import call_location
 from .tracing.tracer import active, is_tracing
 
