@@ -149,7 +149,7 @@ def overloaded(error: Overloaded, /) -> "responses.Response":
         MissingExtraError: Starlette is not installed.
     """
     seconds = max(1, math.ceil(error.retry_after_seconds or 1))
-    status_code = 503 if getattr(error, "key", None) is None else 429
+    status_code = 503 if error.key is None else 429
     response: responses.Response = _starlette().Response(
         str(error), status_code, {"retry-after": str(seconds)}, media_type="text/plain"
     )
