@@ -134,13 +134,13 @@ def ndjson(
     return _response(body, "application/x-ndjson", status_code, {"cache-control": "no-store", **(headers or {})})
 
 
-def overloaded(error: Overloaded, /) -> "responses.Response":
+def overloaded(error: Exception, /) -> "responses.Response":
     """Return the response to a call that was refused: 503, or 429 if it was refused to one key, with `Retry-After`.
 
     For an exception handler: `app.add_exception_handler(ps.Overloaded, lambda request, error: asgi.overloaded(error))`.
 
     Args:
-        error: the refusal.
+        error: the refusal; any other error is raised, since checkers know only that a handler gets an exception.
 
     Returns:
         A response of Starlette, with the message as its text.
@@ -148,6 +148,8 @@ def overloaded(error: Overloaded, /) -> "responses.Response":
     Raises:
         MissingExtraError: Starlette is not installed.
     """
+    if not isinstance(error, Overloaded):
+        raise error
     seconds = max(1, math.ceil(error.retry_after_seconds or 1))
     status_code = 503 if error.key is None else 429
     response: responses.Response = _starlette().Response(

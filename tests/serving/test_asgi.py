@@ -309,6 +309,8 @@ async def test_a_refusal_says_when_to_come_back() -> None:
     assert (response.status_code, response.headers["retry-after"], response.body) == (503, "4", b"full")
     assert asgi.overloaded(ps.Overloaded("full")).headers["retry-after"] == "1"
     assert asgi.overloaded(ps.Overloaded("too much from one tenant", key="a")).status_code == 429
+    with pytest.raises(LookupError):
+        asgi.overloaded(LookupError())
 
 
 @pytest.mark.parametrize("option", ["heartbeat_seconds", "stall_timeout_seconds"])

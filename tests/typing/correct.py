@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Self, assert_type
 
+from starlette.applications import Starlette
+
 import penstock as ps
 from penstock import asgi, devices, engine, testing
 from penstock.testing import faults
@@ -470,4 +472,5 @@ def responses(service: engine.Service[[Hit], str], own: engine.Engine, hit: Hit)
     asgi.event_stream(service.stream(telling(hit), events=Hit), encode=repr, heartbeat_seconds=None)
     asgi.ndjson(service.stream(spelling(hit)), stall_timeout_seconds=5, headers={"x": "y"})
     asgi.lifespan(own, service, drain_timeout_seconds=5, tuned=True)
-    asgi.overloaded(ps.Overloaded("full"))
+    app = Starlette(lifespan=asgi.lifespan(service))
+    app.add_exception_handler(ps.Overloaded, lambda request, error: asgi.overloaded(error))
