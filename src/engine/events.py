@@ -96,7 +96,7 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         after = 0 if self.values is None else self._given
         event = Event(value, actor.name, frame.item, attempt, after)
         held = self.held
-        if self._line or len(held) >= self.capacity:
+        if len(held) >= self.capacity:  # so is it while others wait in line: `take` lets them in at once
             return self._wait_in_line(event, frame)
         held.append(event)  # `put_nowait` written out
         waiter = self.waiter

@@ -367,6 +367,22 @@ def test_events_are_in_order_for_each_node_and_nothing_is_lost(capacity: int) ->
     testing.interleavings(main, count=20)
 
 
+async def test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they_came() -> None:
+    @ps.node(effectful=True)
+    async def say(number: int) -> int:
+        await ps.emit(number)
+        return number
+
+    @ps.graph
+    async def graph() -> list[int]:
+        return await ps.map_each(say, list(range(20)), concurrency=20)
+
+    async with engine.stream(graph(), events=int, capacity=2) as events:
+        await events.wait_started()
+        await testing.wait_quiescent()
+        assert [event.value async for event in events] == list(range(20))
+
+
 # Who may emit.
 
 
@@ -551,12 +567,15 @@ async def test_events_from_before_the_outcome_can_be_read_after_it() -> None:
 
 
 async def test_an_item_that_was_cancelled_emits_nothing_more() -> None:
+    begun = asyncio.Event()
+
     @ps.node(effectful=True)
     async def says_farewell(number: int) -> int:
         if number == 0:
-            await asyncio.sleep(0)
+            await begun.wait()
             raise OSError("broken")
         try:
+            begun.set()
             await asyncio.Event().wait()
         finally:
             await ps.emit("farewell")
