@@ -293,7 +293,7 @@ def position_outside(position: Position, asked: str = "penstock.current()") -> H
     return handling
 
 
-_REMEDY = "call penstock.current() in the handler, before the task is started: then the task knows its item, too"
+_REMEDY = "call penstock.current() in the handler itself, before the task is started: then the task knows its item, too"
 
 
 def _running_task() -> "asyncio.Task[Any] | None":
