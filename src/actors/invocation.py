@@ -11,11 +11,11 @@ from time import perf_counter
 from types import CodeType, CoroutineType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
-from .._errors import DeadlineExceeded, NodeCancelledError, NodeTimeoutError, Overloaded
+from .._errors import DeadlineExceeded, Interrupted, NodeCancelledError, NodeTimeoutError, Overloaded
 from ..telemetry import spans
 from ..telemetry.spans import FrameSpan, NodeSpan, of_every_execution
 from .current import source
-from .frame import Frame, foreign_cancel
+from .frame import Frame, Interruption, foreign_cancel
 from .loop_host import LoopHost
 from .own_loops import Request
 from .threads import ThreadPool
@@ -220,7 +220,7 @@ def _number(frame: FrameType, line: int, code: CodeType) -> int | None:
     return None
 
 
-Outcome = Literal["done", "failed", "cancelled", "expired", "refused"]
+Outcome = Literal["done", "failed", "cancelled", "expired", "interrupted", "refused"]
 """How a call, a stream or a node execution has ended; the value of an attribute of its span."""
 
 
@@ -230,6 +230,8 @@ def outcome_of(state: str, error: BaseException | None) -> Outcome:
         return "expired"
     if isinstance(error, Overloaded):
         return "refused"
+    if isinstance(error, Interrupted | Interruption):
+        return "interrupted"
     if state == "done" and error is None:
         return "done"
     return "cancelled" if state == "cancelled" or isinstance(error, asyncio.CancelledError) else "failed"
@@ -269,6 +271,8 @@ class TracedExecution(NodeSpan):
         if error is None and not self.was_cancelled:
             tell_consumers(self._parent, self._actor)
             self.end("done")
+        elif isinstance(error, Interrupted | Interruption):
+            self.end("interrupted")
         elif isinstance(error, Exception):
             self.end("failed", error)
         elif self._frame.expired:

@@ -78,6 +78,7 @@ class Policy:
     shutdown_seconds: float | None = None
     model: str | None = None
     ordered: bool = False
+    stateless: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, _POLICY)
@@ -118,6 +119,7 @@ _POLICY: Final = {
     "pure": SWITCH,
     "effectful": SWITCH,
     "ordered": SWITCH,
+    "stateless": SWITCH,
     "restart": one_of(RestartMode),
     "restart_on": Accepted("a tuple of exception classes", are_exceptions),
     "shutdown_seconds": optional(NOT_NEGATIVE),

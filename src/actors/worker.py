@@ -7,8 +7,9 @@ from contextvars import Context, copy_context
 from time import perf_counter
 from typing import Any, Protocol, cast
 
+from .._errors import Interrupted
 from . import current
-from .frame import NOTHING, Frame, foreign_cancel
+from .frame import NOTHING, Frame, Interruption, foreign_cancel
 from .invocation import LONGEST_LINE, DetachedStep, OutsideCall, cut_line
 from .node_actor import ASYNC, INLINE, Limiter, NodeActor
 from .tasks import start_eagerly, start_task
@@ -364,10 +365,11 @@ class Worker(current.Position):
             if failure is not None and not isinstance(failure, asyncio.CancelledError):
                 frame.fail(failure, actor, self.attempt)  # too late to be the outcome: it is only logged
             frame.leave()
-        elif stopped and self._nested:
+        elif stopped and self._nested and (failure is None or isinstance(failure, asyncio.CancelledError)):
             frame.cancel()
         else:
-            actor.failed += 1
+            if not isinstance(failure, Interrupted | Interruption):  # a question is no failure
+                actor.failed += 1
             if failure is None or isinstance(failure, asyncio.CancelledError):
                 failure = foreign_cancel(failure)
             frame.fail(failure, actor, self.attempt)

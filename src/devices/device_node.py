@@ -34,6 +34,7 @@ def device_node(
     shared: tuple[str, ...] = (),
     donate: bool = False,
     pure: bool = True,
+    stateless: bool = False,
     in_specs: Any = None,
     out_specs: Any = None,
     replicas: int = 1,
@@ -55,6 +56,7 @@ def device_node(
     shared: tuple[str, ...] = (),
     donate: bool = False,
     pure: bool = True,
+    stateless: bool = False,
     in_specs: Any = None,
     out_specs: Any = None,
     replicas: int = 1,
@@ -88,6 +90,8 @@ def device_node(
             stacked arrays are new.
         pure: states that the function has no effects. Then equal calls are merged, a batch that failed is tried again
             in parts, and adjacent nodes become one program.
+        stateless: states that results up to rounding will do, where a call with `checkpoint=` has state behind this
+            node, and `batch=` makes batches of what is there.
         in_specs: for a mesh: how each argument is split over it. A tuple with a `PartitionSpec` for each parameter, a
             dictionary by parameter, or one spec for all; None is a copy on every device. A spec may be a prefix of the
             argument's pytree, or a `NamedSharding` over the same mesh. With `batch=`, the first axis is that of the
@@ -129,7 +133,8 @@ def device_node(
         _check_switches(label, donate, pure)
         _check_numbers(label, device, replicas, prefetch)
         policy = Policy(
-            concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure
+            concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure,
+            stateless=stateless,
         )  # fmt: skip
         options = DeviceOptions(
             device, on_device(batch), _names(label, "static", static), _names(label, "shared", shared), donate, pure,

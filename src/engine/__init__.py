@@ -10,6 +10,7 @@ from ..actors.supervision import RestartMode, Strategy
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorState, ActorStatistics, ChannelStatistics, ProgramMemory
 from .admission import AdmissionStatistics
+from .checkpoint import Checkpoint
 from .control import Outcome
 from .engine import Engine, EngineStatistics
 from .engine import default_engine as _default_engine
@@ -45,11 +46,24 @@ R = TypeVar("R")
 E = TypeVar("E")
 
 
-async def run(call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -> R:
+async def run(
+    call: Call[R] | Graph[[], R],
+    /,
+    *,
+    key: str | None = None,
+    answer: object = ...,
+    checkpoint: Checkpoint | None = None,
+    **options: Unpack[CallOptions],
+) -> R:
     """Run one call of a graph and return its result.
 
     Args:
         call: the call, `search(url)`; a graph without parameters may be passed itself.
+        key: for a graph with a durable loop (`ps.while_loop(..., durable=...)`), the key that the loop is kept under. A
+            call that did not give its result, since its process died, or with an error, goes on when the key is run
+            again, with the same arguments. After its result, the key begins a new loop.
+        answer: the answer to the question that the key waits with, after `Interrupted`; by default there is none.
+        checkpoint: where the state of its `ps.fold` is saved, from which the next run goes on.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy` and others; see
             `ExecutionOptions`.
 
@@ -61,9 +75,13 @@ async def run(call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -
         TimeoutError: the call did not finish within `timeout_seconds`.
         GraphTraceError: the graph does something that a trace cannot represent.
         PlanError: the graph returns a stream of values: read it with `engine.stream(call)`.
-        OptionsError: an option is unknown or does not apply.
+        OptionsError: an option is unknown or does not apply; a graph with a durable loop has no key, or one without has
+            one; the key is unfinished with other arguments; it waits for no answer.
+        Interrupted: a node has asked a question (`ps.interrupt`); with its answer, the same key goes on.
+        KeyInUse: the key is under way elsewhere.
+        NotStorable: an argument, the answer, a question or a state of the loop cannot be stored.
     """
-    return await _default_engine().run(call, **options)
+    return await _default_engine().run(call, key=key, answer=answer, checkpoint=checkpoint, **options)
 
 
 @overload
@@ -74,6 +92,9 @@ def stream(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappi
     events: type[E],
     capacity: int | None = None,
     progress: bool = False,
+    key: str | None = ...,
+    answer: object = ...,
+    checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> Stream[Event[E] | Value[R]]: ...
 @overload
@@ -84,10 +105,21 @@ def stream(
     events: type[E],
     capacity: int | None = None,
     progress: bool = False,
+    key: str | None = ...,
+    answer: object = ...,
     **options: Unpack[CallOptions],
 ) -> EventStream[E, R]: ...
 @overload
-def stream(call: Call[AsyncIterator[R]], /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[R]: ...
+def stream(
+    call: Call[AsyncIterator[R]],
+    /,
+    *,
+    progress: bool = False,
+    key: str | None = ...,
+    answer: object = ...,
+    checkpoint: Checkpoint | None = None,
+    **options: Unpack[CallOptions],
+) -> Stream[R]: ...
 @overload
 def stream(
     calls: Iterable[Call[R]] | AsyncIterable[Call[R]],
@@ -103,6 +135,9 @@ def stream(
     events: type[Any] | None = None,
     capacity: int | None = None,
     progress: bool = False,
+    key: str | None = None,
+    answer: object = ...,
+    checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> Stream[Any]:
     """Run many calls as a pipeline and yield their results in input order; or yield the values of one streaming call.
@@ -118,6 +153,9 @@ def stream(
         capacity: the most events that wait for their reader; a node that emits one more waits for room. 16 by default.
         progress: whether a bar on standard error shows the rate, the errors, the node that limits and, if `calls` has
             a length as a list has, the time that is left. Nothing is shown if standard error is no terminal.
+        key: for a single call of a graph with a durable loop, the key that it is kept under; see `run`.
+        answer: the answer to the question that the key waits with.
+        checkpoint: of a single call: where it is saved as it goes, and goes on from.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy`; for many calls
             also `max_in_flight`, `ordered`, `on_error`, `trace_items`.
 
@@ -126,13 +164,17 @@ def stream(
 
     Raises:
         TypeError: the argument is neither a call nor an iterable of calls.
-        PlanError: the single call is one of a graph that returns one value: use `engine.run`.
+        PlanError: the single call is one of a graph that returns one value: use `engine.run`. Or something in the
+            graph cannot be saved with `checkpoint=`.
         OptionsError: an option is unknown or does not apply.
         EngineLoopError: no event loop is running.
         MissingExtraError: there is progress to show, and rich is not installed.
     """
     made: Any = _default_engine()  # as Any, because checkers do not pass on several overloads at once
-    result: Stream[Any] = made.stream(calls, events=events, capacity=capacity, progress=progress, **options)
+    result: Stream[Any] = made.stream(
+        calls, events=events, capacity=capacity, progress=progress, key=key, answer=answer, checkpoint=checkpoint,
+        **options,
+    )  # fmt: skip
     return result
 
 

@@ -15,15 +15,21 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import Any, Generic, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from .._errors import GraphTraceError, IterationLimitError
-from ..actors.accepted import NAME, check, one_of, optional, whole
+from .._errors import GraphTraceError, IterationLimitError, OptionsError
+from .._public import LateModule
+from ..actors.accepted import NAME, check, instance, one_of, optional, whole
 from ..actors.stream_buffer import close_stream
 from ..telemetry import logs
 from .tracing.annotations import result_hint
 from .tracing.ref import Ref, Unawaited, call_location
 from .tracing.tracer import Trace, active
+
+if TYPE_CHECKING:
+    from ..saving import durable as saving
+else:
+    saving = LateModule("penstock.saving.durable")
 
 # Outside of a trace, these functions are plain Python. While a graph is traced, a call of one becomes a single step
 # whose bodies are traced as graphs of their own: an iteration never enters an inbox of the outer graph.
@@ -83,6 +89,7 @@ class Control:
         ahead: how many values each stream of a `split` holds, or that of a `map_each`; 0 for the default.
         inputs: how many lists or streams a `map_each` takes in step; 2 of a `fold`, its stream and its first state.
         on_error: what a `map_each` does with the error of an item, or a `fold` with a value that failed.
+        durable: where a `while_loop` keeps its state; None if it does not.
     """
 
     kind: Kind
@@ -92,6 +99,7 @@ class Control:
     ahead: int = 0
     inputs: int = 1
     on_error: OnError = "raise"
+    durable: "saving.Durable | None" = None
 
     @property
     def name(self) -> str:
@@ -122,6 +130,8 @@ class Control:
         """A word for drawings of the graph."""
         if self.kind == "split":
             return f"{self.limit} streams, {self.ahead} ahead"
+        if self.durable is not None:
+            return "durable"
         return "stream" if self.gives_stream else "skips failures" if self.on_error == "skip" else ""
 
     def _result_annotation(self) -> Any:
@@ -196,30 +206,46 @@ def while_loop(
     /,
     *,
     max_iterations: int = DEFAULT_MAX_ITERATIONS,
+    durable: "saving.Durable | None" = None,
 ) -> Awaitable[T]:
     """Run a body as long as a predicate of its value is true.
+
+    With `durable=`, the value is kept after each iteration, under the key of the call (`engine.run(call, key=...)`).
+    A call of the same key that has not given its result goes on from there, in another process, too: steps before the
+    loop run again, and so does the iteration that was interrupted, but none before it.
 
     Args:
         predicate: a node, graph or function of the value; tested before each iteration.
         body: a node, graph or function of the value; it returns the next value.
         initial: the first value.
-        max_iterations: how often the body may run.
+        max_iterations: how often the body may run; those of earlier processes count.
+        durable: where the value is kept; by default it is not. A graph has at most one such loop, not inside of a
+            `map_each`, a `fold` or another loop.
 
     Returns:
         The first value for which the predicate is false.
 
     Raises:
         IterationLimitError: the predicate is still true after `max_iterations`.
-        OptionsError: `max_iterations` is no whole number of at least 0.
+        OptionsError: `max_iterations` is no whole number of at least 0; `durable` is no `Durable`, or is given without
+            an engine.
         TypeError: `predicate` or `body` is no function, but e.g. a call of one.
     """
     check("max_iterations", max_iterations, whole(0), "while_loop(")
     _check_bodies("while_loop(predicate, body, initial)", predicate=predicate, body=body)
+    if durable is not None:
+        check("durable", durable, instance(saving.Durable, "a Durable, such as Durable('loops.db')"), "while_loop(")
     tracer = active()
     if tracer is None:
+        if durable is not None:
+            raise OptionsError(
+                "while_loop(durable=...) keeps its value under the key of a call: run the graph in an engine, "
+                "engine.run(graph(...), key=...)"
+            )
         return _loop(predicate, body, initial, max_iterations)
     bodies = ("while", predicate), ("body", body)
-    return cast("Awaitable[T]", _record(Control("while_loop", max_iterations, body), (initial,), bodies))
+    control = Control("while_loop", max_iterations, body, durable=durable)
+    return cast("Awaitable[T]", _record(control, (initial,), bodies))
 
 
 @overload

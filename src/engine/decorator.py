@@ -227,6 +227,7 @@ def node(
     shutdown_seconds: float | None = None,
     model: str | None = None,
     ordered: bool = False,
+    stateless: bool = False,
 ) -> _Decorator: ...
 @overload
 def node(
@@ -243,6 +244,7 @@ def node(
     pure: bool = False,
     effectful: bool = False,
     model: str | None = None,
+    stateless: bool = False,
 ) -> _BatchDecorator: ...
 def node(
     fn: Any = None,
@@ -264,6 +266,7 @@ def node(
     shutdown_seconds: float | None = None,
     model: str | None = None,
     ordered: bool = False,
+    stateless: bool = False,
     **unknown: Any,
 ) -> Any:
     """Make a node of a function, an async function, or a class whose instances are called.
@@ -300,6 +303,8 @@ def node(
         ordered: for a class: its instance takes the items of `engine.stream(calls)`, or of a `map_each`, in input
             order, even after nodes where items overtake each other. An item that ends before it reaches the node gives
             up its turn.
+        stateless: states that it keeps nothing between two items or values that `checkpoint=` has to save; of a node
+            with `batch=`, that results up to rounding will do.
         **unknown: any other option is refused.
 
     Returns:
@@ -315,7 +320,7 @@ def node(
     policy = Policy(
         concurrency, capacity, max_bytes, runs_on, timeout_seconds, retry, fallback,
         pure=pure, effectful=effectful, restart=restart, restart_on=restart_on,
-        shutdown_seconds=shutdown_seconds, model=model, ordered=ordered,
+        shutdown_seconds=shutdown_seconds, model=model, ordered=ordered, stateless=stateless,
     )  # fmt: skip
 
     def decorate(target: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
-from .._errors import DeadlineExceeded, DeploymentFailed
+from .._errors import DeadlineExceeded, DeploymentFailed, OptionsError
 from .._public import LateModule
 from ..actors.accepted import check, optional, whole
 from ..actors.supervision import Strategy, SupervisorFlags
@@ -15,14 +15,26 @@ from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
 from .call import RunningCall
+from .checkpoint import Checkpoint, Saving
 from .events import Event, EventBuffer, Value
-from .graph import Call, Graph, as_call, as_graph, gives_one_value, one_value
+from .graph import (
+    Call,
+    Graph,
+    as_call,
+    as_graph,
+    check_key,
+    durable_call,
+    gives_one_value,
+    one_value,
+    refuse_key,
+    time_left,
+)
 from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
 from .program import Plan, Wired
 from .scope import Runtime, Scope, running_loop
 from .streaming import CallsStream, Stream
-from .values import EventStream, OwnScope, StreamingCall, check_events, stream_of
+from .values import EventStream, OwnScope, SavedStream, StreamingCall, check_events, stream_of
 
 if TYPE_CHECKING:
     from .. import engine
@@ -109,10 +121,27 @@ class Engine:
         """End what is still open, then the threads and worker processes; wait until their handlers have returned."""
         await uninterrupted(self._runtime.close())
 
-    async def run(self, call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -> R:
+    async def run(
+        self,
+        call: Call[R] | Graph[[], R],
+        /,
+        *,
+        key: str | None = None,
+        answer: object = ...,
+        checkpoint: Checkpoint | None = None,
+        **options: Unpack[CallOptions],
+    ) -> R:
         """Run one call and return its result; see `penstock.engine.run`."""
         self._runtime.check_loop()
-        result: R = await _run_call(self._runtime, as_call(call, "engine.run"), resolve("run", options, self._options))
+        one, merged = as_call(call, "engine.run"), resolve("run", options, self._options)
+        plan = one_value(one.graph, merged, "engine.run", key, answer)
+        saving = None if checkpoint is None else _saving(checkpoint, one, plan, key)
+        result: R
+        if key is None:
+            result = await _run_call(self._runtime, one, merged, plan, saving)
+        else:
+            async with durable_call(plan, one, key, answer, self._runtime.pools.threads, merged) as kept:
+                result = await _run_call(self._runtime, one, time_left(merged, kept), plan)
         return result
 
     @overload
@@ -124,6 +153,9 @@ class Engine:
         events: type[E],
         capacity: int | None = None,
         progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
+        checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream[Event[E] | Value[R]]: ...
     @overload
@@ -135,11 +167,21 @@ class Engine:
         events: type[E],
         capacity: int | None = None,
         progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
         **options: Unpack[CallOptions],
     ) -> EventStream[E, R]: ...
     @overload
     def stream(
-        self, call: Call[AsyncIterator[R]], /, *, progress: bool = False, **options: Unpack[CallOptions]
+        self,
+        call: Call[AsyncIterator[R]],
+        /,
+        *,
+        progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
+        checkpoint: Checkpoint | None = None,
+        **options: Unpack[CallOptions],
     ) -> Stream[R]: ...
     @overload
     def stream(
@@ -158,6 +200,9 @@ class Engine:
         events: type[Any] | None = None,
         capacity: int | None = None,
         progress: bool = False,
+        key: str | None = None,
+        answer: object = ...,
+        checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream[Any]:
         """Run many calls as a pipeline, or one call that gives a stream or events; see `penstock.engine.stream`."""
@@ -169,14 +214,40 @@ class Engine:
             if not gives_stream and events is None:
                 raise gives_one_value(call.graph, "engine")
             merged = resolve("stream(call)", options, self._options)
-            start = partial(self._streaming_call, call, merged)
+            saving = None
+            if checkpoint is not None:
+                if not gives_stream:
+                    raise OptionsError("checkpoint= with events= is for a graph that returns a stream")
+                saving = _saving(checkpoint, call, call.graph._planned(is_cached=merged.enable_caching), key)
+            start = partial(self._streaming_call, call, merged, key, answer, saving)
+            if saving is not None and events is None:
+                return SavedStream(partial(start, None), shows_progress=shows_progress)
             return stream_of(call, start, events, capacity, gives_stream=gives_stream, shows_progress=shows_progress)
+        if checkpoint is not None:
+            raise OptionsError(
+                "checkpoint= is for one call of a graph that returns a stream; make the source a stream of that graph, "
+                "engine.stream(train(data.order(source)), checkpoint=...)"
+            )
+        refuse_key(key, answer, "engine.stream")
         merged = resolve("stream", options, self._options)
         return CallsStream(self._runtime, calls, merged, shows_progress=shows_progress)
 
-    def _streaming_call(self, call: Call[Any], options: ExecutionOptions, events: EventBuffer | None) -> StreamingCall:
+    def _streaming_call(
+        self,
+        call: Call[Any],
+        options: ExecutionOptions,
+        key: str | None,
+        answer: object,
+        saving: Saving | None,
+        events: EventBuffer | None,
+    ) -> StreamingCall:
         self._runtime.check_loop()
-        return StreamingCall(OwnScope(self._runtime, options), call, options, events)
+        kept = None
+        if key is not None:
+            plan = call.graph._planned(is_cached=options.enable_caching)
+            check_key(plan, "engine.stream", key, answer)
+            kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
+        return StreamingCall(OwnScope(self._runtime, options, key, answer, saving), call, options, kept, events)
 
     def deploy(
         self,
@@ -256,10 +327,19 @@ def default_engine() -> Engine:
 # Running one call.
 
 
-async def _run_call(runtime: Runtime, call: Call[Any], options: ExecutionOptions) -> Any:
+def _saving(checkpoint: Checkpoint, call: Call[Any], plan: Plan, key: str | None) -> Saving:
+    if key is not None:
+        raise OptionsError("a call has key=, for a durable loop, or checkpoint=, for a stream or a fold, and not both")
+    return Saving(checkpoint, call, plan)
+
+
+async def _run_call(
+    runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan, saving: Saving | None = None
+) -> Any:
     """Run one call from start to end; when this returns or raises, none of its tasks and threads is left."""
-    plan = one_value(call.graph, options, "engine.run")
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
+    if saving is not None:
+        return await _run_in_own_scope(runtime, call, options, plan, scheduler, saving=saving)
     wired = runtime.shared_wiring(plan, scheduler, options)
     if wired is not None and wired.program.resources:
         return await _run_with_resources(runtime, call, options, wired)
@@ -282,15 +362,21 @@ async def _run_in_own_scope(
     plan: Plan,
     scheduler: ChosenScheduler,
     on_prepared: Callable[[Scope], None] | None = None,
+    saving: Saving | None = None,
 ) -> Any:
     run = _Run(runtime, call, options)
-    scope = Scope(runtime, options, scheduler, is_one_call=True, threads=run.threads)
+    scope = Scope(runtime, options, scheduler, is_one_call=True, threads=run.threads, saving=saving)
     try:
         wired = await run.started(scope.prepare(plan))
         if on_prepared is not None:
             on_prepared(scope)
         scope.on_failed = run.fail_with
-        return await run.run_to_end(wired)
+        if saving is None:
+            return await run.run_to_end(wired)
+        saving.on_failure = run.fail
+        result = await run.run_to_end(wired)
+        saving.is_done = True
+        return result
     finally:
         await scope.close()
 

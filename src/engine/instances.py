@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import types
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -66,6 +67,12 @@ class Instance:
             return self._handler(*args, **kwargs)
 
         return handle
+
+    @property
+    def value(self) -> Any:
+        """The present instance itself."""
+        assert isinstance(self._handler, types.MethodType)
+        return self._handler.__self__
 
     @property
     def state(self) -> ActorState:

@@ -49,7 +49,7 @@ class TokenBucket:
 T = TypeVar("T")
 
 
-@node
+@node(stateless=True)
 class RateLimit(Actor[Any, Any]):
     """A node that passes its input on, at a limited rate: `limited = ps.RateLimit(per_second=10, burst=5)`.
 

@@ -24,7 +24,17 @@ from .admission import AdmissionStatistics
 from .deployment import Deployment, ServiceCall, ServiceState
 from .drawing import Drawing
 from .events import Event, EventBuffer, Value
-from .graph import Call, Graph, as_call, as_graph, gives_one_value
+from .graph import (
+    Call,
+    Graph,
+    as_call,
+    as_graph,
+    check_key,
+    durable_call,
+    gives_one_value,
+    refuse_key,
+    time_left,
+)
 from .nesting import departed
 from .node import Node, is_node
 from .open_resources import Entry, Opening
@@ -166,8 +176,9 @@ class ServiceStatistics(Rendered):
             stopped, or until now; None before it is ready.
         bottleneck: the node that limits the deployment, on average over that time; None if no inbox was full.
         expired: how many calls ended with `DeadlineExceeded`, also while they waited for a place. The sum
-            `completed + failed + cancelled + expired + admission.refused` counts each call of the service, each stream
-            of values, and each item of a stream of calls that has ended.
+            `completed + failed + cancelled + expired + interrupted + admission.refused` counts each call of the
+            service, each stream of values, and each item of a stream of calls that has ended.
+        interrupted: how many calls ended with `Interrupted`, because a node has asked a question.
         success_rate: the share of `completed` in `completed + failed + expired`; None before the first of these.
     """
 
@@ -179,6 +190,7 @@ class ServiceStatistics(Rendered):
     actors: tuple[ActorStatistics, ...]
     elapsed_seconds: float | None = None
     expired: int = 0
+    interrupted: int = 0
 
     @property
     def bottleneck(self) -> Bottleneck | None:
@@ -203,7 +215,7 @@ class ServiceStatistics(Rendered):
             ValueError: `earlier` is no earlier snapshot of the same deployment.
         """
         return replace(
-            since(self, earlier, "completed", "failed", "cancelled", "expired", "elapsed_seconds"),
+            since(self, earlier, "completed", "failed", "cancelled", "expired", "interrupted", "elapsed_seconds"),
             admission=since(self.admission, earlier.admission, "admitted", "refused"),
             actors=actors_less(self.actors, earlier.actors),
         )
@@ -273,11 +285,15 @@ class Service(Generic[P, R]):
             return self.run(graph(*args, **kwargs))
         return self._run(graph, graph._arguments(args, kwargs), None, self._options)
 
-    async def run(self, call: Call[T], /, **options: Unpack[CallOptions]) -> T:
+    async def run(
+        self, call: Call[T], /, *, key: str | None = None, answer: object = ..., **options: Unpack[CallOptions]
+    ) -> T:
         """Run one call of a deployed graph.
 
         Args:
             call: the call; a graph without parameters may be passed itself.
+            key: for a graph with a durable loop, the key that it is kept under; see `penstock.engine.run`.
+            answer: the answer to the question that the key waits with.
             **options: `timeout_seconds`, `priority` and `trace_execution`.
 
         Returns:
@@ -291,11 +307,22 @@ class Service(Generic[P, R]):
             EngineClosedError: the deployment is not ready.
             DeploymentFailed: stateful nodes crashed more often than the deployment restarts them.
             PlanError: the graph is not part of the deployment, or its calls give streams.
-            OptionsError: an option is unknown or does not apply.
+            OptionsError: an option is unknown or does not apply; or as for `key=` of `penstock.engine.run`.
+            Interrupted: a node has asked a question; with its answer, the same key goes on.
+            KeyInUse: the key is under way elsewhere.
         """
         merged = self._merged("service.run", options)
         call = as_call(call, "service.run")
-        result: T = await self._run(call.graph, call.arguments, call._trace_headers, merged)
+        result: T
+        if key is None and answer is ...:
+            result = await self._run(call.graph, call.arguments, call._trace_headers, merged)
+            return result
+        self._deployment.check_callable()
+        plan = self._deployment.graphs.one_value(call.graph, "service.run", key, answer).program.plan
+        assert key is not None
+        async with durable_call(plan, call, key, answer, self._runtime.pools.threads, merged) as kept:
+            merged = time_left(merged, kept)
+            result = await self._run(call.graph, call.arguments, call._trace_headers, merged, key)
         return result
 
     @overload
@@ -307,6 +334,8 @@ class Service(Generic[P, R]):
         events: type[E],
         capacity: int | None = None,
         progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
         **options: Unpack[CallOptions],
     ) -> Stream[Event[E] | Value[T]]: ...
     @overload
@@ -318,11 +347,20 @@ class Service(Generic[P, R]):
         events: type[E],
         capacity: int | None = None,
         progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
         **options: Unpack[CallOptions],
     ) -> EventStream[E, T]: ...
     @overload
     def stream(
-        self, call: Call[AsyncIterator[T]], /, *, progress: bool = False, **options: Unpack[CallOptions]
+        self,
+        call: Call[AsyncIterator[T]],
+        /,
+        *,
+        progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
+        **options: Unpack[CallOptions],
     ) -> Stream[T]: ...
     @overload
     def stream(
@@ -341,6 +379,8 @@ class Service(Generic[P, R]):
         events: type[Any] | None = None,
         capacity: int | None = None,
         progress: bool = False,
+        key: str | None = None,
+        answer: object = ...,
         **options: Unpack[CallOptions],
     ) -> Stream[Any]:
         """Run many calls of deployed graphs, and yield their results in input order; or yield the values of one call.
@@ -353,6 +393,9 @@ class Service(Generic[P, R]):
             events: the class of the events that are read; see `penstock.engine.stream`.
             capacity: the most events that wait for their reader.
             progress: whether a bar shows the progress; see `penstock.engine.stream`.
+            key: for a single call of a graph with a durable loop, the key that it is kept under; see
+                `penstock.engine.run`.
+            answer: the answer to the question that the key waits with.
             **options: `timeout_seconds`, `priority`, `trace_execution`; for many calls also `ordered`, `on_error`,
                 `trace_items`, and `max_in_flight` for this stream.
 
@@ -374,8 +417,9 @@ class Service(Generic[P, R]):
             gives_stream = self._deployment.graphs.deployed(call.graph).program.plan._gives_stream
             if not gives_stream and events is None:
                 raise gives_one_value(call.graph, "service")
-            start = partial(self._streaming_call, call, self._merged("service.stream(call)", options))
+            start = partial(self._streaming_call, call, self._merged("service.stream(call)", options), key, answer)
             return stream_of(call, start, events, capacity, gives_stream=gives_stream, shows_progress=shows_progress)
+        refuse_key(key, answer, "service.stream")
         merged = resolve("service.stream", options, self._inherited())
         return CallsStream(self._runtime, calls, merged, self._pipeline, shows_progress=shows_progress)
 
@@ -476,6 +520,7 @@ class Service(Generic[P, R]):
             tuple(actor.statistics() for actor in scope.wiring.actors()),
             None if self.state == "starting" else scope.uptime.seconds,
             in_flight.counts["expired"],
+            in_flight.counts["interrupted"],
         )
 
     async def _run(
@@ -484,6 +529,7 @@ class Service(Generic[P, R]):
         arguments: tuple[Any, ...],
         headers: Mapping[str, str] | None,
         options: ExecutionOptions,
+        key: str | None = None,
     ) -> Any:
         deployment = self._deployment
         scope, in_flight = deployment.check_callable()
@@ -493,7 +539,7 @@ class Service(Generic[P, R]):
         try:
             wired = deployment.graphs.ready.get(graph)
             if wired is None:
-                wired = deployment.graphs.one_value(graph, "service.run")
+                wired = deployment.graphs.one_value(graph, "service.run", key)
                 await deployment.restored(wired, graph, call.ends_at)
             if not in_flight.admission.reserve_nowait():
                 began = perf_counter()
@@ -532,8 +578,20 @@ class Service(Generic[P, R]):
         in_flight.stream_opened(pipeline)
         return pipeline
 
-    def _streaming_call(self, call: Call[Any], options: ExecutionOptions, events: EventBuffer | None) -> StreamingCall:
-        return StreamingCall(DeploymentScope(self._deployment), call, options, events)
+    def _streaming_call(
+        self,
+        call: Call[Any],
+        options: ExecutionOptions,
+        key: str | None,
+        answer: object,
+        events: EventBuffer | None,
+    ) -> StreamingCall:
+        kept = None
+        if key is not None:
+            plan = self._deployment.graphs.deployed(call.graph).program.plan
+            check_key(plan, "service.stream", key, answer)
+            kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
+        return StreamingCall(DeploymentScope(self._deployment, key, answer), call, options, kept, events)
 
     def _merged(self, verb: str, options: Mapping[str, Any]) -> ExecutionOptions:
         """Return the options of one call: those of the deployment, if there are no others, as is nearly always so."""

@@ -3,18 +3,26 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
-from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError, OptionsError, PlanError
+from .._errors import (
+    DeadlineExceeded,
+    EngineClosedError,
+    Interrupted,
+    NodeCancelledError,
+    OptionsError,
+    PlanError,
+)
 from ..actors.accepted import Accepted, check, whole
 from ..actors.frame import AnyDeployment, Frame
 from ..actors.node_actor import NodeActor
-from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader, StreamBuffer
+from ..actors.stream_buffer import DEFAULT_CAPACITY, MarkedBuffer, Reader, StreamBuffer
 from ..actors.tasks import start_task, uninterrupted, until
 from .call import RunningCall
+from .checkpoint import Saving
 from .control import Outcome
 from .events import Event, EventBuffer, Value
-from .graph import Call, Graph
+from .graph import Call, Graph, check_key
 from .nesting import refuse_to_close_from_inside
 from .options import ChosenScheduler, ExecutionOptions
 from .pipeline import ReaderWait, StreamProgress
@@ -24,6 +32,7 @@ from .statistics import StreamStatistics, Uptime
 from .streaming import Stream
 
 if TYPE_CHECKING:
+    from ..saving.durable import DurableCall
     from .deployment import Deployment
 
 
@@ -33,6 +42,11 @@ class CallScope(Protocol):
     @property
     def runtime(self) -> Runtime:
         """The inside of the Engine."""
+        ...
+
+    @property
+    def saving(self) -> Saving | None:
+        """The cuts of the call; None if it is not saved."""
         ...
 
     @property
@@ -78,9 +92,19 @@ class OwnScope:
 
     service = None
 
-    def __init__(self, runtime: Runtime, options: ExecutionOptions) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        options: ExecutionOptions,
+        key: str | None = None,
+        answer: object = ...,
+        saving: Saving | None = None,
+    ) -> None:
         self.runtime = runtime
+        self.saving = saving
         self._options = options
+        self._key = key
+        self._answer = answer
         self._scope: Scope | None = None
 
     def admit_nowait(self, graph: Graph[..., Any]) -> None:
@@ -89,11 +113,12 @@ class OwnScope:
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Open the resources and start the stateful nodes of the graph."""
         scheduler: ChosenScheduler = "parallel" if self._options.scheduler == "auto" else self._options.scheduler
-        self._scope = Scope(self.runtime, self._options, scheduler, is_one_call=True)
+        self._scope = Scope(self.runtime, self._options, scheduler, is_one_call=True, saving=self.saving)
         timer = asyncio.timeout_at(deadline)
         try:
             async with timer:
                 plan = call.graph._planned(is_cached=self._options.enable_caching)
+                check_key(plan, "engine.stream", self._key, self._answer)
                 return self._scope, await self._scope.prepare(plan), 0
         except TimeoutError as error:
             if not timer.expired():
@@ -110,11 +135,15 @@ class OwnScope:
         """Have the call fail if its stateful nodes crash too often."""
         assert self._scope is not None
         self._scope.on_failed = lambda make_error: frame.fail(make_error("the stream"))
+        if self.saving is not None:
+            self.saving.on_failure = frame.fail
 
     def settled(self, frame: Frame) -> None:
         """Forget the call."""
         assert self._scope is not None
         self._scope.on_failed = None
+        if self.saving is not None:
+            self.saving.is_done = frame.state == "done"
 
     def abort_soon(self) -> None:
         """Do nothing: the scope has only this call, which has ended."""
@@ -131,10 +160,15 @@ class DeploymentScope:
     Attributes:
         service: the deployment.
         runtime: the inside of its Engine.
+        saving: None: calls of a deployment are not saved.
     """
 
-    def __init__(self, deployment: "Deployment") -> None:
+    saving = None
+
+    def __init__(self, deployment: "Deployment", key: str | None, answer: object) -> None:
         self.service = deployment
+        self._key = key
+        self._answer = answer
         self.runtime = deployment.runtime
         self._scope, self._in_flight = deployment.check_callable()
 
@@ -142,7 +176,13 @@ class DeploymentScope:
         """Take a place, if there is one and the resources of the graph are open."""
         graphs, in_flight = self.service.graphs, self._in_flight
         wired = graphs.find(graph)
-        if wired is None or not graphs.is_complete(graph) or not in_flight.admission.reserve_nowait():
+        if (
+            wired is None
+            or wired.program.plan._durable is not None
+            or self._answer is not ...
+            or not graphs.is_complete(graph)
+            or not in_flight.admission.reserve_nowait()
+        ):
             return None
         in_flight.items += 1
         return self._scope, wired, in_flight.items - 1
@@ -150,7 +190,9 @@ class DeploymentScope:
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Wait until the resources are open, and for a place."""
         scope, in_flight = self.service.check_callable()
-        wired = await self.service.restored(self.service.graphs.deployed(call.graph), call.graph, deadline)
+        wired = self.service.graphs.deployed(call.graph)
+        check_key(wired.program.plan, "service.stream", self._key, self._answer)
+        await self.service.restored(wired, call.graph, deadline)
         await in_flight.reserve(call.graph.name, priority, deadline)
         self.service.check_admitted(in_flight)
         in_flight.items += 1
@@ -185,18 +227,27 @@ class StreamingCall:
         loop: its event loop.
         events: the events of the call; None if they are not read.
         reader: the reader of the stream; None until the stream is opened.
+        saving: the cuts of the call; None if it is not saved.
         uptime: how long the stream has been open.
         reader_wait: how long the reader has waited for values.
         progress: the progress bar; None without one.
         has_expired: whether the call has ended with `DeadlineExceeded`.
+        interruption: the error of a call that has ended because a node has asked a question.
     """
 
     def __init__(
-        self, where: CallScope, call: Call[Any], options: ExecutionOptions, events: EventBuffer | None = None
+        self,
+        where: CallScope,
+        call: Call[Any],
+        options: ExecutionOptions,
+        kept: "DurableCall | None" = None,
+        events: EventBuffer | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self._kept = kept
         self.events = events
         self.reader: Reader[Any] | None = None
+        self.saving = where.saving
         self._where = where
         self._call = call
         self._options = options
@@ -213,7 +264,9 @@ class StreamingCall:
         self.uptime = Uptime()
         self.reader_wait = ReaderWait()
         self.progress: StreamProgress | None = None
-        self.has_expired = False  # noted when the call ends: its frame forgets the error once the reader has it
+        # Noted when the call ends: its frame forgets the error once the reader has it.
+        self.has_expired = False
+        self.interruption: Interrupted | None = None
         self._scope: Scope | None = None  # set when the call is launched
         self._error: BaseException | None = None
         self._was_read = False
@@ -225,7 +278,7 @@ class StreamingCall:
         # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
         where.runtime.stream_opened(self)
         self._task: asyncio.Task[None] | None = None  # of a call that has to wait before it begins, or when it ends
-        begins = where.admit_nowait(call.graph)
+        begins = None if kept is not None else where.admit_nowait(call.graph)
         if begins is None:
             self._start_task(self._run())
         else:
@@ -251,8 +304,8 @@ class StreamingCall:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the call has ended with an error."""
-        return self._frame.state == "failed"
+        """Whether the call has ended with an error, and not with a question."""
+        return self._frame.state == "failed" and self.interruption is None
 
     @property
     def actors_uptime(self) -> Uptime | None:
@@ -359,6 +412,7 @@ class StreamingCall:
     def frame_done(self, frame: Frame) -> None:
         """Take the outcome of the call; an error is raised at the reader at once, before values that are left."""
         self.has_expired = frame.has_expired
+        self.interruption = frame.error if isinstance(frame.error, Interrupted) else None
         self._frame.close()
         if frame.state != "done" and self.reader is not None and not self.reader.buffer.abandoned:
             error = frame.error or self._error or NodeCancelledError("the call was cancelled")
@@ -393,6 +447,9 @@ class StreamingCall:
         try:
             if self._error is None:
                 self._settled = asyncio.Event()
+                if self._kept is not None:
+                    await self._kept.begin()
+                    self._kept.belong(self._frame.context)
                 self._launch(*await self._where.admit(self._call, self._options.priority, self._frame.ends_at))
                 await until(self._settled.is_set, self._settled.wait)
             else:
@@ -429,8 +486,16 @@ class StreamingCall:
         try:
             await self._where.call_ended()
         finally:
+            if self._kept is not None:
+                await self._kept.end(self._outcome_error())
             if progress is not None:
                 await progress.aclose()
+
+    def _outcome_error(self) -> BaseException | None:
+        """Return why the call has no result; None if its stream was read to the end."""
+        if self._frame.state == "done":
+            return None
+        return self.interruption or self._error or asyncio.CancelledError()
 
     def _cancelled(self, cause: BaseException) -> None:
         """Note that the task was cancelled: by `abort`, or from outside, such as when the loop is shut down."""
@@ -446,6 +511,8 @@ class StreamingCall:
         frame.launch(wired, self._call.arguments, item)
 
     def _open(self, reader: Reader[Any]) -> None:
+        if self.saving is not None:
+            self.saving.opened(reader.buffer)
         self.reader = reader
         self._opened.set()
         if self.events is not None:
@@ -592,6 +659,51 @@ class ValuesStream(Stream[T_co]):
             call.loop.call_soon_threadsafe(call.abort)
 
 
+class SavedStream(ValuesStream[T_co]):
+    """The values of one call that is saved."""
+
+    _reader: "asyncio.Task[Any] | None" = None
+
+    async def __aenter__(self) -> Self:
+        """Start the call, and wait until it goes on from its newest cut, so that `position` says where.
+
+        Raises:
+            CheckpointError: the folder cannot be used, or its cuts are those of another run.
+            Exception: the error of the call before its stream was open.
+        """
+        await super().__aenter__()
+        if self._buffer is None:
+            await self._open()
+        return self
+
+    async def __anext__(self) -> T_co:
+        """Return the next value. To ask for the one behind a mark completes the cut.
+
+        Raises:
+            Exception: the error of the call; the stream is closed then.
+        """
+        self._reader = asyncio.current_task()
+        buffer = self._buffer or await self._open()
+        if isinstance(buffer, MarkedBuffer) and buffer.mark is not None and not buffer.held and not self._closed:
+            await buffer.pass_mark()
+        return await super().__anext__()
+
+    async def checkpoint(self) -> None:
+        """Make a cut now, and wait until it is written.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        await self._checkpoint(is_reader=self._reader in (None, asyncio.current_task()))
+
+    async def _checkpoint(self, *, is_reader: bool) -> None:
+        if self._buffer is None:
+            await self._open()
+        saving = self._start().saving
+        assert saving is not None
+        await saving.checkpoint(is_reader=is_reader)
+
+
 E = TypeVar("E")
 R = TypeVar("R")
 
@@ -692,6 +804,9 @@ class EventStream(ValuesStream[Event[E]], Generic[E, R]):
             with call.reader_wait:
                 await call.ended()
             return False
+        if isinstance(values, MarkedBuffer) and values.mark is not None:
+            await values.pass_mark()
+            return True
         if events.waiter is not None:
             raise RuntimeError("this stream is being read by another task; a stream has one reader")
         with call.reader_wait:
@@ -773,4 +888,6 @@ def _statistics_of(call: StreamingCall) -> StreamStatistics:
     return StreamStatistics(
         given, given, int(call.has_failed), 0, position, held, actors,
         call.uptime.seconds, None if counting is None else counting.seconds, int(call.has_expired),
+        int(call.interruption is not None),
+        *((0, 0, 0) if call.saving is None else (call.saving.saved, call.saving.skipped, call.saving.failed)),
     )  # fmt: skip

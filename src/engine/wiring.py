@@ -31,6 +31,7 @@ from .tracing.template import Read, Template, is_known, reads, value_of
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import NodeReading
+    from .checkpoint import Place, Saving
     from .counters import Room
 
 
@@ -56,6 +57,7 @@ class Wiring:
         threads: the threads that the scope may use; None for all threads of the Engine.
         has_places_in_threads: whether a thread node has as many places as there are threads for it; if not, it has no
             limit of its own.
+        saving: the cuts of the one call of the scope; None if it is not saved.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Wiring:
         device_strategy: str,
         threads: ThreadShare | None = None,
         has_places_in_threads: bool = True,
+        saving: "Saving | None" = None,
     ) -> None:
         self._pools = pools
         self._instances = instances
@@ -79,6 +82,7 @@ class Wiring:
         self._device_strategy = device_strategy
         self._threads = threads
         self._has_places_in_threads = has_places_in_threads
+        self._saving = saving
         self._measured = 0  # how many profiles have asked for the timing of handlers
 
     def wire(self, program: Program) -> Wired:
@@ -145,10 +149,13 @@ class Wiring:
 
     def _actor(self, program: Program, unit: Unit) -> NodeActor:
         step = unit.step
+        place = None
+        if self._saving is not None and unit.source is not None:
+            place = self._saving.place(program.plan, unit.source)
         if step is None:
-            actor = _added_actor(program, unit)
+            actor = _added_actor(program, unit, place)
         elif is_node(step.head.callee):
-            actor = self._node_actor(program, unit, step, step.head.callee)
+            actor = self._node_actor(program, unit, step, step.head.callee, place)
             if fault_at_wiring is not None:
                 fault_at_wiring(actor, step.head.callee)
         else:
@@ -159,13 +166,13 @@ class Wiring:
             actor = actor_class(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
             bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
             if control.kind == "split":
-                actor.invoke = splitting(control.limit, control.ahead)
+                actor.invoke = splitting(control.limit, control.ahead, place)
             elif control.kind == "branch":
                 actor.invoke = branch(control.limit)
             elif control.over_stream:
-                actor.invoke = mapping(control, bodies[0])
+                actor.invoke = mapping(control, bodies[0], place)
             else:
-                actor.body = body_of(control, bodies, self._pools.threads)
+                actor.body = body_of(control, bodies, self._pools.threads, place)
                 if unit.streams:  # a `fold`
                     actor.invoke = reading(unit.streams)
                     actor.spans_others = True
@@ -179,7 +186,9 @@ class Wiring:
         actor.reads = unit.reads
         return actor
 
-    def _node_actor(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any]) -> NodeActor:
+    def _node_actor(
+        self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any], place: "Place | None"
+    ) -> NodeActor:
         policy = node.policy
         fake = node.origin._replacement is not None
         inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
@@ -196,7 +205,7 @@ class Wiring:
             actor.fn, actor.gate = instance.handler, instance.gate
         actor.emits = policy.effectful and (node.is_async or node.gives_stream or node._runs_on == "thread")
         if node.gives_stream:
-            actor.invoke = opening(policy.capacity or DEFAULT_CAPACITY, unit.streams)
+            actor.invoke = opening(policy.capacity or DEFAULT_CAPACITY, unit.streams, place)
             return actor
         if not node.is_async:
             actor.links = (Link(step.label, actor.fn, policy.model), *_further_links(step))
@@ -320,7 +329,7 @@ def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:
         actor.measure(sampling)
 
 
-def _added_actor(program: Program, unit: Unit) -> NodeActor:
+def _added_actor(program: Program, unit: Unit, place: "Place | None") -> NodeActor:
     """Return the actor of a unit that Penstock has added to the user's steps.
 
     It needs no place of a limit, and is left out of metrics, profiles and pictures.
@@ -330,7 +339,7 @@ def _added_actor(program: Program, unit: Unit) -> NodeActor:
         names = dict(zip(program.plan.parameter_sources, program.plan.parameters, strict=True))
         assert unit.source is not None
         actor.name = names[unit.source]
-        actor.invoke = input_of(actor.name)
+        actor.invoke = input_of(actor.name, place)
     elif unit.role == "result":
         actor.invoke = hand_over
     else:

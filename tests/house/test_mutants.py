@@ -29,6 +29,21 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "what is behind a mark waits until it was passed",
+        "actors/stream_buffer.py", "            self._behind.append(value)\n", "            self.held.append(value)\n",
+        "tests/saving/test_checkpoints.py::test_a_mark_waits_for_what_runs_before_it",
+    ),
+    Mutant(
+        "a mark waits until the values before it have left a map_each",
+        "engine/bodies.py", "not self._window.frames and isinstance(first, ", "isinstance(first, ",
+        "tests/saving/test_checkpoints.py::test_a_mark_waits_for_what_runs_before_it",
+    ),
+    Mutant(
+        "a state is copied before its step goes on",
+        "engine/checkpoint.py", "partial(self._encode, state, name, copy=True)", "partial(self._encode, state, name)",
+        "tests/saving/test_checkpoints.py::test_a_state_that_changes_in_place_is_copied",
+    ),
+    Mutant(
         "one run writes into a folder of cuts",
         "saving/cuts.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
         "tests/saving/test_cuts.py::test_a_second_writer_is_refused_until_the_first_has_gone",
@@ -159,6 +174,27 @@ MUTANTS = [
         "    with anyio.CancelScope(shield=True):\n        while not is_over():\n",
         "    with anyio.CancelScope(shield=True):\n        while False:\n",
         "tests/runtime/test_cancelled_while_unwinding.py",
+    ),
+    Mutant(
+        "a durable loop goes on from the state that was kept",
+        "saving/durable.py", "return self._loop.step, await self._in_thread(_decoded, self._loop.state, initial)",
+        "return 0, initial",
+        "tests/saving/test_durable.py",
+    ),
+    Mutant(
+        "a key that is under way is refused",
+        "saving/durable.py", "if found is not None and not found.is_free():", "if False:",
+        "tests/saving/test_durable.py::test_a_key_is_run_by_one_call_at_a_time",
+    ),
+    Mutant(
+        "a call that has lost its key keeps nothing",
+        "saving/store.py", "        if is_expected:\n", "        if True:\n",
+        "tests/saving/test_durable.py::test_a_sqlite_store_expects_versions",
+    ),
+    Mutant(
+        "an answer is that to one question",
+        "saving/durable.py", "del self._unused[index]", "pass",
+        "tests/saving/test_interrupt.py::test_answers_are_found_by_question_and_order",
     ),
     Mutant(
         "the spans below a node's are those of its own code",

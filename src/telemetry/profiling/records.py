@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from ..counters import ActorStatistics
@@ -158,6 +158,35 @@ class Scope(Protocol):
     def measure(self, *, on: bool) -> None:
         """Time the handlers that are not timed otherwise, until this was turned off as often as on."""
         ...
+
+
+@dataclass(frozen=True)
+class SavedCuts:
+    """What the cuts of a call with `checkpoint=` have cost.
+
+    Attributes:
+        saved: how many were written.
+        skipped: how many were left out, because the one before was still on its way.
+        failed: how many could not be written.
+        bytes: the size of those that were written.
+        write_seconds: how long that took, beside the pipeline.
+        copy_seconds: how long large states were copied, while their steps waited.
+    """
+
+    saved: int = 0
+    skipped: int = 0
+    failed: int = 0
+    bytes: int = 0
+    write_seconds: float = 0.0
+    copy_seconds: float = 0.0
+
+    def less(self, other: "SavedCuts") -> "SavedCuts":
+        """Return what came after another moment."""
+        return SavedCuts(*(getattr(self, one.name) - getattr(other, one.name) for one in fields(self)))
+
+    def with_(self, other: "SavedCuts") -> "SavedCuts":
+        """Return both together."""
+        return SavedCuts(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
 
 class Reader(Protocol):
