@@ -10,6 +10,7 @@ The map of the house, in the order in which its floors may import each other:
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
     data         feeds: records in a known order, stages that shape them, on streams as values
+    asgi         streams over HTTP, for Starlette and FastAPI
     testing      virtual time, seeded interleavings, fakes
     _cli         the command line, a module for each command
 """
@@ -57,6 +58,7 @@ from .actors.policy import Retry
 from .engine.checkpoint import Checkpoint
 from .engine.control import cond, fold, map_each, switch, while_loop
 from .engine.decorator import apply, node
+from .engine.events import emit
 from .engine.graph import Call, Graph, graph
 from .engine.node import Node
 from .engine.options import ExecutionOptions, execution_options, set_execution_options
@@ -68,12 +70,13 @@ __all__ = [
     "Actor", "ActorRestarted", "ActorStopped", "Batch", "Call", "ChannelClosed", "Checkpoint", "CheckpointError",
     "DataError", "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "Durable", "EngineClosedError",
     "EngineLoopError", "ExecutionOptions", "Graph", "GraphTraceError", "Inbox", "InboxClosed", "Interrupted",
-    "ItemInfo", "IterationLimitError", "KeyInUse", "LoopRecord", "LoopState", "LoopStore", "MissingExtraError",
-    "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError", "Overloaded",
+    "ItemInfo", "IterationLimitError", "KeyInUse", "LoopRecord", "LoopState", "LoopStore", "MissingExtraError", "Node",
+    "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError", "Overloaded",
     "PenstockError", "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry",
     "SQLiteStore", "StreamActor", "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "apply",
-    "cond", "current", "data", "device_node", "devices", "engine", "execution_options", "fold", "graph", "interrupt",
-    "map_each", "node", "resource", "set_execution_options", "switch", "telemetry", "testing", "while_loop",
+    "asgi", "cond", "current", "data", "device_node", "devices", "emit", "engine", "execution_options", "fold",
+    "graph", "interrupt", "map_each", "node", "resource", "set_execution_options", "switch", "telemetry", "testing",
+    "while_loop",
 ]  # fmt: skip
 
 # Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a
@@ -81,7 +84,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import data, devices, testing
+    from . import asgi, data, devices, testing
     from .devices.device_node import DeviceNode, device_node
     from .engine.interrupt import interrupt
     from .saving.durable import Durable, LoopState
@@ -90,6 +93,7 @@ else:
     __getattr__, __dir__ = _public(
         __name__,
         {
+            "asgi": ".asgi",
             "data": ".data",
             "devices": ".devices",
             "testing": ".testing",

@@ -66,11 +66,13 @@ class Overloaded(PenstockError):
     Attributes:
         retry_after_seconds: in how many seconds a place is likely to be free, from the measured service rate; None
             before anything has been measured.
+        key: the key to which it was refused, such as one tenant; None if it would be refused to all.
     """
 
-    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+    def __init__(self, message: str, retry_after_seconds: float | None = None, key: object = None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        self.key = key
 
 
 class NodeError(PenstockError):

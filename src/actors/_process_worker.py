@@ -15,6 +15,7 @@ from ..telemetry import logs
 from ..telemetry.spans import incoming
 from . import process_messages
 from .process_messages import resolve
+from .tasks import no_item
 
 READY = b"R"
 # How often a worker looks whether its parent has changed, which means that the parent has died.
@@ -37,6 +38,7 @@ def serve(connection: socket.socket, set_up_tracing: Callable[[], None] | None) 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while the interpreter started
     connection.set_inheritable(False)
     logs.describe_items(_item.get)
+    no_item.set('in a worker process, from where no value comes back before the result: use runs_on="thread"')
     set_up_once = cache(set_up_tracing or _nothing)
     threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
     try:

@@ -12,7 +12,7 @@ from ..telemetry import logs
 from . import current
 from .own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
 from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer
-from .tasks import Condition, start_task, until
+from .tasks import Condition, no_item, start_task, until
 
 if TYPE_CHECKING:
     from .worker import Member
@@ -415,6 +415,7 @@ class LoopHost:
 
     async def _run(self, entered: "asyncio.Future[None]", loop_over: "asyncio.Future[None]") -> None:
         current.source.set(None)  # the loop works for no particular item
+        no_item.set("in the loop of an actor or in a batch, which are for many items: use a node of one item")
         instance = self._make()
         crash: BaseException | None = None
         try:

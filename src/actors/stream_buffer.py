@@ -49,7 +49,7 @@ class StreamBuffer(Generic[T]):
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity = capacity
         self.held: deque[T] = deque()
-        self.position = 0
+        self.position: int = 0
         self.ended = False
         self.abandoned = False
         self.on_abandoned: Callable[[], None] | None = None

@@ -14,6 +14,7 @@ from .checkpoint import Checkpoint
 from .control import Outcome
 from .engine import Engine, EngineStatistics
 from .engine import default_engine as _default_engine
+from .events import Event, Value
 from .graph import Call, Graph, GraphStatistics
 from .graph import as_graph as _as_graph
 from .options import CallOptions, Scheduler
@@ -21,13 +22,14 @@ from .options import resolve as _resolve
 from .program import Plan
 from .statistics import Bottleneck, StreamStatistics
 from .streaming import Stream
+from .values import EventStream
 
 __all__ = [
     "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CallOptions", "ChannelStatistics",
-    "Engine", "EngineStatistics", "GraphStatistics", "MemoryReport", "NodeMemory", "Outcome", "Plan",
-    "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service", "ServiceState",
-    "ServiceStatistics", "Strategy", "Stream", "StreamStatistics", "ThreadPoolStatistics", "deploy", "memory",
-    "plan", "run", "stream", "tuned_for_serving",
+    "Engine", "EngineStatistics", "Event", "EventStream", "GraphStatistics", "MemoryReport", "NodeMemory", "Outcome",
+    "Plan", "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service", "ServiceState",
+    "ServiceStatistics", "Strategy", "Stream", "StreamStatistics", "ThreadPoolStatistics", "Value", "deploy",
+    "memory", "plan", "run", "stream", "tuned_for_serving",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ else:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+E = TypeVar("E")
 
 
 async def run(
@@ -82,6 +85,31 @@ async def run(
 
 
 @overload
+def stream(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    call: Call[AsyncIterator[R]],
+    /,
+    *,
+    events: type[E],
+    capacity: int | None = None,
+    progress: bool = False,
+    key: str | None = ...,
+    answer: object = ...,
+    checkpoint: Checkpoint | None = None,
+    **options: Unpack[CallOptions],
+) -> Stream[Event[E] | Value[R]]: ...
+@overload
+def stream(
+    call: Call[R],
+    /,
+    *,
+    events: type[E],
+    capacity: int | None = None,
+    progress: bool = False,
+    key: str | None = ...,
+    answer: object = ...,
+    **options: Unpack[CallOptions],
+) -> EventStream[E, R]: ...
+@overload
 def stream(
     call: Call[AsyncIterator[R]],
     /,
@@ -104,6 +132,8 @@ def stream(
     calls: Any,
     /,
     *,
+    events: type[Any] | None = None,
+    capacity: int | None = None,
     progress: bool = False,
     key: str | None = None,
     answer: object = ...,
@@ -117,6 +147,10 @@ def stream(
             for one. Or a single call of a graph that returns an `AsyncIterator`. The code of a plain iterable sees the
             context variables of the caller, but may run outside of any task, where `asyncio.current_task()` is None;
             an async iterable is iterated in a task of its own.
+        events: for a single call, also of a graph that returns one value: the class of the events to read, which nodes
+            hand out with `penstock.emit`; `object` for all. The stream is an `EventStream` then, of `Event` objects,
+            and for a graph that returns an `AsyncIterator` a stream of `Event` and `Value` objects.
+        capacity: the most events that wait for their reader; a node that emits one more waits for room. 16 by default.
         progress: whether a bar on standard error shows the rate, the errors, the node that limits and, if `calls` has
             a length as a list has, the time that is left. Nothing is shown if standard error is no terminal.
         key: for a single call of a graph with a durable loop, the key that it is kept under; see `run`.
@@ -136,9 +170,12 @@ def stream(
         EngineLoopError: no event loop is running.
         MissingExtraError: there is progress to show, and rich is not installed.
     """
-    return _default_engine().stream(
-        calls, progress=progress, key=key, answer=answer, checkpoint=checkpoint, **options
+    made: Any = _default_engine()  # as Any, because checkers do not pass on several overloads at once
+    result: Stream[Any] = made.stream(
+        calls, events=events, capacity=capacity, progress=progress, key=key, answer=answer, checkpoint=checkpoint,
+        **options,
     )  # fmt: skip
+    return result
 
 
 def deploy(

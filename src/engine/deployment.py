@@ -25,7 +25,7 @@ from ..telemetry.metrics import Reading
 from .admission import Admission
 from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
-from .graph import Graph, check_key, gives_one_value, gives_stream
+from .graph import Graph, check_key, gives_stream
 from .instances import stateful_nodes
 from .nesting import host_context, hosts, refuse_from_inside
 from .open_resources import Opening
@@ -242,21 +242,10 @@ class HostedGraphs:
             PlanError: the graph is not part of this deployment, or its calls give streams.
             OptionsError: the graph has a durable loop, and the call no key; or the other way round.
         """
-        wired = self._deployed(graph)
+        wired = self.deployed(graph)
         if wired.program.plan._gives_stream:
             raise gives_stream(graph, verb)
         check_key(wired.program.plan, verb, key, answer)
-        return wired
-
-    def values(self, graph: Graph[..., Any]) -> Wired:
-        """Return the actors of a graph whose calls give streams.
-
-        Raises:
-            PlanError: the graph is not part of this deployment, or its calls give one value.
-        """
-        wired = self._deployed(graph)
-        if not wired.program.plan._gives_stream:
-            raise gives_one_value(graph, "service")
         return wired
 
     def lost(self, programs: Collection[Program]) -> None:
@@ -298,7 +287,12 @@ class HostedGraphs:
         """Yield the actors of every graph."""
         return iter(self._wired.values())
 
-    def _deployed(self, graph: Graph[..., Any]) -> Wired:
+    def deployed(self, graph: Graph[..., Any]) -> Wired:
+        """Return the actors of a graph.
+
+        Raises:
+            PlanError: the graph is not part of this deployment.
+        """
         if graph not in self._wired:
             raise self._not_deployed(graph)
         return self._wired[graph]

@@ -16,13 +16,25 @@ from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
 from .call import RunningCall
 from .checkpoint import Checkpoint, Saving
-from .graph import Call, Graph, as_call, as_graph, check_key, durable_call, one_value, refuse_key, time_left, values
+from .events import Event, EventBuffer, Value
+from .graph import (
+    Call,
+    Graph,
+    as_call,
+    as_graph,
+    check_key,
+    durable_call,
+    gives_one_value,
+    one_value,
+    refuse_key,
+    time_left,
+)
 from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
 from .program import Plan, Wired
 from .scope import Runtime, Scope, running_loop
 from .streaming import CallsStream, Stream
-from .values import OwnScope, SavedStream, StreamingCall, ValuesStream
+from .values import EventStream, OwnScope, SavedStream, StreamingCall, check_events, stream_of
 
 if TYPE_CHECKING:
     from .. import engine
@@ -32,6 +44,7 @@ else:
 
 
 P = ParamSpec("P")
+E = TypeVar("E")
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -132,6 +145,33 @@ class Engine:
         return result
 
     @overload
+    def stream(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self,
+        call: Call[AsyncIterator[R]],
+        /,
+        *,
+        events: type[E],
+        capacity: int | None = None,
+        progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
+        checkpoint: Checkpoint | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Stream[Event[E] | Value[R]]: ...
+    @overload
+    def stream(
+        self,
+        call: Call[R],
+        /,
+        *,
+        events: type[E],
+        capacity: int | None = None,
+        progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
+        **options: Unpack[CallOptions],
+    ) -> EventStream[E, R]: ...
+    @overload
     def stream(
         self,
         call: Call[AsyncIterator[R]],
@@ -157,24 +197,32 @@ class Engine:
         calls: Any,
         /,
         *,
+        events: type[Any] | None = None,
+        capacity: int | None = None,
         progress: bool = False,
         key: str | None = None,
         answer: object = ...,
         checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream[Any]:
-        """Run many calls as a pipeline, or one call that gives a stream; see `penstock.engine.stream`."""
+        """Run many calls as a pipeline, or one call that gives a stream or events; see `penstock.engine.stream`."""
         shows_progress = is_shown(progress)
+        check_events(events, capacity, is_one_call=isinstance(calls, Call))
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
-            values(call.graph)
+            gives_stream = call.graph._present_trace().gives_stream
+            if not gives_stream and events is None:
+                raise gives_one_value(call.graph, "engine")
             merged = resolve("stream(call)", options, self._options)
+            saving = None
             if checkpoint is not None:
+                if not gives_stream:
+                    raise OptionsError("checkpoint= with events= is for a graph that returns a stream")
                 saving = _saving(checkpoint, call, call.graph._planned(is_cached=merged.enable_caching), key)
-                start = partial(self._streaming_call, call, merged, saving=saving)
-                return SavedStream(start, shows_progress=shows_progress)
-            start = partial(self._streaming_call, call, merged, key, answer)
-            return ValuesStream(start, shows_progress=shows_progress)
+            start = partial(self._streaming_call, call, merged, key, answer, saving)
+            if saving is not None and events is None:
+                return SavedStream(partial(start, None), shows_progress=shows_progress)
+            return stream_of(call, start, events, capacity, gives_stream=gives_stream, shows_progress=shows_progress)
         if checkpoint is not None:
             raise OptionsError(
                 "checkpoint= is for one call of a graph that returns a stream; make the source a stream of that graph, "
@@ -188,9 +236,10 @@ class Engine:
         self,
         call: Call[Any],
         options: ExecutionOptions,
-        key: str | None = None,
-        answer: object = ...,
-        saving: Saving | None = None,
+        key: str | None,
+        answer: object,
+        saving: Saving | None,
+        events: EventBuffer | None,
     ) -> StreamingCall:
         self._runtime.check_loop()
         kept = None
@@ -198,7 +247,7 @@ class Engine:
             plan = call.graph._planned(is_cached=options.enable_caching)
             check_key(plan, "engine.stream", key, answer)
             kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
-        return StreamingCall(OwnScope(self._runtime, options, key, answer, saving), call, options, kept)
+        return StreamingCall(OwnScope(self._runtime, options, key, answer, saving), call, options, kept, events)
 
     def deploy(
         self,

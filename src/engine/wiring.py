@@ -203,6 +203,7 @@ class Wiring:
             assert self._instances is not None
             actor.instance = instance = self._instances.instance_of(node)
             actor.fn, actor.gate = instance.handler, instance.gate
+        actor.emits = policy.effectful and (node.is_async or node.gives_stream or node._runs_on == "thread")
         if node.gives_stream:
             actor.invoke = opening(policy.capacity or DEFAULT_CAPACITY, unit.streams, place)
             return actor

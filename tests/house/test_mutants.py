@@ -202,6 +202,26 @@ MUTANTS = [
         "otel_context.attach(parent.context)",
         "tests/telemetry/test_span_tree.py",
     ),
+    Mutant(
+        "events that wait for room are let in in their order",
+        "engine/events.py", "event, frame, turn = line.popleft()", "event, frame, turn = line.pop()",
+        "tests/engine/test_events.py::test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they_came",
+    ),
+    Mutant(
+        "an item that has ended emits nothing",
+        "engine/events.py", 'or frame.state != "running" or', "or",
+        "tests/engine/test_events.py::test_an_item_that_was_cancelled_emits_nothing_more",
+    ),
+    Mutant(
+        "a node's values and events are read in its order",
+        "engine/values.py", "or held[0]._after <= values.position):", "or held[0]._after >= 0):",
+        "tests/engine/test_events.py::test_one_iterator_gives_events_and_values_in_the_order_of_the_node",
+    ),
+    Mutant(
+        "a client that takes nothing any more is given up",
+        "asgi.py", "asyncio.timeout(self._stall_timeout_seconds)", "asyncio.timeout(None)",
+        "tests/serving/test_asgi.py::test_a_client_that_stalls_ends_its_call_and_one_that_is_only_slow_does_not",
+    ),
 ]  # fmt: skip
 
 

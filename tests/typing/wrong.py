@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import penstock as ps
-from penstock import engine, testing
+from penstock import asgi, engine, testing
 from penstock.testing import faults
 from tests.typing import resources
 from tests.typing.correct import (
@@ -28,6 +28,8 @@ from tests.typing.correct import (
     limited,
     rank,
     search,
+    spelling,
+    telling,
     tokenize,
     triple,
 )
@@ -215,3 +217,17 @@ def wrong_settings() -> None:
     Settings(strategy="one_for_none")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Settings(restart="always")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ps.node(shutdown_seconds="5")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+
+
+async def wrong_events(hit: Hit) -> None:
+    engine.stream(telling(hit))  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    engine.stream(telling(hit), events=hit)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    engine.stream([telling(hit)], events=Hit)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    async with engine.stream(telling(hit), events=Hit) as events:
+        number: int = await events.result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+        print(number)
+        async for event in events:
+            event.value.title()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    async with engine.stream(spelling(hit), events=Hit) as both:
+        await both.result()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    asgi.event_stream(telling(hit))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
