@@ -629,7 +629,7 @@ class InLoop:
     ) -> Any:
         """Give the actor an item, and return its result."""
         deadlines = [at for at in (frame.deadline, worker.position.attempt_deadline) if at is not None]
-        return await self._host.run(args[0], frame.priority, min(deadlines, default=None))
+        return await self._host.run(args[0], frame.priority, min(deadlines, default=None), frame.key)
 
     def begin(
         self,
@@ -645,7 +645,7 @@ class InLoop:
             ActorStopped: its loop has ended.
         """
         outcome = cast("asyncio.Future[Any]", detached)  # a step has the methods that settle a future
-        work: Request[Any, Any] = Request(args[0], frame.priority, frame.deadline, outcome)
+        work: Request[Any, Any] = Request(args[0], frame.priority, frame.deadline, frame.key, outcome)
         return work if self._host.submit_nowait(work) else None
 
 

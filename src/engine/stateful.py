@@ -151,8 +151,8 @@ def fresh_instance(template: Any) -> tuple[Any, Callable[..., Any]]:
 
 
 def _make_loop(node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> "OwnsLoop":
-    instance: OwnsLoop = fresh_instance(node.template)[0]
-    return instance
+    instance: OwnsLoop = node.template
+    return instance if instance._penstock_is_shared else fresh_instance(instance)[0]
 
 
 def _alone(call: Callable[..., Any]) -> Callable[..., Any]:
