@@ -108,8 +108,8 @@ class Admission:
         self._max_queue = max_queue
         self._in_flight = 0
         self._waiting: PriorityFifo[asyncio.Future[None]] = PriorityFifo()
-        self._admitted = 0
-        self._refused = 0
+        self._admitted: int = 0
+        self._refused: int = 0
         # The service rate is `_calls / _seconds`: how many calls have ended, and for how long they held their places,
         # divided by the number of places; old calls fade out. A call counts only if it was in flight when all places
         # were taken: other calls say little about a full service. It counts also when it ends together with the others,
@@ -381,6 +381,7 @@ class FairAdmission(Admission):
         self._max_queue_per_key = shares.max_queue_per_key
         self._active: dict[Hashable, _Share] = {}  # the keys that have calls
         self._idle: OrderedDict[Hashable, _Share] = OrderedDict()
+        self._longest_queue = sys.maxsize if max_queue is None else max_queue
         self._queued = 0
         self._patient: set[asyncio.Future[bool]] = set()
         # The keys whose calls wait for nothing but a place, each with the level that it had at least. Levels only grow
@@ -421,14 +422,15 @@ class FairAdmission(Admission):
         if self.reserve_nowait(key):
             return
         share = self._active.get(key) or self._activated(key)
-        if not patient and not self._has_room(share):
+        has_room = self._queued < self._longest_queue and share.waiting.count < self._max_queue_per_key
+        if not has_room and not patient and not self._has_made_room(share):
             raise self._refusal(share, graph)
         waiter: asyncio.Future[bool] = self._loop.create_future()
         share.waiting.push(waiter, priority)
         self._queued += 1
         if patient:
             self._patient.add(waiter)
-        if share.waiting.count == 1:
+        if not share.turn:
             self._changed(share, self._time())
         try:
             is_admitted = await waiter
@@ -441,7 +443,8 @@ class FairAdmission(Admission):
                 self._pass_on(now)
             raise
         finally:
-            self._patient.discard(waiter)
+            if patient:
+                self._patient.discard(waiter)
         if not is_admitted:
             raise self._refusal(share, graph)
 
@@ -565,12 +568,10 @@ class FairAdmission(Admission):
         """Return for how long a call is expected to hold its place; 0 before anything was measured."""
         return self._seconds / self._calls * self._max_in_flight if self._calls else 0.0
 
-    def _has_room(self, share: _Share) -> bool:
-        """Whether a call may wait; if the queue is full, a call of a key that is further over its share leaves it."""
+    def _has_made_room(self, share: _Share) -> bool:
+        """Have a call of a key that is further over its share leave the full queue; return whether one did."""
         if share.waiting.count >= self._max_queue_per_key:
             return False
-        if self._max_queue is None or self._queued < self._max_queue:
-            return True
         if not self._contending:
             self._begin_period(self._time())
         now, expected = self._time(), self._expected_seconds()

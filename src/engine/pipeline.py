@@ -5,7 +5,7 @@ import importlib
 import operator
 import sys
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextvars import Context, copy_context
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final

@@ -185,8 +185,8 @@ class _Gate:
             bucket = self._new_bucket(key, now)
             if bucket is None:
                 work.fail(Overloaded(
-                    f"RateLimit: key {key!r:.60} is one too many: {self._max_keys} others have used their limits lately "
-                    "(max_keys)",
+                    f"RateLimit: key {key!r:.60} is one too many: {self._max_keys} others have used their limits "
+                    "lately (max_keys)",
                     max(0.0, self._full[0][0] - now),
                 ))  # fmt: skip
                 return

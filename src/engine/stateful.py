@@ -151,8 +151,8 @@ def fresh_instance(template: Any) -> tuple[Any, Callable[..., Any]]:
 
 
 def _make_loop(node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> "OwnsLoop":
-    instance: OwnsLoop = node.template
-    return instance if instance._penstock_is_shared else fresh_instance(instance)[0]
+    template = cast("OwnsLoop", node.template)
+    return template if template._penstock_is_shared else cast("OwnsLoop", fresh_instance(template)[0])
 
 
 def _alone(call: Callable[..., Any]) -> Callable[..., Any]:
