@@ -2,7 +2,7 @@
 
 import functools
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Final
@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from ..actors.accepted import check, optional, whole
+from ..engine.tracing.annotations import signature_of
 from .arguments import Arguments, is_random_key
-from .arguments import parameters_of as signature_of
 from .device_node import DeviceNode
 from .dispatch import SingleJob
 from .engine_device import DeviceCall, SingleCallQueue
@@ -20,6 +20,8 @@ from .executor import DeviceExecutor, DeviceOptions
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
+    from ..engine.node import CallSite
+    from ..engine.pools import Pools
     from .compiling import Executable
 
 # How many chunks are enqueued before the rows of the first are copied: one computes, one is copied, one is ready.
@@ -120,7 +122,7 @@ class _RowAxes:
         self.mapped = mapped
 
     def _axes_of(self, values: tuple[Any, ...]) -> list[Any]:
-        """Return the axes of each argument; one axis for all is not that of a default without axes, such as a number."""
+        """Return the axes of each argument; one axis for all is not that of a default that is a number."""
         if not self._is_one:
             return self._in_axes
         return [
@@ -209,17 +211,28 @@ def _is_none(value: object) -> bool:
 
 
 def _with_once(axes: Any) -> Any:
-    return jax.tree.map(lambda axis: _ONCE if axis is None else axis, axes, is_leaf=_is_none)
+    def marked(axis: int | None) -> Any:
+        return _ONCE if axis is None else axis
+
+    return jax.tree.map(marked, axes, is_leaf=_is_none)
 
 
 def _without_once(axes: Any) -> Any:
-    return jax.tree.map(lambda axis: None if axis is _ONCE else axis, axes)
+    def unmarked(axis: Any) -> Any:
+        return None if axis is _ONCE else axis
+
+    return jax.tree.map(unmarked, axes)
 
 
 def _broadcast(axes: Any, value: Any) -> list[Any]:
     """Return the axis of each leaf of a value, from a prefix of its structure."""
     found: list[Any] = []
-    jax.tree.map(lambda axis, part: found.extend([axis] * len(jax.tree.leaves(part))), axes, value)
+
+    def repeat(axis: Any, part: Any) -> None:
+        leaves: list[Any] = jax.tree.leaves(part)
+        found.extend([axis] * len(leaves))
+
+    jax.tree.map(repeat, axes, value)
     return found
 
 
@@ -342,10 +355,12 @@ class _ChunkedExecutor(DeviceExecutor):
         size = "" if self._batch_size is None else f", {self._batch_size} rows at a time"
         return f"{self.options.device}{size}"
 
-    async def warm_up(self, *args: Any) -> None:
+    async def warm_up(
+        self, site: "CallSite", pools: "Pools", device_strategy: str, resources: Mapping[str, Any]
+    ) -> None:
         """Compile the program of a chunk, if it is known: the node has a sample of an item, and a size of chunks."""
         if self.options.sample_input:
-            await super().warm_up(*args)
+            await super().warm_up(site, pools, device_strategy, resources)
 
     def variants(self, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Return the arguments of the programs that calls need, given those of one item."""
@@ -376,7 +391,7 @@ class _ChunkedJob(SingleJob):
     def __init__(self, *args: Any) -> None:
         *others, self._executor = args
         super().__init__(*others)
-        self._rest: Generator[tuple[int, tuple[Any, ...]]] | None = None
+        self._rest: Iterator[tuple[int, tuple[Any, ...]]] | None = None
         self._real = 0
         self._ahead: deque[tuple[Any, int]] = deque()
         self._whole: _Whole | None = None
@@ -385,8 +400,8 @@ class _ChunkedJob(SingleJob):
         """Return the arguments of the first chunk."""
         chunks = self._executor.rows.split(super().arguments(), self._executor.chunk_size)
         self._whole = _Whole(self._executor.rows, chunks.count)
-        self._rest = iter(chunks)
-        self._real, first = next(self._rest)
+        self._rest = rest = iter(chunks)
+        self._real, first = next(rest)
         return first
 
     def _enqueue(self, executable: "Executable", args: tuple[Any, ...]) -> Any:

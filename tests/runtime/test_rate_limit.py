@@ -248,7 +248,13 @@ async def test_an_item_without_a_key_fails_alone(key: Any) -> None:
 
 
 def test_the_options_of_limits_by_key_are_checked() -> None:
-    wrong: dict[str, Any] = {"key": "tenant", "on_limit": "drop", "scope": "call", "max_keys": 0, "max_waiting_per_key": -1}
+    wrong: dict[str, Any] = {
+        "key": "tenant",
+        "on_limit": "drop",
+        "scope": "call",
+        "max_keys": 0,
+        "max_waiting_per_key": -1,
+    }
     for option, value in wrong.items():
         with pytest.raises(ps.OptionsError, match=f"{option}="):
             ps.RateLimit(per_second=1, **{option: value})
