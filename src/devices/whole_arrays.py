@@ -401,6 +401,7 @@ class _ChunkedJob(SingleJob):
         chunks = self._executor.rows.split(super().arguments(), self._executor.chunk_size)
         self._whole = _Whole(self._executor.rows, chunks.count)
         self._rest = rest = iter(chunks)
+        first: tuple[Any, ...]
         self._real, first = next(rest)
         return first
 

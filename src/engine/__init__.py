@@ -25,11 +25,11 @@ from .streaming import Stream
 from .values import EventStream
 
 __all__ = [
-    "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CallOptions", "ChannelStatistics",
-    "Engine", "EngineStatistics", "Event", "EventStream", "GraphStatistics", "KeyStatistics", "MemoryReport", "NodeMemory", "Outcome",
-    "Plan", "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service", "ServiceState",
-    "ServiceStatistics", "Strategy", "Stream", "StreamStatistics", "ThreadPoolStatistics", "Value", "deploy",
-    "memory", "plan", "run", "stream", "tuned_for_serving",
+    "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CallOptions", "ChannelStatistics", "Engine",
+    "EngineStatistics", "Event", "EventStream", "GraphStatistics", "KeyStatistics", "MemoryReport", "NodeMemory",
+    "Outcome", "Plan", "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service",
+    "ServiceState", "ServiceStatistics", "Strategy", "Stream", "StreamStatistics", "ThreadPoolStatistics", "Value",
+    "deploy", "memory", "plan", "run", "stream", "tuned_for_serving",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -178,6 +178,37 @@ def stream(
     return result
 
 
+@overload
+def deploy(
+    graph: Graph[P, R],
+    /,
+    *,
+    strategy: Strategy = ...,
+    max_restarts: int = ...,
+    within_seconds: float = ...,
+    warmup: bool = ...,
+    key: Callable[P, Hashable] | None = ...,
+    weights: Mapping[Any, float] | None = ...,
+    max_in_flight_per_key: int | None = ...,
+    max_queue_per_key: int | None = ...,
+    **options: Unpack[CallOptions],
+) -> "_engine.Service[P, R]": ...
+@overload
+def deploy(
+    graph: Graph[P, R],
+    second: Graph[..., object],
+    /,
+    *more: Graph[..., object],
+    strategy: Strategy = ...,
+    max_restarts: int = ...,
+    within_seconds: float = ...,
+    warmup: bool = ...,
+    key: Callable[[Call[Any]], Hashable] | None = ...,
+    weights: Mapping[Any, float] | None = ...,
+    max_in_flight_per_key: int | None = ...,
+    max_queue_per_key: int | None = ...,
+    **options: Unpack[CallOptions],
+) -> "_engine.Service[P, R]": ...
 def deploy(
     graph: Graph[P, R],
     /,

@@ -615,6 +615,7 @@ class FairAdmission(Admission):
             f"graph {graph!r}: {self._in_flight} calls are in flight (max_in_flight) and {self._queued} wait for a "
             f"place (max_queue), {of_key}, which has no more room or is the furthest over its share",
             self._seconds_until_served(share),
+            share.key,
         )
         self._changed(share, self._time())
         return error

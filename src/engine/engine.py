@@ -250,6 +250,39 @@ class Engine:
             kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
         return StreamingCall(OwnScope(self._runtime, options, key, answer, saving), call, options, kept, events)
 
+    @overload
+    def deploy(
+        self,
+        graph: Graph[P, R],
+        /,
+        *,
+        strategy: Strategy = ...,
+        max_restarts: int = ...,
+        within_seconds: float = ...,
+        warmup: bool = ...,
+        key: Callable[P, Hashable] | None = ...,
+        weights: Mapping[Any, float] | None = ...,
+        max_in_flight_per_key: int | None = ...,
+        max_queue_per_key: int | None = ...,
+        **options: Unpack[CallOptions],
+    ) -> "engine.Service[P, R]": ...
+    @overload
+    def deploy(
+        self,
+        graph: Graph[P, R],
+        second: Graph[..., Any],
+        /,
+        *more: Graph[..., Any],
+        strategy: Strategy = ...,
+        max_restarts: int = ...,
+        within_seconds: float = ...,
+        warmup: bool = ...,
+        key: Callable[[Call[Any]], Hashable] | None = ...,
+        weights: Mapping[Any, float] | None = ...,
+        max_in_flight_per_key: int | None = ...,
+        max_queue_per_key: int | None = ...,
+        **options: Unpack[CallOptions],
+    ) -> "engine.Service[P, R]": ...
     def deploy(
         self,
         graph: Graph[P, R],

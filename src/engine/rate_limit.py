@@ -271,6 +271,7 @@ class _Gate:
         return Overloaded(
             f"RateLimit(per_second={per_second:g}, burst={burst}): {what}",
             max(0.0, bucket.ready_at - now) + waiting / per_second,
+            key,
         )
 
 

@@ -22,7 +22,7 @@ from .call import RunningCall
 from .checkpoint import Saving
 from .control import Outcome
 from .events import Event, EventBuffer, Value
-from .graph import Call, Graph, check_key
+from .graph import Call, check_key
 from .nesting import refuse_to_close_from_inside
 from .options import ChosenScheduler, ExecutionOptions
 from .pipeline import ReaderWait, StreamProgress

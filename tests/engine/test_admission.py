@@ -834,7 +834,19 @@ async def test_several_graphs_share_the_places_and_their_key_is_given_the_call()
         }
 
 
-@pytest.mark.parametrize("key", [lambda tenant: [tenant], lambda tenant: tenant.missing])
+def unhashable(tenant: Any) -> Any:
+    return [tenant]
+
+
+def missing(tenant: Any) -> Any:
+    return tenant.missing
+
+
+def swapped(seconds: float, tenant: str) -> str:
+    return tenant
+
+
+@pytest.mark.parametrize("key", [unhashable, missing])
 async def test_a_call_without_a_key_fails_and_is_counted(key: Callable[[Any], Hashable]) -> None:
     async with engine.deploy(held, who_streams, key=lambda call: key(call.arguments[0])) as service:
         with pytest.raises((TypeError, AttributeError)) as failed:
@@ -870,8 +882,8 @@ WRONG: Iterable[tuple[dict[str, Any], str]] = [
     ({"max_in_flight_per_key": 2}, "max_in_flight_per_key=2: this needs key="),
     ({"max_queue_per_key": 0}, "max_queue_per_key=0: this needs key="),
     ({"key": "tenant"}, "key='tenant': a function"),
-    ({"key": lambda tenant: tenant}, r"it takes the parameters of graph 'held' \(tenant, seconds\), but too many"),
-    ({"key": lambda seconds, tenant: tenant}, "in their order"),
+    ({"key": missing}, r"it takes the parameters of graph 'held' \(tenant, seconds\), but too many"),
+    ({"key": swapped}, "in their order"),
     ({"key": tenant_of, "weights": {"a": 0}}, r"weights\['a'\]=0: a finite number above 0"),
     ({"key": tenant_of, "weights": ["a"]}, "weights=.*: a mapping"),
     ({"key": tenant_of, "max_in_flight_per_key": 0}, "max_in_flight_per_key=0: a whole number of at least 1"),

@@ -24,7 +24,9 @@ async def test_a_process_node_takes_a_list_of_many_callers() -> None:
         results = await asyncio.gather(*map(service, (2, -1)), return_exceptions=True)
         assert results[0] == 4
         assert isinstance(results[1], ValueError)
-        assert own.statistics().processes.completed < 12  # type: ignore[union-attr]
+        processes = own.statistics().processes
+        assert processes is not None
+        assert processes.completed < 12
         assert await squares(3) == 9  # outside of a graph, a batch of one
 
 
@@ -46,7 +48,9 @@ async def test_a_batch_whose_callers_have_left_is_killed(tmp_path: Path, monkeyp
         call.cancel()
         await asyncio.wait([call])
         assert await service(3) == 9
-        assert own.statistics().processes.killed == 1  # type: ignore[union-attr]
+        processes = own.statistics().processes
+        assert processes is not None
+        assert processes.killed == 1
 
 
 async def test_a_method_takes_a_list_in_a_process() -> None:

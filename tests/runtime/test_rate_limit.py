@@ -235,7 +235,15 @@ def test_keys_and_what_waits_for_each_are_bounded_and_full_limits_are_forgotten(
     testing.run_virtual(main)
 
 
-@pytest.mark.parametrize("key", [lambda request: [request], lambda request: request.tenant])
+def unhashable(request: Any) -> Any:
+    return [request]
+
+
+def missing(request: Any) -> Any:
+    return request.tenant
+
+
+@pytest.mark.parametrize("key", [unhashable, missing])
 async def test_an_item_without_a_key_fails_alone(key: Any) -> None:
     def of(request: tuple[str, int]) -> Hashable:
         own: Hashable = key(request) if request[1] else request[0]
