@@ -191,7 +191,8 @@ class DeviceNode(Node[P, R]):
         """
         from .whole_arrays import vmapped
 
-        return vmapped(self, in_axes, out_axes, batch_size)
+        executor = vmapped(self.name, self._device_executor, in_axes, out_axes, batch_size)
+        return DeviceNode(executor.fn, self.policy, name=executor.name, executor=executor)
 
     async def warmup(
         self, *sample: Any, resources: Mapping[str, Any] | None = None, constants: Mapping[str, Any] | None = None

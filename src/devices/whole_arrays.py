@@ -1,6 +1,7 @@
 """Whole arrays: `node.vmap(...)` maps a device node over the rows of arrays, at once or in chunks of one program."""
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,6 @@ from jax.sharding import PartitionSpec
 from ..actors.accepted import check, optional, whole
 from ..engine.tracing.annotations import signature_of
 from .arguments import Arguments, is_random_key
-from .device_node import DeviceNode
 from .dispatch import SingleJob
 from .engine_device import DeviceCall, SingleCallQueue
 from .executor import DeviceExecutor, DeviceOptions
@@ -35,27 +35,22 @@ class _Once:
 _ONCE: Final = _Once()
 
 
-def vmapped(node: DeviceNode[..., Any], in_axes: Any, out_axes: Any, batch_size: int | None) -> DeviceNode[..., Any]:
-    """Return a node that maps the function of another over the rows of whole arrays; see `DeviceNode.vmap`."""
-    where = f"{node.name}.vmap("
+def vmapped(name: str, executor: DeviceExecutor, in_axes: Any, out_axes: Any, batch_size: int | None) -> DeviceExecutor:
+    """Return what maps the function of a node over the rows of whole arrays; see `DeviceNode.vmap`."""
+    where = f"{name}.vmap("
     check("batch_size", batch_size, optional(whole(1)), where)
-    executor = node._device_executor
     arguments = executor.arguments(frozenset())
-    rows = _RowAxes(node.fn, arguments, in_axes, out_axes, where)
-    name, options = f"{node.name}.vmap", executor.options
+    rows = _RowAxes(executor.fn, arguments, in_axes, out_axes, where)
+    name, options = f"{name}.vmap", executor.options
     axis_names = _mesh_axes(options.device)
     plain = replace(
         options, batch=None, shared=(), sample_input=(), in_specs=None, out_specs=None, donate=False
     )  # fmt: skip
-    made: DeviceExecutor
     if batch_size is None and not axis_names:
-        made = DeviceExecutor(name, rows.mapped, replace(plain, donate=options.donate), executor.passes)
-    else:
-        parts = int(np.prod(list(axis_names.values()))) if axis_names else 1
-        specs = rows.specs(tuple(axis_names), executor) if axis_names else None
-        plain = replace(plain, in_specs=specs, sample_input=options.sample_input if batch_size else ())
-        made = _ChunkedExecutor(name, rows, plain, batch_size, parts)
-    return DeviceNode(rows.mapped, node.policy, name=name, executor=made)
+        return DeviceExecutor(name, rows.mapped, replace(plain, donate=options.donate), executor.passes)
+    specs = rows.specs(tuple(axis_names), executor) if axis_names else None
+    plain = replace(plain, in_specs=specs, sample_input=options.sample_input if batch_size else ())
+    return _ChunkedExecutor(name, rows, plain, batch_size, math.prod(axis_names.values()))
 
 
 def _mesh_axes(device: Any) -> dict[str, int]:
