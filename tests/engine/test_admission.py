@@ -722,6 +722,26 @@ def test_what_a_key_held_while_nobody_waited_is_not_held_against_it() -> None:
     run_virtual(main, timeout_seconds=10_000)
 
 
+def test_a_key_that_was_away_has_saved_nothing_up() -> None:
+    async def main() -> None:
+        order: list[str] = []
+
+        async def call(tenant: str) -> None:
+            await service(tenant, 1.0)
+            order.append(tenant)
+
+        async with engine.deploy(held, key=tenant_of, max_in_flight=1) as service, asyncio.TaskGroup() as callers:
+            for _ in range(60):
+                callers.create_task(call("a"))
+            await asyncio.sleep(30.5)
+            for _ in range(20):
+                callers.create_task(call("b"))
+        assert order[:30].count("a") == 30
+        assert order[30:50].count("a") == pytest.approx(10, abs=1)
+
+    run_virtual(main, timeout_seconds=10_000)
+
+
 async def test_when_the_queue_is_full_the_newest_call_of_the_greediest_key_makes_room() -> None:
     async with engine.deploy(held, key=tenant_of, max_in_flight=1, max_queue=3) as service:
         calls = {name: asyncio.create_task(service(name[0], 1000.0)) for name in ("a0", "a1", "a2", "a3", "b1")}

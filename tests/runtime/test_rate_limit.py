@@ -235,6 +235,22 @@ def test_keys_and_what_waits_for_each_are_bounded_and_full_limits_are_forgotten(
     testing.run_virtual(main)
 
 
+def test_forgetting_lifts_no_limit() -> None:
+    async def main() -> None:
+        limit = ps.RateLimit(per_second=1, burst=2, key=tenant_of, on_limit="refuse")
+        async with engine.deploy(service_of(limit)) as service:
+            for _ in range(2):
+                await service(("a", 0))
+            await asyncio.sleep(1.5)  # one token of two
+            for number in range(20):  # each new key has some others looked at
+                await service((f"b{number}", 0))
+            await service(("a", 0))
+            with pytest.raises(ps.Overloaded):
+                await service(("a", 0))
+
+    testing.run_virtual(main)
+
+
 def unhashable(request: Any) -> Any:
     return [request]
 
