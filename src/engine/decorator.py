@@ -287,7 +287,10 @@ def node(
         capacity: how many items the inbox of the node holds in a pipeline; 16 by default, or `concurrency`, or the
             size of a batch, if that is more.
         max_bytes: how many bytes the inbox holds, counted for values that know their size (`nbytes`, `bytes`, `str`).
-        runs_on: where a plain `def` runs: "loop", "thread" or "process".
+        runs_on: where a plain `def` runs: "loop", "thread" or "process". A class whose `__call__` is a plain `def` may
+            say "process" as well: each worker process makes an instance of its own for each run, stream or deployment,
+            enters it with `__enter__`, and leaves it with `__exit__`. It is for what is slow to make, and not for
+            state: a worker that dies or is killed takes its instance along.
         timeout_seconds: how long one attempt may take, in seconds.
         retry: which failures are worth another attempt.
         fallback: a function of the exception, called once after the last attempt has failed; its result becomes the
