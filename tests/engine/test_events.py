@@ -357,7 +357,7 @@ async def test_what_a_checkpointed_stream_emits_comes_again_after_a_restart(tmp_
     assert again == rest == list(range(rest[0], 20))
     assert rest[0] in (0, 5)
     with pytest.raises(ps.OptionsError, match="for a graph that returns a stream"):
-        engine.stream(one(1), events=Progress, checkpoint=ps.Checkpoint(tmp_path))  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+        engine.stream(one(1), events=Progress, checkpoint=ps.Checkpoint(tmp_path))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 # Bounds, and order.
