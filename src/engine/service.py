@@ -134,6 +134,7 @@ def _summary(statistics: "ServiceStatistics") -> Table:
     calls = [
         f"{count(statistics.completed)} completed", f"{count(statistics.failed)} failed",
         f"{count(statistics.cancelled)} cancelled", f"{count(statistics.expired)} expired",
+        *([f"{count(statistics.interrupted)} interrupted"] if statistics.interrupted else []),
         mean_rate(statistics.completed, statistics.elapsed_seconds),
     ]  # fmt: skip
     facts = (

@@ -202,6 +202,8 @@ class StreamStatistics(Rendered):
         items = [f"{count(getattr(self, name))} {name}" for name in numbers]
         if self.expired:
             items[2] += f" ({count(self.expired)} expired)"
+        if self.interrupted:
+            items.append(f"{count(self.interrupted)} interrupted")
         facts = [
             ("stream", f"{count(self.in_flight)} in flight"),
             ("items", ", ".join([*items, mean_rate(self.completed, self.elapsed_seconds)])),
