@@ -85,7 +85,7 @@ async def run(
 
 
 @overload
-def stream(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+def stream(  # type: ignore[overload-overlap]
     call: Call[AsyncIterator[R]],
     /,
     *,

@@ -146,7 +146,7 @@ class Engine:
         return result
 
     @overload
-    def stream(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    def stream(  # type: ignore[overload-overlap]
         self,
         call: Call[AsyncIterator[R]],
         /,
