@@ -496,4 +496,6 @@ def _reason_to_stay_alone(node: Node[..., object], executor: DeviceExecutor) -> 
         return "it has pad_axes, and its masks belong to its own arguments"
     if node.bound_to is not None:
         return "it is a method"
+    if executor.is_apart:
+        return "it runs in chunks"
     return None

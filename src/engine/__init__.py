@@ -1,6 +1,6 @@
 """Running graphs: `run` for one call, `stream` for many, `deploy` for servers, `plan` to look at what will happen."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from .._public import LateModule as _LateModule
@@ -9,7 +9,7 @@ from ..actors.policy import RunsOn
 from ..actors.supervision import RestartMode, Strategy
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorState, ActorStatistics, ChannelStatistics, ProgramMemory
-from .admission import AdmissionStatistics
+from .admission import AdmissionStatistics, KeyStatistics
 from .checkpoint import Checkpoint
 from .control import Outcome
 from .engine import Engine, EngineStatistics
@@ -25,11 +25,11 @@ from .streaming import Stream
 from .values import EventStream
 
 __all__ = [
-    "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CallOptions", "ChannelStatistics",
-    "Engine", "EngineStatistics", "Event", "EventStream", "GraphStatistics", "MemoryReport", "NodeMemory", "Outcome",
-    "Plan", "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service", "ServiceState",
-    "ServiceStatistics", "Strategy", "Stream", "StreamStatistics", "ThreadPoolStatistics", "Value", "deploy",
-    "memory", "plan", "run", "stream", "tuned_for_serving",
+    "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CallOptions", "ChannelStatistics", "Engine",
+    "EngineStatistics", "Event", "EventStream", "GraphStatistics", "KeyStatistics", "MemoryReport", "NodeMemory",
+    "Outcome", "Plan", "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service",
+    "ServiceState", "ServiceStatistics", "Strategy", "Stream", "StreamStatistics", "ThreadPoolStatistics", "Value",
+    "deploy", "memory", "plan", "run", "stream", "tuned_for_serving",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -178,6 +178,37 @@ def stream(
     return result
 
 
+@overload
+def deploy(
+    graph: Graph[P, R],
+    /,
+    *,
+    strategy: Strategy = ...,
+    max_restarts: int = ...,
+    within_seconds: float = ...,
+    warmup: bool = ...,
+    key: Callable[P, Hashable] | None = ...,
+    weights: Mapping[Any, float] | None = ...,
+    max_in_flight_per_key: int | None = ...,
+    max_queue_per_key: int | None = ...,
+    **options: Unpack[CallOptions],
+) -> "_engine.Service[P, R]": ...
+@overload
+def deploy(
+    graph: Graph[P, R],
+    second: Graph[..., object],
+    /,
+    *more: Graph[..., object],
+    strategy: Strategy = ...,
+    max_restarts: int = ...,
+    within_seconds: float = ...,
+    warmup: bool = ...,
+    key: Callable[[Call[Any]], Hashable] | None = ...,
+    weights: Mapping[Any, float] | None = ...,
+    max_in_flight_per_key: int | None = ...,
+    max_queue_per_key: int | None = ...,
+    **options: Unpack[CallOptions],
+) -> "_engine.Service[P, R]": ...
 def deploy(
     graph: Graph[P, R],
     /,
@@ -186,6 +217,10 @@ def deploy(
     max_restarts: int = 3,
     within_seconds: float = 5.0,
     warmup: bool = False,
+    key: Callable[..., Hashable] | None = None,
+    weights: Mapping[Any, float] | None = None,
+    max_in_flight_per_key: int | None = None,
+    max_queue_per_key: int | None = None,
     **options: Unpack[CallOptions],
 ) -> "_engine.Service[P, R]":
     """Make graphs resident, so that many callers share their actors, limits and stateful nodes.
@@ -200,6 +235,14 @@ def deploy(
         within_seconds: the length of the window in which restarts are counted, in seconds.
         warmup: whether the deployment compiles the programs of its device nodes before it is ready, for the
             `sample_input=` of each.
+        key: returns whose call it is, such as the tenant; it has the parameters of the graph, and with several graphs
+            it is given the `Call`. The places are then shared fairly between the keys that want them: by the time for
+            which their calls hold them, so a stream counts for as long as it is open. Within a key, calls of higher
+            priority come first. When the queue is full, a call of the key that is furthest over its share gives way:
+            the newest that waits there is refused in the place of the one that comes. Actors see the key in `Work.key`.
+        weights: the weights of keys; a key with weight 2 has twice the share of one without, whose weight is 1.
+        max_in_flight_per_key: how many places one key may hold at a time; None for all.
+        max_queue_per_key: how many calls of one key may wait; further ones are refused. None without a limit.
         **options: `max_in_flight`, `max_queue`, `max_workers`, `scheduler`, `timeout_seconds`, `enable_caching`,
             `device_strategy`.
 
@@ -213,6 +256,7 @@ def deploy(
     """
     return _default_engine().deploy(
         graph, *more, strategy=strategy, max_restarts=max_restarts, within_seconds=within_seconds, warmup=warmup,
+        key=key, weights=weights, max_in_flight_per_key=max_in_flight_per_key, max_queue_per_key=max_queue_per_key,
         **options,
     )  # fmt: skip
 

@@ -162,6 +162,8 @@ class _Bodies:
         wired, parent, group = self._wired, self._parent, self._group
         frame = self.frames[item] = Frame(wired.program, values + self._outside, group, listener, item, parent)
         frame.priority = parent.priority
+        if parent.key is not None:
+            frame.key = parent.key
         if self._span is not None:
             frame.span = spans.FrameSpan(self._span, wired.program.name)
         group.start(frame, wired.entries)
@@ -581,7 +583,7 @@ def opening_in_loop(host: LoopHost, capacity: int, streams: tuple[int, ...]) -> 
     async def open_in_loop(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         args, _ = actor.arguments(frame.values)
         readers = [frame.values[slot] for slot in streams]
-        start = functools.partial(LoopStream, host, args[0], frame.priority, frame.deadline, capacity)
+        start = functools.partial(LoopStream, host, args[0], frame.priority, frame.deadline, frame.key, capacity)
         return open_stream(actor, frame, StreamBuffer(capacity), start, readers)
 
     return open_in_loop

@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import (
     TYPE_CHECKING,
     Any,
-    Literal,
     ParamSpec,
     Protocol,
     TypeAlias,
@@ -78,8 +77,6 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
     if batch.max_size == "auto":
         raise TypeError(f'node {label!r} has Batch("auto"), which is for device nodes alone: pass a number of items')
     check_policy(label, fn, policy, is_stateful=False)
-    if policy.runs_on == "process":
-        raise TypeError(f'batched node {label!r} cannot run with runs_on="process"; use runs_on="thread"')
 
     def make_loop(node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> OwnsLoop:
         bound = fn if node.bound_to is None else types.MethodType(fn, node.bound_to)
@@ -90,7 +87,9 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
     # inbox holds a whole batch: else the last items of one would wait for room until the first have been taken.
     capacity = policy.capacity or max(DEFAULT_CAPACITY, batch.max_size)
     for_items = replace(policy, concurrency=None, runs_on="loop", capacity=capacity)
-    return Node(_of_one_item(fn, label), for_items, name=label, make_loop=make_loop)
+    one_item: Any = _of_one_item(fn, label)
+    one_item._penstock_of_list = fn  # what a worker process calls
+    return Node(one_item, for_items, name=label, make_loop=make_loop)
 
 
 def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", threads: "ThreadShare | None", name: str) -> _Call:
@@ -120,8 +119,15 @@ def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", threads: "T
             if threads is not None:
                 threads.give_back()
 
+    async def in_process(items: list[Any]) -> Any:
+        from ..actors.process_messages import process_target
+
+        receiver = () if bound_to is None else (bound_to,)
+        return await pools.processes().run(process_target(function), (*receiver, items), {}, {"node": name})
+
+    function, bound_to = getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
     reported: list[float] = []
-    return in_thread if policy.runs_on == "thread" else inline
+    return {"thread": in_thread, "process": in_process, "loop": inline}[policy.runs_on]
 
 
 def _of_one_item(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -237,7 +243,7 @@ def node(
     concurrency: int | None = None,
     capacity: int | None = None,
     max_bytes: int | None = None,
-    runs_on: Literal["loop", "thread"] = "loop",
+    runs_on: RunsOn = "loop",
     timeout_seconds: float | None = None,
     retry: Retry | None = None,
     fallback: Callable[[Exception], Any] | None = None,
@@ -281,7 +287,10 @@ def node(
         capacity: how many items the inbox of the node holds in a pipeline; 16 by default, or `concurrency`, or the
             size of a batch, if that is more.
         max_bytes: how many bytes the inbox holds, counted for values that know their size (`nbytes`, `bytes`, `str`).
-        runs_on: where a plain `def` runs: "loop", "thread" or "process".
+        runs_on: where a plain `def` runs: "loop", "thread" or "process". A class whose `__call__` is a plain `def` may
+            say "process" as well: each worker process makes an instance of its own for each run, stream or deployment,
+            enters it with `__enter__`, and leaves it with `__exit__`. It is for what is slow to make, and not for
+            state: a worker that dies or is killed takes its instance along.
         timeout_seconds: how long one attempt may take, in seconds.
         retry: which failures are worth another attempt.
         fallback: a function of the exception, called once after the last attempt has failed; its result becomes the

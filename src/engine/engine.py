@@ -1,7 +1,7 @@
 """Engine: owns threads, processes and the limits of nodes; `run`, `stream` and `deploy` are its verbs."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
@@ -14,6 +14,7 @@ from ..actors.tasks import uninterrupted, until
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
+from .admission import fair_shares
 from .call import RunningCall
 from .checkpoint import Checkpoint, Saving
 from .events import Event, EventBuffer, Value
@@ -249,6 +250,39 @@ class Engine:
             kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
         return StreamingCall(OwnScope(self._runtime, options, key, answer, saving), call, options, kept, events)
 
+    @overload
+    def deploy(
+        self,
+        graph: Graph[P, R],
+        /,
+        *,
+        strategy: Strategy = ...,
+        max_restarts: int = ...,
+        within_seconds: float = ...,
+        warmup: bool = ...,
+        key: Callable[P, Hashable] | None = ...,
+        weights: Mapping[Any, float] | None = ...,
+        max_in_flight_per_key: int | None = ...,
+        max_queue_per_key: int | None = ...,
+        **options: Unpack[CallOptions],
+    ) -> "engine.Service[P, R]": ...
+    @overload
+    def deploy(
+        self,
+        graph: Graph[P, R],
+        second: Graph[..., Any],
+        /,
+        *more: Graph[..., Any],
+        strategy: Strategy = ...,
+        max_restarts: int = ...,
+        within_seconds: float = ...,
+        warmup: bool = ...,
+        key: Callable[[Call[Any]], Hashable] | None = ...,
+        weights: Mapping[Any, float] | None = ...,
+        max_in_flight_per_key: int | None = ...,
+        max_queue_per_key: int | None = ...,
+        **options: Unpack[CallOptions],
+    ) -> "engine.Service[P, R]": ...
     def deploy(
         self,
         graph: Graph[P, R],
@@ -258,14 +292,20 @@ class Engine:
         max_restarts: int = 3,
         within_seconds: float = 5.0,
         warmup: bool = False,
+        key: Callable[..., Hashable] | None = None,
+        weights: Mapping[Any, float] | None = None,
+        max_in_flight_per_key: int | None = None,
+        max_queue_per_key: int | None = None,
         **options: Unpack[CallOptions],
     ) -> "engine.Service[P, R]":
         """Make graphs resident, for servers; see `penstock.engine.deploy`."""
         from . import Service
 
         flags = SupervisorFlags(strategy, max_restarts, within_seconds)
-        graphs: tuple[Graph[..., Any], ...] = (graph, *more)
-        return Service(self._runtime, graphs, resolve("deploy", options, self._options), flags, warms_up=warmup)
+        graphs: tuple[Graph[..., Any], ...] = tuple(as_graph(each, "engine.deploy") for each in (graph, *more))
+        shares = fair_shares(graphs, key, weights, max_in_flight_per_key, max_queue_per_key)
+        merged = resolve("deploy", options, self._options)
+        return Service(self._runtime, graphs, merged, flags, warms_up=warmup, shares=shares)
 
     def plan(self, graph: Graph[..., Any], /) -> Plan:
         """Return what a graph will do; see `penstock.engine.plan`."""

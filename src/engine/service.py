@@ -20,7 +20,7 @@ from ..telemetry.tables import Table, count, of, rate
 from ..telemetry.tables import to_html as table_to_html
 from ..telemetry.tables import to_text as table_to_text
 from . import drawing
-from .admission import AdmissionStatistics
+from .admission import AdmissionStatistics, FairShares, keys_less
 from .deployment import Deployment, ServiceCall, ServiceState
 from .drawing import Drawing
 from .events import Event, EventBuffer, Value
@@ -28,7 +28,6 @@ from .graph import (
     Call,
     Graph,
     as_call,
-    as_graph,
     check_key,
     durable_call,
     gives_one_value,
@@ -215,9 +214,10 @@ class ServiceStatistics(Rendered):
         Raises:
             ValueError: `earlier` is no earlier snapshot of the same deployment.
         """
+        admission = since(self.admission, earlier.admission, "admitted", "refused")
         return replace(
             since(self, earlier, "completed", "failed", "cancelled", "expired", "interrupted", "elapsed_seconds"),
-            admission=since(self.admission, earlier.admission, "admitted", "refused"),
+            admission=replace(admission, keys=keys_less(self.admission.keys, earlier.admission.keys)),
             actors=actors_less(self.actors, earlier.actors),
         )
 
@@ -240,14 +240,13 @@ class Service(Generic[P, R]):
         flags: SupervisorFlags,
         *,
         warms_up: bool = False,
+        shares: FairShares | None = None,
     ) -> None:
-        for graph in graphs:
-            as_graph(graph, "engine.deploy")
         check("warmup", warms_up, SWITCH)
         self._runtime = runtime
         self._graphs = graphs
         self._options = options
-        self._deployment = Deployment(runtime, graphs, options, flags, warms_up=warms_up)
+        self._deployment = Deployment(runtime, graphs, options, flags, warms_up=warms_up, shares=shares)
 
     @property
     def state(self) -> ServiceState:
@@ -542,11 +541,14 @@ class Service(Generic[P, R]):
             if wired is None:
                 wired = deployment.graphs.one_value(graph, "service.run", key)
                 await deployment.restored(wired, graph, call.ends_at)
-            if not in_flight.admission.reserve_nowait():
+            tenant = None
+            if in_flight.by_key:
+                call.key = tenant = in_flight.key_of(graph, arguments)
+            if not in_flight.admission.reserve_nowait(tenant):
                 began = perf_counter()
-                await in_flight.reserve(graph.name, call.priority, call.ends_at)
+                await in_flight.reserve(graph.name, call.priority, call.ends_at, tenant)
                 spans.admitted(call.run_span, perf_counter() - began)
-                deployment.check_admitted(in_flight)
+                deployment.check_admitted(in_flight, tenant)
         except BaseException as error:
             call.report("running", error)
             raise
@@ -573,8 +575,9 @@ class Service(Generic[P, R]):
     def _pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
         scope, in_flight = self._deployment.check_callable()
         pipeline = Pipeline(
-            scope, calls, options, prepare=self._deployed, owns_scope=False, admission=in_flight.admission
-        )
+            scope, calls, options, prepare=self._deployed, owns_scope=False, admission=in_flight.admission,
+            key_of=in_flight.key_of if in_flight.by_key else None,
+        )  # fmt: skip
         pipeline.window.service = self._deployment
         in_flight.stream_opened(pipeline)
         return pipeline

@@ -1,7 +1,7 @@
 """Streams of one call: `StreamingCall`, and what its reader holds: `ValuesStream`, or `EventStream` with events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
@@ -22,7 +22,7 @@ from .call import RunningCall
 from .checkpoint import Saving
 from .control import Outcome
 from .events import Event, EventBuffer, Value
-from .graph import Call, Graph, check_key
+from .graph import Call, check_key
 from .nesting import refuse_to_close_from_inside
 from .options import ChosenScheduler, ExecutionOptions
 from .pipeline import ReaderWait, StreamProgress
@@ -54,8 +54,8 @@ class CallScope(Protocol):
         """The deployment that is called; None for a call with a scope of its own."""
         ...
 
-    def admit_nowait(self, graph: Graph[..., Any]) -> tuple[Scope, Wired, int] | None:
-        """Return what `admit` returns if a call of the graph may begin at once; else None."""
+    def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
+        """Return what `admit` returns if the call may begin at once; else None."""
         ...
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
@@ -107,7 +107,7 @@ class OwnScope:
         self._answer = answer
         self._scope: Scope | None = None
 
-    def admit_nowait(self, graph: Graph[..., Any]) -> None:
+    def admit_nowait(self, call: Call[Any]) -> None:
         """Return None: the stateful nodes of the graph have to be started first."""
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
@@ -170,17 +170,19 @@ class DeploymentScope:
         self._key = key
         self._answer = answer
         self.runtime = deployment.runtime
+        self._tenant: Hashable = None  # the key for its share of the places, which is no durable key
         self._scope, self._in_flight = deployment.check_callable()
 
-    def admit_nowait(self, graph: Graph[..., Any]) -> tuple[Scope, Wired, int] | None:
+    def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
         """Take a place, if there is one and the resources of the graph are open."""
         graphs, in_flight = self.service.graphs, self._in_flight
-        wired = graphs.find(graph)
+        wired = graphs.find(call.graph)
         if (
-            wired is None
+            in_flight.by_key  # `admit` asks for the key, which is code of the user's and may fail
+            or wired is None
             or wired.program.plan._durable is not None
             or self._answer is not ...
-            or not graphs.is_complete(graph)
+            or not graphs.is_complete(call.graph)
             or not in_flight.admission.reserve_nowait()
         ):
             return None
@@ -193,8 +195,10 @@ class DeploymentScope:
         wired = self.service.graphs.deployed(call.graph)
         check_key(wired.program.plan, "service.stream", self._key, self._answer)
         await self.service.restored(wired, call.graph, deadline)
-        await in_flight.reserve(call.graph.name, priority, deadline)
-        self.service.check_admitted(in_flight)
+        if in_flight.by_key:
+            self._tenant = in_flight.key_of(call.graph, call.arguments)
+        await in_flight.reserve(call.graph.name, priority, deadline, self._tenant)
+        self.service.check_admitted(in_flight, self._tenant)
         in_flight.items += 1
         return scope, wired, in_flight.items - 1
 
@@ -204,6 +208,7 @@ class DeploymentScope:
 
     def begun(self, frame: Frame) -> None:
         """Add the call to those in flight, so that the end of the deployment ends it."""
+        frame.key = self._tenant
         self._in_flight.live.add(frame)
 
     def settled(self, frame: Frame) -> None:
@@ -278,7 +283,7 @@ class StreamingCall:
         # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
         where.runtime.stream_opened(self)
         self._task: asyncio.Task[None] | None = None  # of a call that has to wait before it begins, or when it ends
-        begins = None if kept is not None else where.admit_nowait(call.graph)
+        begins = None if kept is not None else where.admit_nowait(call)
         if begins is None:
             self._start_task(self._run())
         else:

@@ -197,7 +197,7 @@ class Wiring:
         if node._runs_loop:
             self._own_loop(actor, unit, node)
             return actor
-        if node.template is None or fake:
+        if node.template is None or fake or node._is_in_workers:
             actor.fn = node._target
         else:
             assert self._instances is not None
@@ -248,7 +248,11 @@ class Wiring:
         if node._runs_on == "process":
             from ..actors.process_messages import process_target
 
-            return invocation.in_process(self._pools.processes, process_target(node.fn))
+            if not node._is_in_workers:
+                return invocation.in_process(self._pools.processes, process_target(node.fn))
+            assert self._instances is not None
+            target = process_target(type(node.template))
+            return invocation.in_process(self._pools.processes, target, self._instances.in_workers(node))
         if node._runs_on == "thread":
             return invocation.in_thread(self._pools.threads)
         if not node.is_async:
@@ -259,7 +263,7 @@ class Wiring:
         policy = node.policy
         if policy.ordered:  # an item that waits for its turn holds no place that the item before it needs
             return Limiter()
-        if node.template is not None or node._runs_loop:
+        if (node.template is not None and not node._is_in_workers) or node._runs_loop:
             key = instance_key(node)
             if key not in self._instance_limiters:
                 self._instance_limiters[key] = Limiter(node._shared_places or UNLIMITED, shared=True)

@@ -6,12 +6,13 @@ import gc
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 import penstock as ps
-from penstock import engine, testing
+from penstock import data, engine, testing
 
 Chosen = Literal["actors", "parallel", "wave", "sequential"]
 SCHEDULERS: list[Chosen] = ["actors", "parallel", "wave", "sequential"]
@@ -291,6 +292,72 @@ async def test_a_graph_that_gives_a_stream_has_no_result() -> None:
     async with engine.stream(answer(1), events=Progress) as items:
         with pytest.raises(ps.PlanError, match="'answer' gives a stream"):
             await items.result()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+# Of calls that go on after a restart.
+
+
+@pytest.mark.parametrize("is_deployed", [False, True])
+async def test_a_durable_loop_emits_and_asks_and_goes_on(tmp_path: Path, is_deployed: bool) -> None:
+    @ps.node(effectful=True)
+    async def step(amount: int) -> int:
+        await ps.emit(Progress(amount))
+        if amount == 1:
+            await ps.interrupt("go on?")
+        return amount - 1
+
+    @ps.graph
+    async def graph(amount: int) -> int:
+        return await ps.while_loop(is_left, step, amount, durable=ps.Durable(ps.SQLiteStore(tmp_path / "loops.db")))
+
+    async def read(stream: engine.EventStream[Progress, int], got: list[int]) -> int:
+        async with stream as events:
+            async for event in events:
+                got.append(event.value.done)  # noqa: PERF401 - it keeps what came before the question
+            return await events.result()
+
+    async with engine.deploy(graph) as service:
+        owner: Any = service if is_deployed else engine
+        first: list[int] = []
+        with pytest.raises(ps.Interrupted, match="go on"):
+            await read(owner.stream(graph(3), events=Progress, key="a"), first)
+        second: list[int] = []
+        assert await read(owner.stream(graph(3), events=Progress, key="a", answer="yes"), second) == 0
+    assert (first, second) == ([3, 2, 1], [1])
+
+
+async def test_what_a_checkpointed_stream_emits_comes_again_after_a_restart(tmp_path: Path) -> None:
+    @ps.node(effectful=True)
+    async def tell(record: data.Record[None]) -> int:
+        await ps.emit(Progress(record.index))
+        return record.index
+
+    @ps.graph
+    async def graph(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
+        return ps.map_each(tell, records, concurrency=1)
+
+    async def read(limit: int) -> tuple[list[int], list[int]]:
+        got: tuple[list[int], list[int]] = [], []
+        checkpoint = ps.Checkpoint(tmp_path, every=5)
+        async with engine.stream(graph(data.order(range(20))), events=Progress, checkpoint=checkpoint) as items:
+            async for item in items:
+                if item.kind == "event":
+                    got[0].append(item.value.done)
+                else:
+                    got[1].append(item.value)
+                if len(got[1]) == limit:
+                    break
+        return got
+
+    told, values = await read(8)
+    assert values == list(range(8))
+    assert told == list(range(max(told) + 1))
+    again, rest = await read(100)
+    assert rest[-1] == 19
+    assert again == rest == list(range(rest[0], 20))
+    assert rest[0] in (0, 5)
+    with pytest.raises(ps.OptionsError, match="for a graph that returns a stream"):
+        engine.stream(one(1), events=Progress, checkpoint=ps.Checkpoint(tmp_path))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 # Bounds, and order.

@@ -100,6 +100,26 @@ MUTANTS = [
         "tests/engine/test_options.py::test_max_queue_and_priority_decide_who_waits_for_a_place",
     ),
     Mutant(
+        "nobody saves up a share of the places",
+        "engine/admission.py", "share.start += max(0.0, self._level - share.level(now))", "pass",
+        "tests/engine/test_admission.py::test_a_key_that_was_away_has_saved_nothing_up",
+    ),
+    Mutant(
+        "the key that is furthest over its share makes room",
+        "engine/admission.py", "if turn > furthest and", "if turn < furthest and",
+        "tests/engine/test_admission.py::test_when_the_queue_is_full_the_newest_call_of_the_greediest_key_makes_room",
+    ),
+    Mutant(
+        "what is forgotten of a limit is a full bucket",
+        "engine/rate_limit.py", "            if full_at > now:\n", "            if False:\n",
+        "tests/runtime/test_rate_limit.py::test_forgetting_lifts_no_limit",
+    ),
+    Mutant(
+        "the padding of a chunk leaves nothing in the result",
+        "devices/whole_arrays.py", "array if real == array.shape[axis] else array[(*before, slice(real))]", "array",
+        "tests/devices/test_whole_arrays.py::test_it_is_equal_to_vmap",
+    ),
+    Mutant(
         "a stream hands out its items in input order",
         "engine/source.py", "self._completion_order: deque[int] | None = None if ordered else deque()",
         "self._completion_order: deque[int] | None = deque()",
@@ -144,7 +164,7 @@ MUTANTS = [
     ),
     Mutant(
         "a token is taken once",
-        "engine/rate_limit.py", "self._full_at = max(now, self._full_at)", "self._full_at = self._full_at * 1",
+        "engine/rate_limit.py", "self.full_at = max(now, self.full_at)", "self.full_at = self.full_at * 1",
         "tests/actors/test_token_bucket.py",
     ),
     Mutant(

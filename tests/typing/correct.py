@@ -474,3 +474,15 @@ def responses(service: engine.Service[[Hit], str], own: engine.Engine, hit: Hit)
     asgi.lifespan(own, service, drain_timeout_seconds=5, tuned=True)
     app = Starlette(lifespan=asgi.lifespan(service))
     app.add_exception_handler(ps.Overloaded, lambda request, error: asgi.overloaded(error))
+
+
+@ps.graph
+async def asked(question: str, tenant: int) -> str:
+    return await limited(question)
+
+
+async def fair_shares() -> None:
+    async with engine.deploy(asked, key=lambda question, tenant: tenant, weights={1: 2.0}) as service:
+        assert_type(await service("q", 1), str)
+    async with engine.deploy(asked, own_loops, key=lambda call: call.graph.name) as service:
+        assert_type(await service("q", 1), str)

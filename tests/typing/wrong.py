@@ -112,11 +112,6 @@ async def no_list(text: str) -> str:
     return text
 
 
-@ps.node(batch=ps.Batch(4), runs_on="process")  # type: ignore[call-overload, untyped-decorator]  # pyright: ignore[reportArgumentType]
-def far_away(texts: list[str]) -> list[str]:
-    return texts
-
-
 async def own_loops() -> None:
     await embed(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await triple("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -138,8 +133,8 @@ async def options(urls: list[str]) -> None:
     engine.stream([search("a")], max_inflight=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     engine.stream([search("a")], progress="yes")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     await engine.run(search("a"), progress=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    engine.deploy(search, strategy="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    engine.deploy(search, max_queues=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    engine.deploy(search, strategy="all")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    engine.deploy(search, max_queues=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     engine.Engine(threads=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     ps.execution_options(on_error="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ps.ExecutionOptions(sheduler="wave")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
@@ -150,7 +145,7 @@ async def verbs() -> None:
     await engine.run("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     engine.stream(search("a"))  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     engine.stream(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
-    engine.deploy(search("a"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    engine.deploy(search("a"))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     async with engine.deploy(search) as service:
         await service(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         await service("a", weight=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
