@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import math
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -675,7 +676,10 @@ async def test_marks_are_hidden_from_steps_that_wait(tmp_path: Path) -> None:
     assert await taken(many(ordered()), ps.Checkpoint(tmp_path, every=1)) == whole
 
 
-async def test_a_state_that_changes_in_place_is_copied(tmp_path: Path) -> None:
+async def test_a_state_that_changes_in_place_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_changed = threading.Event()
+    monkeypatch.setattr(cuts, "before_step", lambda step, path: has_changed.wait(20))
+
     @ps.node
     class Large:
         def __init__(self) -> None:
@@ -698,10 +702,14 @@ async def test_a_state_that_changes_in_place_is_copied(tmp_path: Path) -> None:
         return ps.map_each(large, records >> number)
 
     checkpoint = ps.Checkpoint(tmp_path, every=10)
-    await taken(counted(ordered()), checkpoint, 30)
+    async with engine.stream(counted(ordered()), checkpoint=checkpoint) as stream:
+        for _ in range(30):
+            await anext(stream)
+        has_changed.set()  # only now is the cut written
     with cuts.CutFolder(tmp_path) as folder:
         cut = folder.newest()
         assert cut is not None
+        assert cut.record == 10
         assert set(cut.states["map_each#2/Large"]) == {float(cut.record)}
 
 
