@@ -48,7 +48,7 @@ from .actors.batching import Batch
 from .actors.current import ItemInfo, current
 from .actors.loop_host import Actor, StreamActor
 from .actors.own_loops import Inbox, StreamWork, Work
-from .actors.policy import Retry
+from .actors.policy import Cache, Hedge, Retry, retry_after
 from .engine.control import cond, fold, map_each, switch, while_loop
 from .engine.decorator import apply, node
 from .engine.graph import Call, Graph, graph
@@ -59,14 +59,14 @@ from .engine.resource import Resource, resource
 from .engine.tracing.ref import Ref
 
 __all__ = [
-    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Call", "ChannelClosed", "DataError", "DeadlineExceeded",
-    "DeploymentFailed", "DeviceError", "DeviceNode", "EngineClosedError", "EngineLoopError", "ExecutionOptions",
-    "Graph", "GraphTraceError", "Inbox", "InboxClosed", "ItemInfo", "IterationLimitError", "MissingExtraError",
-    "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "OptionsError", "Overloaded", "PenstockError",
-    "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "StreamActor",
-    "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "apply", "cond", "current", "data",
-    "device_node", "devices", "engine", "execution_options", "fold", "graph", "map_each", "node", "resource",
-    "set_execution_options", "switch", "telemetry", "testing", "while_loop",
+    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Cache", "Call", "ChannelClosed", "DataError",
+    "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "EngineClosedError", "EngineLoopError",
+    "ExecutionOptions", "Graph", "GraphTraceError", "Hedge", "Inbox", "InboxClosed", "ItemInfo", "IterationLimitError",
+    "MissingExtraError", "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "OptionsError", "Overloaded",
+    "PenstockError", "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry",
+    "StreamActor", "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "apply", "cond",
+    "current", "data", "device_node", "devices", "engine", "execution_options", "fold", "graph", "map_each", "node",
+    "resource", "retry_after", "set_execution_options", "switch", "telemetry", "testing", "while_loop",
 ]  # fmt: skip
 
 # Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a

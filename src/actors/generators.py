@@ -17,7 +17,7 @@ from .tasks import start_task
 if TYPE_CHECKING:
     from .frame import Frame
     from .invocation import OutsideCall
-    from .node_actor import Invoke, NodeActor
+    from .node_actor import Failover, Invoke, NodeActor
     from .worker import Worker, WorkerGroup
 
 
@@ -337,16 +337,19 @@ class _FirstItem(Invocation):
     async def _attempt(self) -> Any:
         gate = self.actor.gate
         if gate is None:
-            return await self._timed_attempt()
+            return await self.timed_attempt()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(gate.admit(self._owner))
-            first = await self._timed_attempt()
+            first = await self.timed_attempt()
             self._owner.inside = stack.pop_all()  # stay inside: the rest of the stream comes from this instance, too
             return first
 
     def _run_body(self) -> Awaitable[Any]:
         self._attempt_number = self._owner.position.attempt
         return _begin(aiter(self._owner.begin()))
+
+    async def _fail_over(self, failover: "Failover") -> Any:
+        return await _begin(aiter(failover(self._owner, self.frame)))
 
     async def _fall_back(self, error: Exception) -> Any:
         return await _begin(_iterated(await super()._fall_back(error), self.actor.name))

@@ -3,13 +3,13 @@
 import asyncio
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
-from types import CodeType, CoroutineType, FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
+from types import CodeType, CoroutineType, FrameType, TracebackType, coroutine
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Protocol, cast
 
 from .._errors import DeadlineExceeded, NodeCancelledError, NodeTimeoutError, Overloaded
 from ..telemetry import spans
@@ -18,10 +18,11 @@ from .current import source
 from .frame import Frame, foreign_cancel
 from .loop_host import LoopHost
 from .own_loops import Request
+from .tasks import start_task, until
 from .threads import ThreadPool
 
 if TYPE_CHECKING:
-    from .node_actor import Body, NodeActor
+    from .node_actor import Body, Failover, NodeActor
     from .processes import ProcessPool
     from .sampler import ExecutionSampler
     from .stream_buffer import Reader
@@ -307,7 +308,7 @@ async def invoke_once(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any
     try:
         return await actor.body(worker, actor, frame, args, kwargs)
     finally:
-        _abandon_thread(worker, actor)
+        leave_outside_call(worker, actor)
         executed(actor, began, frame)
 
 
@@ -317,6 +318,63 @@ def executed(actor: "NodeActor", began: float, frame: Frame) -> None:
     actor.busy_seconds += ended - began
     if actor.sampler is not None:
         actor.sampler.add(began, ended, frame, frame.group.loop)
+
+
+async def invoke_begun(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
+    """Run an `async def` node with a policy; what only a wait needs is made when its handler first waits.
+
+    A timer and the record of the attempts cost ten times what a hop costs, and a handler that ends at once needs
+    neither. So its first step is made here, and what is left of the attempt is handed over.
+    """
+    task, policy = worker.task, actor.policy
+    assert task is not None
+    if frame.span is not None:
+        return await invoke(worker, actor, frame)
+    args, kwargs = actor.arguments(frame.values)
+    undisturbed, began = task.cancelling(), perf_counter()
+    if policy.timeout_seconds is not None:
+        worker.attempt_deadline = worker.group.loop.time() + policy.timeout_seconds
+    if actor.hedge is not None:
+        actor.hedge.budget.called()
+    if actor.body is run_task_starter:
+        worker.remember()
+    rest: Awaitable[Any]
+    try:
+        work = actor.fn(*args, **kwargs)
+        # What is no coroutine comes from a function that is only marked as an `async def`.
+        rest = _rest_of(work, work.send(None)) if work.__class__ is CoroutineType else work
+    except StopIteration as stop:
+        worker.attempt_deadline = None
+        executed(actor, began, frame)
+        return stop.value
+    except BaseException as error:  # noqa: BLE001 - the attempts decide what becomes of it, as if they had made the step
+        rest = _failed(error)
+    return await Invocation(worker, actor, frame, begun=Begun(args, kwargs, undisturbed, began, rest)).run()
+
+
+@coroutine
+def _rest_of(work: "CoroutineType[Any, Any, Any]", waits_for: Any) -> Generator[Any, Any, Any]:
+    """Await a coroutine whose first step was made, and which waits for an object since."""
+    while True:
+        try:
+            yield waits_for
+            break
+        except GeneratorExit:
+            work.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - handed on
+            try:
+                waits_for = work.throw(error)
+            except StopIteration as stop:
+                return stop.value
+    return (yield from work.__await__())
+
+
+async def _failed(error: BaseException) -> NoReturn:
+    try:
+        raise error
+    finally:
+        del error  # breaks a cycle: the traceback of the error refers to this frame
 
 
 async def invoke_plain(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
@@ -355,30 +413,75 @@ async def invoke_with(invocation: "Invocation") -> Any:
         return value
 
 
-class Invocation:
-    """The attempts of one node for one frame."""
+class Begun(NamedTuple):
+    """A first attempt that has made its first step already.
 
-    __slots__ = ("_args", "_cancelling", "_kwargs", "_readers", "_waited_seconds", "_worker", "actor", "frame")
+    Attributes:
+        args, kwargs: the arguments of the node.
+        undisturbed: the value of `cancelling()` of the task before.
+        began: the time before, by `perf_counter`.
+        rest: what is left of the attempt, to be awaited.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    undisturbed: int
+    began: float
+    rest: Awaitable[Any]
+
+
+class Invocation:
+    """The attempts of one node for one frame.
+
+    Attributes:
+        actor: the node.
+        frame: the frame.
+        worker: the worker, or the task of a generator or of a second attempt.
+        cancelling: the value of `cancelling()` of its task before the first attempt.
+    """
+
+    __slots__ = (
+        "_args",
+        "_begun",
+        "_kwargs",
+        "_readers",
+        "_waited_seconds",
+        "actor",
+        "cancelling",
+        "frame",
+        "worker",
+    )  # fmt: skip
 
     def __init__(
-        self, worker: "Member", actor: "NodeActor", frame: Frame, readers: "Iterable[Reader[Any]]" = ()
+        self,
+        worker: "Member",
+        actor: "NodeActor",
+        frame: Frame,
+        readers: "Iterable[Reader[Any]]" = (),
+        begun: Begun | None = None,
     ) -> None:
-        self._worker = worker
+        self.worker = worker
         self.actor = actor
         self.frame = frame
         self._readers = readers
         self._waited_seconds = 0.0  # for a thread
-        self._args, self._kwargs = self._arguments()
-        assert worker.task is not None
-        self._cancelling = worker.task.cancelling()
+        self._begun = begun
+        if begun is None:
+            assert worker.task is not None
+            self._args, self._kwargs = self._arguments()
+            self.cancelling = worker.task.cancelling()
+        else:
+            self._args, self._kwargs, self.cancelling = begun.args, begun.kwargs, begun.undisturbed
         worker.position.attempt = 1
 
     async def run(self) -> Any:
         """Return the result of the node, or of its fallback."""
         actor = self.actor
         policy = actor.policy
-        began = perf_counter()
-        worker = self._worker
+        began = perf_counter() if self._begun is None else self._begun.began
+        if self._begun is None and actor.hedge is not None:
+            actor.hedge.budget.called()
+        worker = self.worker
         value: Any
         try:
             while True:
@@ -388,11 +491,9 @@ class Invocation:
                 except Exception as error:  # the policy decides which errors are worth another attempt
                     pause = self._pause_seconds(error)
                     if pause is None:
-                        if policy.fallback is None:
+                        if policy.fallback is None and actor.failover is None:
                             raise
-                        if self.frame.span is not None:
-                            spans.fell_back(actor.name, error)
-                        value = await self._fall_back(error)
+                        value = await self._substitute(error)
                         break
                     if self.frame.span is not None:
                         spans.retried(actor.name, error, worker.position.attempt + 1)
@@ -405,25 +506,31 @@ class Invocation:
             return value
         finally:
             worker.position.attempt_deadline = None
-            _abandon_thread(worker, actor)
+            leave_outside_call(worker, actor)
             executed(actor, began + self._waited_seconds, self.frame)
 
     async def _attempt(self) -> Any:
-        gate = self.actor.gate
+        gate, hedge = self.actor.gate, self.actor.hedge
+        if hedge is not None:
+            elapsed = 0.0 if self._begun is None else perf_counter() - self._begun.began
+            return await hedge.attempt(self, elapsed)
         if gate is None:
-            return await self._timed_attempt()
-        async with gate.admit(self._worker):  # a wait for a restart does not count in the timeout of the attempt
-            return await self._timed_attempt()
+            return await self.timed_attempt()
+        async with gate.admit(self.worker):  # a wait for a restart does not count in the timeout of the attempt
+            return await self.timed_attempt()
 
-    async def _timed_attempt(self) -> Any:
+    async def timed_attempt(self) -> Any:
+        """Return the result of one call of the node, which ends with `NodeTimeoutError` if it takes too long."""
         seconds = self.actor.policy.timeout_seconds
         try:
             if self.actor.needs_thread:  # a wait for a thread does not count in the timeout of the attempt
                 await self._take_thread()
             if seconds is None:
                 return await self._run_body()
-            self._worker.position.attempt_deadline = self._worker.group.loop.time() + seconds
-            timer = asyncio.timeout(seconds)
+            position = self.worker.position
+            if self._begun is None:
+                position.attempt_deadline = self.worker.group.loop.time() + seconds
+            timer = asyncio.timeout_at(position.attempt_deadline)
             try:
                 async with timer:
                     return await self._run_body()
@@ -432,9 +539,9 @@ class Invocation:
                     raise
                 raise NodeTimeoutError(f"node {self.actor.name!r} took longer than {seconds:g} s") from error
         except asyncio.CancelledError as error:
-            task = self._worker.task
+            task = self.worker.task
             assert task is not None
-            if task.cancelling() > self._cancelling:
+            if task.cancelling() > self.cancelling:
                 raise
             raise NodeCancelledError(
                 f"something that node {self.actor.name!r} awaited was cancelled, but not the node itself"
@@ -443,7 +550,7 @@ class Invocation:
     async def _take_thread(self) -> None:
         began = perf_counter()
         try:
-            await take_thread(self._worker)
+            await take_thread(self.worker)
         finally:
             self._waited_seconds += perf_counter() - began
 
@@ -451,23 +558,61 @@ class Invocation:
         return self.actor.arguments(self.frame.values)
 
     def _run_body(self) -> Awaitable[Any]:
-        return self.actor.body(cast("Worker", self._worker), self.actor, self.frame, self._args, self._kwargs)
+        if self._begun is not None:
+            rest, self._begun = self._begun.rest, None
+            return rest
+        return self.actor.body(cast("Worker", self.worker), self.actor, self.frame, self._args, self._kwargs)
 
     def _pause_seconds(self, error: Exception) -> float | None:
         """Return the pause before another attempt, in seconds; None if there is no further attempt."""
         retry = self.actor.policy.retry
-        attempt = self._worker.position.attempt
+        attempt = self.worker.position.attempt
         if retry is None or attempt >= retry.attempts or not isinstance(error, retry.retry_on):
             return None
         if self.actor.is_stopped:
             return None
         if any(reader.buffer.position for reader in self._readers):
             return None  # the values that it has read from a stream are gone: another attempt would miss them
-        pause = retry._pause_seconds(attempt)
+        pause = retry._pause_seconds(error, attempt)
+        if pause is None:
+            return None
         deadline = self.frame.deadline
-        if deadline is not None and self._worker.group.loop.time() + pause >= deadline:
+        if deadline is not None and self.worker.group.loop.time() + pause >= deadline:
             return None  # the deadline would pass before: this error says more than a timeout later
         return pause
+
+    async def _substitute(self, error: Exception) -> Any:
+        """Return the result of the failover, or of the fallback where there is none or it has failed, too."""
+        actor, frame = self.actor, self.frame
+        frame.is_substitute = True
+        if actor.failover is not None:
+            if frame.state != "running":
+                raise error
+            actor.failed_over += 1
+            if frame.span is not None:
+                spans.failed_over(actor.name, error)
+            self.worker.position.attempt_deadline = None
+            leave_outside_call(self.worker, actor)
+            began = perf_counter()
+            try:
+                return await self._fail_over(actor.failover)
+            except Exception as of_failover:
+                if actor.policy.fallback is None:
+                    raise
+                error = of_failover
+            finally:
+                self._waited_seconds += perf_counter() - began
+        if frame.span is not None:
+            spans.fell_back(actor.name, error)
+        return await self._fall_back(error)
+
+    async def _fail_over(self, failover: "Failover") -> Any:
+        # The place is free meanwhile: the failover has places of its own, and may be long.
+        self.actor.limiter.release()
+        try:
+            return await failover(self.worker, self.frame)
+        finally:
+            self.actor.limiter.owe()
 
     async def _fall_back(self, error: Exception) -> Any:
         fallback = self.actor.policy.fallback
@@ -552,6 +697,39 @@ class ThreadCall:
         self._then.append(callback)
 
 
+class ProcessCall:
+    """A job of a hedged node in a worker process.
+
+    Attributes:
+        is_left: whether the other attempt has a result. Then the job goes on when its attempt is cancelled; else it is
+            cancelled, too, which ends the worker process.
+    """
+
+    __slots__ = ("_task", "is_left")
+
+    def __init__(self, task: "asyncio.Task[Any]") -> None:
+        self._task = task
+        self.is_left = False
+
+    async def result(self) -> Any:
+        """Wait for the result."""
+        try:
+            return await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            if not self.is_left and not self._task.done():
+                self._task.cancel()
+                await until(self._task.done, lambda: asyncio.wait([self._task]))
+            raise
+
+    def abandon(self) -> bool:
+        """Return whether the job still runs."""
+        return not self._task.done()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the job has ended."""
+        self._task.add_done_callback(lambda _: callback())
+
+
 async def take_thread(worker: "Member") -> None:
     """Wait until the run, stream or deployment of a worker may keep one more thread busy, for `call_in_thread`."""
     call = ThreadCall()
@@ -603,7 +781,11 @@ def in_process(pool_of: "Callable[[], ProcessPool]", target: str) -> "Body":
         worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         item = {"graph": actor.graph, "node": actor.label(), "item": frame.item, "attempt": worker.position.attempt}
-        return await pool_of().run(target, args, kwargs, item)
+        work = pool_of().run(target, args, kwargs, item)
+        if actor.hedge is None:
+            return await work
+        worker.outside_call = call = ProcessCall(start_task(worker.group.loop, work))
+        return await call.result()
 
     return run_in_process
 
@@ -653,8 +835,8 @@ async def _returned(worker: "Member") -> None:
         await waiter
 
 
-def _abandon_thread(worker: "Member", actor: "NodeActor") -> None:
-    """Abandon a thread that still runs; see `abandon`."""
+def leave_outside_call(worker: "Member", actor: "NodeActor") -> None:
+    """Abandon a thread, or a process, that still runs; see `abandon`."""
     call, worker.outside_call = worker.outside_call, None
     if call is not None:
         abandon(call, actor)

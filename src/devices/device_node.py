@@ -43,6 +43,7 @@ def device_node(
     timeout_seconds: float | None = None,
     retry: Retry | None = None,
     fallback: Callable[[Exception], Any] | None = None,
+    failover: Callable[..., Any] | None = None,
 ) -> "Callable[[Callable[P, R]], DeviceNode[P, R]]": ...
 def device_node(
     fn: Callable[..., Any] | None = None,
@@ -64,6 +65,7 @@ def device_node(
     timeout_seconds: float | None = None,
     retry: Retry | None = None,
     fallback: Callable[[Exception], Any] | None = None,
+    failover: Callable[..., Any] | None = None,
     **unknown: Any,
 ) -> Any:
     """Make a node of a JAX function: it is compiled off the event loop, and runs on a device.
@@ -104,6 +106,8 @@ def device_node(
         retry: which failures are worth another attempt.
         fallback: a function of the exception, called once after the last attempt has failed; its result becomes the
             result of the node.
+        failover: another node, with the same parameters and result, which takes over after the last attempt has
+            failed; see `penstock.node`. Not with `donate=True`.
         **unknown: any other option is refused.
 
     Returns:
@@ -129,7 +133,8 @@ def device_node(
         _check_switches(label, donate, pure)
         _check_numbers(label, device, replicas, prefetch)
         policy = Policy(
-            concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure
+            concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure,
+            failover=failover,
         )  # fmt: skip
         options = DeviceOptions(
             device, on_device(batch), _names(label, "static", static), _names(label, "shared", shared), donate, pure,

@@ -13,7 +13,7 @@ from ..actors.frame import Frame, Listener
 from ..actors.generators import open_split, open_stream
 from ..actors.invocation import call_in_thread, take_thread
 from ..actors.loop_host import LoopHost, LoopStream
-from ..actors.node_actor import Body, Invoke, NodeActor
+from ..actors.node_actor import Body, Failover, Invoke, NodeActor
 from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader, StreamBuffer
 from ..actors.tasks import until
 from ..actors.threads import ThreadPool
@@ -101,7 +101,7 @@ def body_of(control: Control, bodies: tuple[Wired, ...], threads: Callable[[], T
 
 async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int) -> Any:
     """Run a body once, for one value; return its result."""
-    return (await _BodyRuns(worker, wired, parent, inputs[1:]).run(inputs[:1], 1, item))[0]
+    return (await _BodyRuns(worker, wired, parent, inputs).run([()], 1, item))[0]
 
 
 def _is_array_of_jax(items: object) -> bool:
@@ -123,10 +123,14 @@ class _Bodies:
         self._empty = asyncio.Event()
         self._group = parent.group.for_bodies(self._ended)
 
-    def _start(self, values: Args, item: int, listener: Listener) -> None:
+    def _start(
+        self, values: Args, item: int, listener: Listener, on_stream: "Callable[[Reader[Any]], None] | None" = None
+    ) -> None:
         wired, parent, group = self._wired, self._parent, self._group
         frame = self.frames[item] = Frame(wired.program, values + self._outside, group, listener, item, parent)
         frame.priority = parent.priority
+        if on_stream is not None:
+            frame.on_result_stream = on_stream
         if self._span is not None:
             frame.span = spans.FrameSpan(self._span, wired.program.name)
         group.start(frame, wired.entries)
@@ -190,7 +194,7 @@ class _BodyRuns(_Bodies):
         super().__init__(wired, parent, outside)
         self._worker = worker
         self.turns: dict[NodeActor, Turns] = {}
-        self._is_zipped = control is not None and control.inputs > 1
+        self._is_zipped = control is None or control.inputs > 1  # whether each item is a tuple of values
         self._on_error: OnError = "raise" if control is None else control.on_error
         self._actor = actor  # that counts the items that failed
         self._failed: dict[int, Exception] = {}  # those that do not end the whole
@@ -450,6 +454,73 @@ class StreamMap(_Bodies):
                 )
         self._window.clear()
         await self._unwound()
+
+
+def failing_over(wired: Wired, captured: Callable[[list[Any]], Args], *, gives_stream: bool) -> Failover:
+    """Return a function that runs the failover of a node.
+
+    Args:
+        wired: the failover, as a body.
+        captured: builds its arguments from the values of the frame.
+        gives_stream: whether it gives a stream; then the function returns an iterator, otherwise an awaitable.
+    """
+
+    def run(worker: Any, frame: Frame) -> Any:
+        return run_body(worker, wired, frame, captured(frame.values), frame.item)
+
+    def stream(worker: Any, frame: Frame) -> Any:
+        return _StreamOfBody(wired, frame, captured(frame.values)).values()
+
+    return stream if gives_stream else run
+
+
+def computing(wired: Wired, captured: Callable[[list[Any]], Args]) -> Invoke:
+    """Return a function that runs a body in the place of a step; arguments as for `failing_over`."""
+
+    async def run(worker: Worker, actor: NodeActor, frame: Frame) -> Any:
+        return await run_body(worker, wired, frame, captured(frame.values), frame.item)
+
+    return run
+
+
+class _StreamOfBody(_Bodies):
+    """The run of a body that gives a stream. It listens to its frame."""
+
+    def __init__(self, wired: Wired, parent: Frame, outside: Args) -> None:
+        super().__init__(wired, parent, outside)
+        self._span = None if parent.span is None else spans.present()
+        self._group.is_exclusive = True
+        self.frames = {}
+        self._opened: asyncio.Future[Reader[Any]] = self._group.loop.create_future()
+
+    async def values(self) -> AsyncGenerator[Any, None]:
+        """Yield the values of the stream."""
+        parent = self._parent
+        parent.body_begun(self.stop)
+        try:
+            self._start((), parent.item, self, self._opened.set_result)
+            async for value in await self._opened:
+                yield value
+                del value
+        finally:
+            parent.body_ended(self.stop)
+            self.stop()
+            await self._unwound()
+
+    @property
+    def service(self) -> None:
+        """None: a body belongs to the frame around it, which knows its deployment."""
+
+    def frame_done(self, frame: Frame) -> None:
+        """Raise the error of a body whose stream was not opened."""
+        if not self._opened.done():
+            self._opened.set_exception(frame.error or asyncio.CancelledError())
+        if frame.settled:
+            self.frame_settled(frame)
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Forget the frame."""
+        self.frames.pop(frame.item, None)
 
 
 def opening(capacity: int, streams: tuple[int, ...]) -> Invoke:

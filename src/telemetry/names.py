@@ -20,6 +20,9 @@ TRANSFER = "penstock.transfer"
 # Events.
 RETRY = "penstock.retry"
 FALLBACK = "penstock.fallback"
+FAILOVER = "penstock.failover"
+HEDGE = "penstock.hedge"
+HEDGE_WON = "penstock.hedge_won"
 ITEM_SKIPPED = "penstock.item_skipped"
 
 # Attributes of runs, streams and node executions.
@@ -30,6 +33,7 @@ FUNCTION = "code.function.name"
 ITEM = "penstock.item"
 ATTEMPT = "penstock.attempt"
 OUTCOME = "penstock.outcome"
+CACHE = "penstock.cache"
 ERROR_TYPE = "error.type"
 ERROR_MESSAGE = "exception.message"
 ADMISSION_WAIT = "penstock.admission_wait_seconds"
