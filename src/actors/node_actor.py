@@ -163,7 +163,7 @@ Values = list[Any]
 Body = Callable[["Worker", "NodeActor", "Frame", tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
 # In mode GENERAL: the function that a worker calls for a frame.
 Invoke = Callable[["Worker", "NodeActor", "Frame"], Awaitable[Any]]
-# Runs the failover of a node: gives an awaitable, or for a stream its iterator.
+# Runs the failover of a node; of one that gives a stream, it returns a function that begins it.
 Failover = Callable[["Member", "Frame"], Any]
 
 

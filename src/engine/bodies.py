@@ -462,14 +462,16 @@ def failing_over(wired: Wired, captured: Callable[[list[Any]], Args], *, gives_s
     Args:
         wired: the failover, as a body.
         captured: builds its arguments from the values of the frame.
-        gives_stream: whether it gives a stream; then the function returns an iterator, otherwise an awaitable.
+        gives_stream: whether it gives a stream. Then the function is called when the stream of the node is opened, after
+            which its arguments are gone, and returns a function that begins the failover.
     """
 
     def run(worker: Any, frame: Frame) -> Any:
         return run_body(worker, wired, frame, captured(frame.values), frame.item)
 
     def stream(worker: Any, frame: Frame) -> Any:
-        return _StreamOfBody(wired, frame, captured(frame.values)).values()
+        inputs = captured(frame.values)
+        return lambda: _StreamOfBody(wired, frame, inputs).values()
 
     return stream if gives_stream else run
 
@@ -534,7 +536,8 @@ def opening(capacity: int, streams: tuple[int, ...]) -> Invoke:
     async def open_node(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         args, kwargs = actor.arguments(frame.values)
         readers = [frame.values[slot] for slot in streams]
-        return open_stream(actor, frame, capacity, lambda: actor.fn(*args, **kwargs), readers)
+        failover = None if actor.failover is None else actor.failover(worker, frame)
+        return open_stream(actor, frame, capacity, lambda: actor.fn(*args, **kwargs), readers, failover=failover)
 
     return open_node
 
@@ -546,7 +549,8 @@ def opening_in_loop(host: LoopHost, capacity: int, streams: tuple[int, ...]) -> 
         args, _ = actor.arguments(frame.values)
         readers = [frame.values[slot] for slot in streams]
         start = functools.partial(LoopStream, host, args[0], frame.priority, frame.deadline, capacity)
-        return open_stream(actor, frame, capacity, start, readers)
+        failover = None if actor.failover is None else actor.failover(worker, frame)
+        return open_stream(actor, frame, capacity, start, readers, failover=failover)
 
     return open_in_loop
 
