@@ -552,8 +552,13 @@ async def test_a_node_that_reads_a_stream_keeps_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"max_bytes": 0}, "at least 1"), ({"max_bytes": 1, "ttl_seconds": 0}, "above 0"), ({"max_bytes": 1, "key": 1}, "a function")],
-)  # fmt: skip
+    [
+        ({"max_bytes": 0}, "at least 1"),
+        ({"max_bytes": 1, "ttl_seconds": 0}, "above 0"),
+        ({"max_bytes": 1, "key": 1}, "a function"),
+        ({"max_bytes": 1, "size": 1}, "a function"),
+    ],
+)
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ps.OptionsError, match=message):
         ps.Cache(**options)
@@ -596,7 +601,7 @@ def test_it_keeps_what_a_few_lines_would_keep(steps: list[tuple[int, int, int, b
     oracle = Oracle(max_bytes, 7)
     failing = False
 
-    @ps.node(cache=ps.Cache(max_bytes=max_bytes, ttl_seconds=7, size=lambda result: int(result)))
+    @ps.node(cache=ps.Cache(max_bytes=max_bytes, ttl_seconds=7, size=int))
     async def compute(key: int) -> int:
         await asyncio.sleep(0)
         if failing:
