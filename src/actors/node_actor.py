@@ -18,8 +18,7 @@ from .tasks import Condition
 if TYPE_CHECKING:
     from ..telemetry.spans import Value
     from .frame import Frame
-    from .hedging import Hedging
-    from .invocation import AsyncLine, Carrier
+    from .invocation import AsyncLine, Carrier, Hedging
     from .sampler import ExecutionSampler, Sampling
     from .supervision import Child
     from .worker import Member, Worker

@@ -462,8 +462,8 @@ def failing_over(wired: Wired, captured: Callable[[list[Any]], Args], *, gives_s
     Args:
         wired: the failover, as a body.
         captured: builds its arguments from the values of the frame.
-        gives_stream: whether it gives a stream. Then the function is called when the stream of the node is opened, after
-            which its arguments are gone, and returns a function that begins the failover.
+        gives_stream: whether it gives a stream. Then the function is called when the stream of the node is opened,
+            after which its arguments are gone, and returns a function that begins the failover.
     """
 
     def run(worker: Any, frame: Frame) -> Any:

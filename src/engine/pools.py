@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from .._errors import EngineClosedError
-from ..actors.hedging import HedgeBudget
+from ..actors.invocation import HedgeBudget
 from ..actors.node_actor import Limiter
 from ..actors.policy import Cache
 from ..actors.threads import ProcessPoolStatistics, ThreadPool, ThreadPoolStatistics, ThreadShare

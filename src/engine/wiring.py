@@ -9,8 +9,7 @@ from ..actors.channel import Channel
 from ..actors.current import starts_tasks
 from ..actors.frame import Frame
 from ..actors.generators import reading
-from ..actors.hedging import Hedging
-from ..actors.invocation import LONGEST_LINE, Link, compose, compose_line
+from ..actors.invocation import LONGEST_LINE, Hedging, Link, compose, compose_line
 from ..actors.node_actor import ASYNC, INLINE, UNLIMITED, Body, Limiter, NodeActor
 from ..actors.own_loops import bytes_of
 from ..actors.policy import Cache, Policy
