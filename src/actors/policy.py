@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from .._errors import OptionsError
 from .accepted import (
@@ -92,6 +92,15 @@ class Hedge:
         check_fields(self, {"after_seconds": POSITIVE, "max_share": SHARE}, "Hedge(")
 
 
+# With numbers of parameters, so that type checkers know those of a lambda.
+KeyFunction: TypeAlias = (
+    Callable[[Any], Any]
+    | Callable[[Any, Any], Any]
+    | Callable[[Any, Any, Any], Any]
+    | Callable[[Any, Any, Any, Any], Any]
+)
+
+
 @dataclass(frozen=True)
 class Cache:
     """Keeps the results of a node, for calls with equal arguments in the same Engine.
@@ -111,7 +120,7 @@ class Cache:
     _: KW_ONLY
     max_bytes: int
     ttl_seconds: float | None = None
-    key: Callable[..., Any] | None = None
+    key: KeyFunction | None = None
     size: Callable[[Any], int] | None = None
 
     def __post_init__(self) -> None:

@@ -309,7 +309,7 @@ _SIMPLE = (int, float, complex, str, bytes)
 
 def _part(value: Any) -> Hashable:
     """Return what stands for an argument, or for a part of one; `_OTHER` where only `key=` could say that."""
-    kind = type(value)
+    kind: type[object] = type(cast("object", value))
     if kind is str or kind is bytes or value is None:
         return cast("Hashable", value)
     if isinstance(value, tuple):
@@ -329,7 +329,7 @@ def _of_key(value: Any, node: str) -> Hashable:
         hash(value)
     except TypeError:
         raise TypeError(f"key= of the cache of node {node!r} returned {value!r:.100}, which is not hashable") from None
-    return type(value), value
+    return type(cast("object", value)), value
 
 
 def _size_of(value: Any) -> int | None:
@@ -346,7 +346,7 @@ def _size_of(value: Any) -> int | None:
     if inside is None:
         return None
     sizes = [_size_of(one) for one in inside]
-    return None if None in sizes else sum(size or 0 for size in sizes)
+    return None if None in sizes else sum([size or 0 for size in sizes])
 
 
 def _handed_out(value: Any, node: str) -> Any:

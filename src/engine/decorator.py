@@ -192,7 +192,7 @@ class _Decorator(Protocol):
 
 class _FailoverDecorator(Protocol[P, R]):
     @overload
-    def __call__(self, cls: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    def __call__(self, cls: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, fn: Callable[P, R], /) -> Node[P, R]: ...
 

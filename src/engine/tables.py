@@ -27,10 +27,10 @@ _RARE: Final[tuple[tuple[Column, Callable[[ActorStatistics], int | None]], ...]]
     (Column("failed over"), lambda actor: actor.failed_over),
     (Column("hedged"), lambda actor: actor.hedged),
     (Column("hedges won"), lambda actor: actor.hedges_won),
-    (Column("cache hits"), lambda actor: actor.cache and actor.cache.hits),
-    (Column("joined"), lambda actor: actor.cache and actor.cache.joined),
-    (Column("evicted"), lambda actor: actor.cache and actor.cache.evicted),
-    (Column("kept bytes"), lambda actor: actor.cache and actor.cache.bytes_held),
+    (Column("cache hits"), lambda actor: None if actor.cache is None else actor.cache.hits),
+    (Column("joined"), lambda actor: None if actor.cache is None else actor.cache.joined),
+    (Column("evicted"), lambda actor: None if actor.cache is None else actor.cache.evicted),
+    (Column("kept bytes"), lambda actor: None if actor.cache is None else actor.cache.bytes_held),
 )
 
 

@@ -455,5 +455,5 @@ async def test_too_many_parameters_are_refused_when_the_graph_is_traced() -> Non
 
 
 async def test_what_is_no_node_is_refused() -> None:
-    with pytest.raises(ps.OptionsError, match="failover='backup'.*another node"):
+    with pytest.raises(ps.OptionsError, match=r"failover='backup'.*another node"):
         primary.with_policy(failover="backup")  # type: ignore[call-overload]
