@@ -1,4 +1,4 @@
-"""A node for worker processes, which can import it: the attempt that begins first waits, and the other does not."""
+"""A node for worker processes, which can import it: the one of two attempts waits, and the other does not."""
 
 import os
 import time
@@ -8,16 +8,17 @@ import penstock as ps
 
 
 @ps.node(runs_on="process", hedge=ps.Hedge(after_seconds=0.05, max_share=1))
-def slow_at_first(folder: str) -> int:
-    """Return the number of the process; the first to begin waits for the file "go-on"."""
+def one_is_slow(folder: str, slow: str) -> int:
+    """Return the number of the process; the "first" to begin, or the "second", waits for the file "go-on"."""
     path, pid = Path(folder), os.getpid()
     (path / f"begun-{pid}").touch()
     try:
         (path / "first").touch(exist_ok=False)
-        is_first = True
+        is_slow = slow == "first"
+        time.sleep(0 if is_slow else 0.5)  # until the other has begun
     except FileExistsError:
-        is_first = False
-    while is_first and not (path / "go-on").exists():
+        is_slow = slow == "second"
+    while is_slow and not (path / "go-on").exists():
         time.sleep(0.01)
     (path / f"ended-{pid}").touch()
     return pid

@@ -245,21 +245,32 @@ async def test_a_thread_that_loses_keeps_its_place_until_it_returns() -> None:
     assert actor.in_flight == 0
 
 
-async def test_a_process_that_loses_is_not_killed(tmp_path: Any) -> None:
+@pytest.mark.parametrize("slow", ["first", "second"])
+async def test_a_process_that_loses_is_not_killed(slow: str, tmp_path: Any) -> None:
     @ps.graph
     async def ask(folder: str) -> int:
-        return hedged_process.slow_at_first(folder)
+        return hedged_process.one_is_slow(folder, slow)
 
     async with engine.Engine(max_processes=2) as e, e.deploy(ask) as service:
-        winner = await service.run(ask(str(tmp_path)))
-        pids = {int(path.name.split("-")[1]) for path in tmp_path.iterdir() if path.name.startswith("begun-")}
-        [actor] = service.statistics().actors
-        assert winner in pids
-        assert (len(pids), actor.in_flight, actor.hedged) == (2, 1, 1)
-        (tmp_path / "go-on").touch()
+        (tmp_path / "before").mkdir()
+        (tmp_path / "before" / "go-on").touch()
+        await service.run(ask(str(tmp_path / "before")))  # starts both processes
+        while service.statistics().actors[0].in_flight:
+            await asyncio.sleep(0.01)  # until the loser has returned
+        try:
+            winner = await service.run(ask(str(tmp_path)))
+            await testing.wait_quiescent()
+            [actor] = service.statistics().actors
+        finally:
+            (tmp_path / "go-on").touch()
         await service.drain()
-        ended = {int(path.name.split("-")[1]) for path in tmp_path.iterdir() if path.name.startswith("ended-")}
-        assert ended == pids
+    begun, ended = [
+        {int(path.name.split("-")[1]) for path in tmp_path.iterdir() if path.name.startswith(word)}
+        for word in ("begun-", "ended-")
+    ]
+    assert winner in begun
+    assert (len(begun), actor.in_flight, actor.hedged) == (2, 1, 2)
+    assert ended == begun
 
 
 async def _race(seed: int) -> None:
