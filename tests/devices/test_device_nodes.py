@@ -520,7 +520,7 @@ async def test_donation_and_failover_are_refused_together() -> None:
     async def wrong(x: Any) -> Any:
         return donates(x)
 
-    with pytest.raises(ps.PlanError, match="failover= and donate=True.*leave out one of both"):
+    with pytest.raises(ps.PlanError, match=r"failover= and donate=True.*leave out one of both"):
         await engine.run(wrong(np.ones(2)))
 
 
